@@ -100,10 +100,10 @@ class ExecutorContract:
         task = executor.start("one", listen)
         self.until(executor, len)
         for size in (10, 10**6):
-            task.signal(executor.share(np.ones(size, np.int8)))
+            shared = executor.share(np.ones(size, np.int8))
+            self.until(executor, lambda events: task.signal(shared))  # noqa: B023
             (message,) = _messages(self.until(executor, len))
             assert message.content == (size,)
-        self.until(executor, lambda events: not task.signalling)
 
     def test_shared_content_is_an_order_of_several_tasks(self, executor: Executor) -> None:
         tasks = [executor.start(name, echo, name) for name in ("one", "two")]

@@ -18,8 +18,6 @@ from slm_lab.experiment.plan import Stop
 class FakeTask:
     """A task that runs in a thread. A killed one runs on, but nothing more is taken from it."""
 
-    signalling = False
-
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], restart: int = 0) -> None:
         self.name, self.target, self.args, self.restart = name, target, args, restart
         self.begin()
@@ -38,9 +36,10 @@ class FakeTask:
         """Send an order."""
         self.orders.put(order)
 
-    def signal(self, content: Any) -> None:
+    def signal(self, content: Any) -> bool:
         """Call `Context.on_signal` in this thread."""
         self.context.on_signal(content)
+        return True
 
     def stop(self, grace: float) -> None:
         """Request a stop; the task counts as killed if it has not ended within `grace` seconds."""

@@ -60,15 +60,12 @@ class Task(Protocol):
     name: str
     restart: int
 
-    @property
-    def signalling(self) -> bool:
-        """Whether the last signal is still on its way."""
-
     def send(self, order: Any) -> None:
         """Send an order, which `Context.receive` returns. Without effect if the process has ended."""
 
-    def signal(self, content: Any) -> None:
-        """Call `Context.on_signal` at once, whatever the target does meanwhile. Without effect if the process has ended."""
+    def signal(self, content: Any) -> bool:
+        """Call `Context.on_signal` at once, whatever the target does meanwhile. Return False, without effect, if the last signal is still
+        on its way."""
 
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""

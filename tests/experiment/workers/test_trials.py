@@ -85,7 +85,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TaskPool]]:
 
 
 def child_of(pool: TaskPool, name: str) -> LocalTask:
-    return next(child for child in [*(worker.task for worker in pool.workers), pool.server] if child is not None and child.name == name)
+    return next(child.task for child in [*pool.workers, pool.server] if child is not None and child.task.name == name)
 
 
 def run_while(trial: Trial, action: Callable[[Trial], None]) -> TrialResult:

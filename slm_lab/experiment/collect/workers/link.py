@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,56 +29,14 @@ _BROADCAST_SECONDS = 0.03
 weights took a quarter of a worker's processor time."""
 
 
-class WorkerEnd(Protocol):
-    """The end of a link in the process of a worker."""
-
-    niceness: int
-    """Added to that of the process in async mode."""
-
-    def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
-        """Build the policies and begin episodes. Args: first: the first order."""
-
-    def take(self, order: Any) -> None:
-        """Carry out an order of the link."""
-
-    def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
-        """Send the message ("rollout", slot, report, …) once the slot is filled."""
-
-
-class Link(Protocol):
-    """The pool's end of the links to all workers.
+class MemoryLink:
+    """The pool's end of the links to workers of this machine: nothing is sent.
 
     Attributes:
         remote: workers are on any nodes, so they may wait long for a free core.
-        store: what the workers attach to; None if they attach to nothing.
         poll_seconds: maximum time between two calls of `refresh`.
+        store: what the workers attach to; None if they attach to nothing.
     """
-
-    remote: bool
-    store: SharedArrays | None
-    poll_seconds: float
-
-    def worker_end(self) -> WorkerEnd:
-        """Return the other end for one process, to which it goes as an argument."""
-
-    def attach(self, arrays: WorkerArrays) -> None:
-        """Use the learner's arrays, which hold the initial weights."""
-
-    def connect(self, task: Task) -> None:
-        """Send a new process its first order."""
-
-    def refresh(self, tasks: Iterable[Task]) -> None:
-        """Let connected workers have the newest weights."""
-
-    def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
-        """Make the content of the message "rollout" available in the learner's slot; return the report."""
-
-    def close(self) -> None:
-        """Release what it holds, once the workers have ended."""
-
-
-class MemoryLink:
-    """A Link through shared memory."""
 
     remote, poll_seconds = False, 1.0
 
@@ -87,30 +45,36 @@ class MemoryLink:
         self.store: SharedArrays | None = SharedArrays(self.fd)
 
     def worker_end(self) -> WorkerEnd:
+        """Return the other end for one process, to which it goes as an argument."""
         return MemoryEnd(SharedFd(self.fd))
 
-    def attach(self, arrays: WorkerArrays) -> None: ...
+    def attach(self, arrays: WorkerArrays) -> None:
+        """Use the learner's arrays, which hold the initial weights."""
 
     def connect(self, task: Task) -> None:
+        """Send a new process its first order."""
         task.send(CONNECT)
 
-    def refresh(self, tasks: Iterable[Task]) -> None: ...
+    def refresh(self, tasks: Iterable[Task]) -> None:
+        """Let connected workers have the newest weights."""
 
-    def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
+    def arrived(self, worker: int, slot: int, report: Collected) -> Collected:
+        """Make the content of the message "rollout" available in the learner's slot; return the report."""
         return report
 
     def close(self) -> None:
+        """Release what it holds, once the workers have ended."""
         os.close(self.fd)
 
 
 @dataclass(frozen=True)
 class MemoryEnd:
-    """The WorkerEnd of a MemoryLink; also how the inference server attaches."""
+    """The end of a MemoryLink in the process of a worker, or of the inference server."""
 
     memory: SharedFd
     niceness = 5
     """The learner has priority: if cores are fewer than processes, the data that it trains on limits the run more often than the envs do,
-    and workers that run ahead of it only wait."""
+    and workers that run ahead of it only wait. (Added to that of the process in async mode.)"""
 
     @property
     def store(self) -> SharedArrays:
@@ -118,14 +82,17 @@ class MemoryEnd:
         return SharedArrays(self.memory.fd, fresh=False)
 
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
+        """Build the policies and begin episodes. Args: first: the first order."""
         worker.attach(self.store)
         config = worker.config
         if config.address:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
-    def take(self, order: Any) -> None: ...
+    def take(self, order: Any) -> None:
+        """Carry out an order of the link: there is none."""
 
     def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
+        """Send the message ("rollout", slot, report, …) once the slot is filled."""
         context.send("rollout", slot, report)
 
 
@@ -149,7 +116,7 @@ class Broadcast:
 
 
 class MessageLink:
-    """A Link through the messages of an executor.
+    """The pool's end of the links to workers on any nodes, through the messages of an executor.
 
     Args: in_rounds: workers wait while the learner trains, and a round is collected with its weights; otherwise weights are used as soon as
         they arrive, in the middle of a rollout too.
@@ -179,13 +146,19 @@ class MessageLink:
 
     def refresh(self, tasks: Iterable[Task]) -> None:
         now = time.monotonic()
-        due = [task for task in tasks if self.in_rounds or (now >= self._sent[task][1] + _BROADCAST_SECONDS and not task.signalling)]
+        due = [task for task in tasks if self.in_rounds or now >= self._sent[task][1] + _BROADCAST_SECONDS]
         if due:
             self._renew()
         for task in due:
-            if self._sent[task][0] < self._number:
+            if self._sent[task][0] < self._number and self._send(task):
                 self._sent[task] = self._number, now
-                (task.send if self.in_rounds else task.signal)(self._broadcast)
+
+    def _send(self, task: Task) -> bool:
+        """Send the newest broadcast; in rounds as an order, since the next rollout has to wait for it. Return whether it was sent."""
+        if not self.in_rounds:
+            return task.signal(self._broadcast)
+        task.send(self._broadcast)
+        return True
 
     def _renew(self) -> None:
         """Make a broadcast of the newest weights, unless they are in the last one."""
@@ -206,7 +179,7 @@ class MessageLink:
 
 
 class MessageEnd:
-    """The WorkerEnd of a MessageLink."""
+    """The end of a MessageLink in the process of a worker."""
 
     niceness = 0
 
@@ -225,3 +198,7 @@ class MessageEnd:
 
     def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
         context.send("rollout", slot, report, *(group.arrays() for group in worker.slots[slot]))
+
+
+Link = MemoryLink | MessageLink
+WorkerEnd = MemoryEnd | MessageEnd

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
@@ -41,11 +41,16 @@ none: a worker may wait for a free core."""
 
 
 @dataclass
-class _Worker:
-    """A rollout worker."""
+class _Child:
+    """A rollout worker, or the inference server."""
 
     index: int
+    """Number of the worker."""
     task: Task
+    running: bool = True
+    """Its process has not ended."""
+    deaths: int = 0
+    """Number of processes that ended for another reason than the loss of their node."""
     built: bool = False
     """Its envs are built."""
     ready: bool = False
@@ -58,7 +63,7 @@ class _Worker:
 
 
 class TaskPool:
-    """A WorkerPool of tasks.
+    """Rollout workers that collect for the learner, each a task.
 
     One thread communicates with the workers: it orders rollouts, copies them into datasets, and restarts a worker that died. The learner
     takes complete datasets from a queue and returns them. Without synchronous rounds the other workers go on while one is restarted.
@@ -85,12 +90,8 @@ class TaskPool:
             self.folder = tempfile.mkdtemp(prefix="slm_")
             config = replace(config, address=os.path.join(self.folder, "s"))
         self.config = config
-        self.workers: list[_Worker] = []
-        self.server: Task | None = None
-        self.deaths: dict[Task, int] = {}
-        """Of each worker and the server: number of processes that ended for another reason than the loss of their node."""
-        self.running: set[Task] = set()
-        """Those whose processes have not ended."""
+        self.workers: list[_Child] = []
+        self.server: _Child | None = None
         self.due = self.out = self.put = self.taken = self.round_end = 0
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
         """Complete ones with their policies, or why the pool has failed."""
@@ -108,29 +109,25 @@ class TaskPool:
         try:
             for index in range(sampler.num_workers):
                 target, own = worker_task.run_worker, replace(config, index=index)
-                self.workers.append(
-                    _Worker(index, self._started(executor.start(f"rollout worker {index}", target, own, link.worker_end())))
-                )
+                self.workers.append(_Child(index, executor.start(f"rollout worker {index}", target, own, link.worker_end())))
         except BaseException:
             self.close()
             raise
-
-    def _started(self, task: Task) -> Task:
-        self.running.add(task)
-        self.deaths.setdefault(task, 0)
-        return task
 
     # ---- for the learner
 
     @property
     def store(self) -> SharedArrays | None:
+        """What the workers attach to; None if they attach to nothing."""
         return self.link.store
 
     @property
     def between_rounds(self) -> bool:
+        """Whether all that was collected has been taken by the learner, and nothing more is being collected."""
         return self.taken == self.round_end
 
     def info(self) -> EnvInfo:
+        """Wait for the first worker's envs; return the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
         # on one machine wait for the worker that has tried the env; on a cluster it may wait for a core
         self._wait(lambda: self._info is not None and (self.link.remote or self.workers[0].built))
         if self._info is None:
@@ -138,6 +135,7 @@ class TaskPool:
         return self._info
 
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
+        """Let the workers use the arrays, which hold the initial weights; datasets come from the assembler."""
         self.assembler = assembler
         self.assembler.round_over = True
         self.config = replace(self.config, info=info, extras=len(arrays.weights[0].extras))
@@ -145,12 +143,18 @@ class TaskPool:
         self.connected = True
         if self.folder is not None:
             target = worker_task.run_inference
-            self.server = self._started(self.executor.start("inference server", target, self.config, self.link.worker_end()))
+            self.server = _Child(0, self.executor.start("inference server", target, self.config, self.link.worker_end()))
         for worker in self.workers:
             if worker.built:
                 self.link.connect(worker.task)
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
+        """Begin to collect, unless a stop is requested first. Raises WorkerFailed.
+
+        Args:
+            states: what `states` returned, to continue from.
+            resumes: how often the run was continued; without states new random streams are drawn for each.
+        """
         needed = 1 if self.link.remote and not self.in_turns else len(self.workers)
         self._wait(lambda: len(self._ready()) >= needed)
         if len(self._ready()) < needed:
@@ -162,6 +166,7 @@ class TaskPool:
         self.thread.start()
 
     def next(self) -> tuple[int, Dataset] | None:
+        """Return the policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
         try:
             item = self.datasets.get(timeout=0.2)
         except Empty:
@@ -172,15 +177,18 @@ class TaskPool:
         return item
 
     def release(self, policy: int, dataset: Dataset) -> None:
+        """Reuse a dataset that was trained on."""
         self.returned.put((policy, dataset))
         self.executor.wake()
 
     def reports(self) -> Iterator[tuple[int, Collected]]:
+        """Yield what workers reported since the last call, with their numbers."""
         with suppress(Empty):
             while True:
                 yield self.reported.get_nowait()
 
     def states(self) -> list[Any] | None:
+        """Between rounds: return the states of all workers; None if one cannot save its open episodes. Raises WorkerFailed."""
         self.requests += 1
         self.executor.wake()
         deadline = time.monotonic() + _STATE_SECONDS
@@ -210,6 +218,7 @@ class TaskPool:
                 raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
 
     def close(self) -> None:
+        """End the workers."""
         if self.closed:
             return
         self.closed = self.ended = True
@@ -220,10 +229,10 @@ class TaskPool:
                 self.thread.join()
             for worker in self.workers:
                 worker.task.stop(_CLOSE_SECONDS)
-            while not self.running <= {self.server}:  # until then workers may wait for answers of the server
+            while any(worker.running for worker in self.workers):  # until then they may wait for answers of the server
                 for event in self.executor.events(0.2):
                     if isinstance(event, Died):
-                        self.running.discard(event.task)
+                        self._child(event.task).running = False
         finally:  # also if a second Ctrl-C breaks off the wait
             self.executor.close()
             self.link.close()
@@ -246,50 +255,43 @@ class TaskPool:
         except BaseException as error:
             self._fail(cause(error))
 
-    def _ready(self) -> list[_Worker]:
+    def _ready(self) -> list[_Child]:
         return [worker for worker in self.workers if worker.ready]
 
-    def _worker(self, task: Task) -> _Worker | None:
-        """The worker of a task; None for that of the inference server."""
-        return next((worker for worker in self.workers if worker.task is task), None)
+    def _child(self, task: Task) -> _Child:
+        return next(child for child in [*self.workers, self.server] if child is not None and child.task is task)
 
     def _handle(self, event: Event) -> None:
-        task, worker = event.task, self._worker(event.task)
+        child, task = self._child(event.task), event.task
         match event:
-            case Message(kind="failed" | "user_error", content=(reason,)):
+            case Message(_, "built", (info,)):
+                self._info, child.built = self._info or info, True
+                if self.connected:
+                    self.link.connect(task)
+            case Message(_, "ready"):
+                child.ready = True
+                if self.begun and child is not self.server:
+                    self._load(child, None)
+            case Message(_, "rollout", (slot, report, *groups)):
+                child.orders.remove(slot)
+                self.assembler.put(child.index, slot, self.link.arrived(child.index, slot, report, *groups))
+            case Message(_, "state", (request, saved)) if request == self.answered:
+                self.states_W[child.index] = saved
+                if len(self.states_W) == len(self.workers):
+                    states = [self.states_W[worker.index] for worker in self.workers]
+                    self.saved.put((request, None if None in states else states))
+            case Message(_, "failed" | "user_error", (reason,)):
                 self._fail(f"{task.name} failed: {reason}")
-            case Message(kind=kind, content=content) if worker is not None:
-                self._take(worker, kind, content)
             case Stalled(_, seconds, phase, "notice"):
                 notice(f"{task.name}: no progress for {seconds:.0f} s ({phase})")
             case Stalled(_, seconds, phase, _, output):
                 self._restart(Died(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", output))
             case Died():
-                self.running.discard(task)
+                child.running = False
                 if not self.ended:
                     self._restart(event)
 
-    def _take(self, worker: _Worker, kind: str, content: Sequence[Any]) -> None:
-        """Take a message of a worker."""
-        match kind, content:
-            case "built", (info,):
-                self._info, worker.built = self._info or info, True
-                if self.connected:
-                    self.link.connect(worker.task)
-            case "ready", _:
-                worker.ready = True
-                if self.begun:
-                    self._load(worker, None)
-            case "rollout", (slot, report, *groups):
-                worker.orders.remove(slot)
-                self.assembler.put(worker.index, slot, self.link.arrived(worker.index, slot, report, *groups))
-            case "state", (request, saved) if request == self.answered:
-                self.states_W[worker.index] = saved
-                if len(self.states_W) == len(self.workers):
-                    states = [self.states_W[index] for index in range(len(self.workers))]
-                    self.saved.put((request, None if None in states else states))
-
-    def _load(self, worker: _Worker, saved: Any) -> None:
+    def _load(self, worker: _Child, saved: Any) -> None:
         """Let a worker of a continued run begin with its state, or with random streams that no earlier start has used."""
         if saved is not None or self._resumes:
             worker.task.send((worker_task.LOAD, saved, self._resumes))
@@ -301,30 +303,25 @@ class TaskPool:
     def _restart(self, died: Died) -> None:
         """Start a new process of a worker or of the server, unless too many have ended. The loss of a node is no death."""
         task, most = died.task, self.spec.meta.max_restart
-        worker, printed = self._worker(task), f"\n{died.output}" if died.output else ""
+        child, printed, was_ready = self._child(task), f"\n{died.output}" if died.output else "", self._child(task).ready
         self.executor.kill(task)  # it may block, and would be waited for
-        self.running.discard(task)
-        before = self.deaths[task]
-        self.deaths[task] += not died.lost
-        if self.deaths[task] > most:
+        child.running = child.built = child.ready = False
+        before, child.deaths = child.deaths, child.deaths + (not died.lost)
+        if child.deaths > most:
             self._fail(f"{died.text} after {before} restart{'s' * (before != 1)} (meta.max_restart){printed}")
             return
         if not died.lost:
-            notice(f"{died.text}; restarting it ({self.deaths[task]} of {most})")
-        elif worker is None or worker.ready:
+            notice(f"{died.text}; restarting it ({child.deaths} of {most})")
+        elif was_ready:
             notice(f"{died.text}; restarting it")
-        config = replace(self.config, restart=task.restart + 1)
-        if worker is not None:
-            config, worker.built, worker.ready = replace(config, index=worker.index), False, False
-            worker.ordered -= len(worker.orders)
-            worker.free += worker.orders
-            worker.orders.clear()
+        child.ordered -= len(child.orders)
+        child.free += child.orders
+        child.orders.clear()
         try:
-            self.executor.restart(task, config, self.link.worker_end())
+            self.executor.restart(task, replace(self.config, index=child.index, restart=task.restart + 1), self.link.worker_end())
+            child.running = True
         except OSError as error:  # no memory, no process
             self._fail(f"{died.text}; a new process could not be started: {error.strerror or error}{printed}")
-        else:
-            self.running.add(task)
 
     def _release_returned(self) -> None:
         """Release the datasets that were trained on."""
@@ -362,7 +359,7 @@ class TaskPool:
             worker.orders.append(slot)
             worker.task.send(slot)
 
-    def _next_worker(self) -> _Worker | None:
+    def _next_worker(self) -> _Child | None:
         """Return the worker that is to fill a slot now: in turns as many as the round needs, else as many as the datasets can hold."""
         if self.in_turns:
             candidates = [worker for worker in self.workers if worker.ordered < self.due]

@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
@@ -30,49 +30,8 @@ STALL_LIMIT = 300.0
 """Seconds without a heartbeat after which a worker is restarted, if meta.stall_limit is absent."""
 
 
-class WorkerPool(Protocol):
-    """Rollout workers that collect for the learner."""
-
-    @property
-    def store(self) -> SharedArrays | None:
-        """What the workers attach to; None if they attach to nothing."""
-
-    def info(self) -> EnvInfo:
-        """Wait for the first worker's envs; returns the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
-
-    def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
-        """Let the workers use the arrays, which hold the initial weights; datasets come from the assembler."""
-
-    @property
-    def between_rounds(self) -> bool:
-        """Whether all that was collected has been taken by the learner, and nothing more is being collected."""
-
-    def states(self) -> list[Any] | None:
-        """Between rounds: return the states of all workers; None if one cannot save its open episodes. Raises WorkerFailed."""
-
-    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
-        """Begin to collect, unless a stop is requested first. Raises WorkerFailed.
-
-        Args:
-            states: what `states` returned, to continue from.
-            resumes: how often the run was continued; without states new random streams are drawn for each.
-        """
-
-    def next(self) -> tuple[int, Dataset] | None:
-        """The policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
-
-    def release(self, policy: int, dataset: Dataset) -> None:
-        """Reuse a dataset that was trained on."""
-
-    def reports(self) -> Iterator[tuple[int, Collected]]:
-        """What workers reported since the last call, with their numbers."""
-
-    def close(self) -> None:
-        """End the workers."""
-
-
 class SerialPool:
-    """A WorkerPool of objects in this process, which collect one after the other (meta.sampler.serial_mode)."""
+    """Rollout workers in this process, which collect one after the other (meta.sampler.serial_mode). Its methods do what TaskPool's do."""
 
     store: SharedArrays | None = None
 
@@ -135,6 +94,7 @@ class SerialPool:
         self.workers = []
 
 
+WorkerPool = SerialPool | TaskPool
 OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
 """open_pool(spec, seeds, device, stop, beat): start the rollout workers that meta.sampler asks for."""
 

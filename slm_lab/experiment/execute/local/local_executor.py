@@ -119,15 +119,14 @@ class LocalTask:
 
     # ---- communication
 
-    signalling = False
-
     def send(self, order: Any) -> None:
         """Send the child an order (`Context.receive`). Without effect if the child has ended."""
         self._send("order", order)
 
-    def signal(self, content: Any) -> None:
+    def signal(self, content: Any) -> bool:
         """Let the child call its `Context.on_signal`. Without effect if the child has ended."""
         self._send("signal", content)
+        return True
 
     def stop(self, grace: float) -> None:
         """Request a stop; kill the child if it has not ended within `grace` seconds."""

@@ -48,13 +48,6 @@ class RayTask:
         self.failed = False
         """Its target has raised an exception."""
 
-    @property
-    def signalling(self) -> bool:
-        """Whether the last signal is still on its way."""
-        import ray
-
-        return self.signalled is not None and not ray.wait([self.signalled], timeout=0)[0]
-
     def take(self) -> None:
         """Ask for messages, and send the orders of the outbox along."""
         self.taken = self.actor.take.options(concurrency_group="mail").remote(_POLL_SECONDS, *self._unsent())
@@ -71,9 +64,14 @@ class RayTask:
         if self.taken is not None:  # else `events` is about to call it
             self.actor.order.options(concurrency_group="control").remote(*self._unsent())
 
-    def signal(self, content: Any) -> None:
-        """Let the target's `Context.on_signal` be called. Without effect if the process has ended."""
+    def signal(self, content: Any) -> bool:
+        """Let the target's `Context.on_signal` be called. Return False, without effect, if the last signal is still on its way."""
+        import ray
+
+        if self.signalled is not None and not ray.wait([self.signalled], timeout=0)[0]:
+            return False
         self.signalled = self.actor.signal.options(concurrency_group="control").remote(_argument(content))
+        return True
 
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""

@@ -128,7 +128,7 @@ class Executor(Protocol):
         """
 
     def wake(self) -> None:
-        """Let the `events` of another thread return soon, within 10 ms, or the next call of it."""
+        """Let the `events` of another thread return soon, or the next call of it."""
 
     def share(self, content: Any) -> Any:
         """Return what `Task.send` and `Task.signal` of several tasks take in place of `content`, which so goes to each node only once."""

@@ -17,9 +17,7 @@ from slm_lab.experiment.execute.ray.remote import LOST_NODE, RemoteActor, died, 
 from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
 from slm_lab.lib.log import notice
 
-_POLL_SECONDS = 5.0
-"""Time that a task's process waits for a message before it answers that there is none."""
-_WAKE_SECONDS = 0.01
+_WAKE_SECONDS = 0.1
 """Time within which a wait notices `RayExecutor.wake`."""
 _PENDING_SECONDS = 20.0
 """Time after which a task that waits for free resources is a notice."""
@@ -50,13 +48,13 @@ class RayTask:
 
     def take(self) -> None:
         """Ask for messages, and send the orders of the outbox along."""
-        self.taken = self.actor.take.options(concurrency_group="mail").remote(_POLL_SECONDS, *self._unsent())
+        self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._unsent())
 
     def _unsent(self) -> tuple[Any, ...]:
-        """Empty the outbox; return how many orders were sent before, and its orders."""
+        """Empty the outbox; return its orders after the number of earlier ones; nothing if it is empty."""
         number, orders = self.ordered, self.outbox
         self.ordered, self.outbox = number + len(orders), []
-        return number, *orders
+        return (number, *orders) if orders else ()
 
     def send(self, order: Any) -> None:
         """Send an order. Without effect if the process has ended."""
@@ -198,7 +196,8 @@ class RayExecutor:
             task.inbox.append(Died(task, reason if lost else f"ended: {reason}", "", lost=lost))
             return
         task.failed |= any(kind == "failed" for kind, _ in messages)
-        for kind, content in messages:
+        for kind, packed in messages:
+            content = unpack(packed)
             if kind == STARTED:
                 task.started = None
             elif kind == LOG:

@@ -25,6 +25,8 @@ from slm_lab.lib.log import logger
 
 _TICK = 0.2
 """Seconds between two checks of the heartbeat."""
+_POLL_SECONDS = 5.0
+"""Time that the executor's call waits for a message before it is answered that there is none."""
 _MOST_BYTES = 2**20
 """Maximum of what is sent of a log at once."""
 STARTED, LOG, STALLED = "_started", "_log", "_stalled"
@@ -38,11 +40,17 @@ class Limits(NamedTuple):
     stall_limit: float | None
 
 
+class Sent(NamedTuple):
+    """A message, with its content packed."""
+
+    kind: str
+    content: tuple[Any, ...] | bytes
+
+
 class Taken(NamedTuple):
     """What a task has sent."""
 
-    messages: list[tuple[str, tuple[Any, ...]]]
-    """Kind and content of each."""
+    messages: list[Sent]
     ended: bool
     """The target has ended and there are no more."""
 
@@ -54,7 +62,7 @@ class RayContext:
         self.name, self.restart, self.stop, self.heartbeat = name, restart, Stop(), Heartbeat()
         self.beat = self.heartbeat.beat
         self.on_signal: Callable[[Any], None] = ignore
-        self.messages: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
+        self.messages: SimpleQueue[Sent] = SimpleQueue()
         self.orders: SimpleQueue[Any] = SimpleQueue()
         self._log, self._sent = Path(), 0
         self._printed: IO[bytes] | None = None
@@ -62,7 +70,7 @@ class RayContext:
         self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
-        self.messages.put((kind, content))
+        self.messages.put(Sent(kind, pack(content)))  # in this thread, which another one would interrupt
 
     def receive(self) -> Any:
         self.beat(WAITING)
@@ -133,15 +141,15 @@ class TaskActor:
             self.context.forward()
             self._ended = True
 
-    def take(self, seconds: float, number: int, *orders: Any) -> Taken | bytes:
-        """Do what `order` does, and wait for messages, for at most `seconds`; return them, packed."""
-        if orders:
-            self.order(number, *orders)
-        return pack(self._take(seconds))
+    def take(self, *numbered: Any) -> Taken | bytes:
+        """Do what `order` does, if there are orders, and wait for messages, for at most _POLL_SECONDS; return them, packed."""
+        if numbered:
+            self.order(*numbered)
+        return pack(self._take())
 
-    def _take(self, seconds: float) -> Taken:
-        messages: list[tuple[str, tuple[Any, ...]]] = []
-        deadline = time.monotonic() + seconds
+    def _take(self) -> Taken:
+        messages: list[Sent] = []
+        deadline = time.monotonic() + _POLL_SECONDS
         while not messages and time.monotonic() < deadline:
             ended = self._ended
             with suppress(Empty):
@@ -153,13 +161,13 @@ class TaskActor:
                 return Taken(messages, self.context.messages.empty())
         return Taken(messages, False)
 
-    def _look(self, messages: list[tuple[str, tuple[Any, ...]]]) -> None:
+    def _look(self, messages: list[Sent]) -> None:
         """Add a stall that has not been reported yet."""
         seconds, before, (notice, limit) = self._timer.seconds(), self._reported, self.limits
         self._reported = 2 if seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
         if self._reported > before:
             level = "limit" if self._reported == 2 else "notice"
-            messages.append((STALLED, (seconds, PHASES[self.context.heartbeat.phase], level)))
+            messages.append(Sent(STALLED, (seconds, PHASES[self.context.heartbeat.phase], level)))
 
     def order(self, number: int, *orders: Any) -> None:
         """Hand the target orders, each packed, after the `number` earlier ones, which may come with a call in another thread."""

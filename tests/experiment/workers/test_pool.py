@@ -15,14 +15,18 @@ from slm_lab.experiment.collect.workers import task_pool as pool_module
 from slm_lab.experiment.collect.workers import worker_task as child_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.link import MemoryLink
+from slm_lab.experiment.collect.workers.link import CONNECT, MemoryEnd, MemoryLink
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
+from slm_lab.experiment.collect.workers.worker_task import LOAD
+from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.execute.local.failures import WorkerFailed
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import no_beat
 from slm_lab.spec.models.spec import Spec
+from slm_lab.testing import FakeExecutor
+from tests.experiment.commands import until
 from tests.experiment.workers import puppets
 from tests.experiment.workers.conftest import worker_spec
 from tests.experiment.workers.puppets import AT_START, INFO, PuppetArrays
@@ -155,6 +159,36 @@ def test_a_process_that_cannot_be_started_again(make_pool: MakePool, monkeypatch
     monkeypatch.setattr(pool.executor, "restart", refuse)
     with pytest.raises(WorkerFailed, match=r"rollout worker 1 killed by .*; a new process could not be started: Cannot allocate memory"):
         train(pool)
+
+
+def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a continued run that is restarted has random streams that no earlier start has used; the loss of a node is no death."""
+    orders: dict[tuple[int, int], Any] = {}
+
+    def record(context: Context, config: WorkerConfig, link: MemoryEnd) -> None:
+        context.send("built", INFO)
+        assert context.receive() == CONNECT
+        context.send("ready")
+        orders[config.index, config.restart] = context.receive()
+        while context.receive() is not None:
+            pass
+
+    monkeypatch.setattr(child_module, "run_worker", record)
+    executor, spec = FakeExecutor(), worker_spec(meta={"max_restart": 1})
+    pool = TaskPool(WorkerConfig(spec, None), executor, MemoryLink(), Stop(), no_beat)  # type: ignore[arg-type]
+    pool.info()
+    arrays: Any = SimpleNamespace(weights=[SimpleNamespace(extras=[])])
+    pool.connect(arrays, RolloutAssembler(PuppetArrays().slots, [make_builder(6, 0)], 1), INFO)
+    pool.start(["first", "second"], resumes=2)
+    for restart in (1, 2, 3):
+        until(lambda: pool.workers[1].ready and (1, restart - 1) in orders)  # noqa: B023
+        executor.end(next(task for task in executor.tasks if task.name == "rollout worker 1"), lost=restart != 2)
+    until(lambda: (1, 3) in orders)
+    pool.close()
+    assert orders.pop((0, 0)) == (LOAD, "first", 2)
+    assert orders.pop((1, 0)) == (LOAD, "second", 2)
+    assert orders == dict.fromkeys([(1, 1), (1, 2), (1, 3)], (LOAD, None, 2))
+    assert pool.workers[1].deaths == 1
 
 
 @pytest.mark.parametrize("stage", ["info", "start"])

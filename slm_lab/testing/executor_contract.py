@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from slm_lab.experiment.execute.executor import Context, Died, Event, Executor, Message
 
@@ -41,6 +44,14 @@ def stay(context: Context) -> None:
         time.sleep(0.05)
 
 
+def listen(context: Context) -> None:
+    """Send the sum of what each signal brings, and take no orders meanwhile."""
+    context.on_signal = lambda content: context.send("sum", int(content.sum()))
+    context.send("here")
+    while not context.stop.requested:
+        time.sleep(0.01)
+
+
 class ExecutorContract:
     """Tests of an executor. Subclasses define `executor`, a fixture of pytest.
 
@@ -72,6 +83,52 @@ class ExecutorContract:
         assert [(event.kind, event.content) for event in _messages(messages)] == [("stopped", (True,))]
         assert isinstance(died, Died)
         assert (died.task, died.code, died.lost) == (task, 0, False)
+
+    def test_many_orders_arrive_in_order_while_messages_come(self, executor: Executor) -> None:
+        task, number = executor.start("one", echo, "hello"), 0
+        found: list[Any] = []
+        deadline = time.monotonic() + _SECONDS
+        while len(found) < 300:
+            assert time.monotonic() < deadline, found[-1:]
+            if number < len(found) + 4:
+                task.send(number)
+                number += 1
+            found += [event.content for event in _messages(list(executor.events(0.001 * (number % 3)))) if event.kind == "order"]
+        assert found == [(order,) for order in range(len(found))]
+
+    def test_a_signal_does_not_wait_for_the_target(self, executor: Executor) -> None:
+        task = executor.start("one", listen)
+        self.until(executor, len)
+        for size in (10, 10**6):
+            shared = executor.share(np.ones(size, np.int8))
+            self.until(executor, lambda events: task.signal(shared))  # noqa: B023
+            (message,) = _messages(self.until(executor, len))
+            assert message.content == (size,)
+
+    def test_shared_content_is_an_order_of_several_tasks(self, executor: Executor) -> None:
+        tasks = [executor.start(name, echo, name) for name in ("one", "two")]
+        self.until(executor, lambda events: len(events) == 2)
+        for size in (10, 10**6):
+            shared = executor.share({"ones": np.ones(size, np.int8)})
+            for task in tasks:
+                task.send(shared)
+            events = self.until(executor, lambda events: len(events) == 2)
+            assert {event.task for event in events} == {*tasks}
+            assert all(event.content[0]["ones"].sum() == size for event in _messages(events))
+
+    def test_a_wait_for_events_can_be_ended(self, executor: Executor) -> None:
+        """Also one that has not begun."""
+        executor.start("one", echo, "hello")
+        self.until(executor, len)
+        for seconds in (0.0, 0.1):
+            thread = threading.Timer(seconds, executor.wake)
+            thread.start()
+            if not seconds:
+                thread.join()
+            begin = time.monotonic()
+            assert list(executor.events(0.45)) == []
+            assert time.monotonic() < begin + 0.4
+            thread.join()
 
     def test_an_error_is_a_message_and_then_a_death(self, executor: Executor) -> None:
         executor.start("one", fail)

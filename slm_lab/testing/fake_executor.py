@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from slm_lab.experiment.execute.executor import Died, Event, Message, Resources, Target
+from slm_lab.experiment.execute.executor import Died, Event, Message, Resources, Target, ignore
 from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat
 from slm_lab.experiment.plan import Stop
 
 
 class FakeTask:
-    """A task that runs in a thread; it is its own Context. A killed one runs on, but nothing more is taken from it."""
+    """A task that runs in a thread. A killed one runs on, but nothing more is taken from it."""
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], restart: int = 0) -> None:
         self.name, self.target, self.args, self.restart = name, target, args, restart
@@ -29,12 +29,17 @@ class FakeTask:
         self.orders: SimpleQueue[Any] = SimpleQueue()
         self.events: deque[Event] = deque()
         self.deadline = float("inf")
-        context = _FakeContext(self, self.events)
-        threading.Thread(target=_run, args=(self, context, self.events), name=self.name, daemon=True).start()
+        self.context = _FakeContext(self, self.events)
+        threading.Thread(target=_run, args=(self, self.context, self.events), name=self.name, daemon=True).start()
 
     def send(self, order: Any) -> None:
         """Send an order."""
         self.orders.put(order)
+
+    def signal(self, content: Any) -> bool:
+        """Call `Context.on_signal` in this thread."""
+        self.context.on_signal(content)
+        return True
 
     def stop(self, grace: float) -> None:
         """Request a stop; the task counts as killed if it has not ended within `grace` seconds."""
@@ -49,6 +54,7 @@ class _FakeContext:
     def __init__(self, task: FakeTask, events: deque[Event]) -> None:
         self.name, self.restart, self.stop = task.name, task.restart, task.stop_request
         self.heartbeat, self.beat = task.heartbeat, task.beat
+        self.on_signal: Callable[[Any], None] = ignore
         self._task, self._orders, self._events = task, task.orders, events
 
     def send(self, kind: str, *content: Any) -> None:
@@ -85,6 +91,7 @@ class FakeExecutor:
     def __init__(self) -> None:
         self.started: list[str] = []
         self.tasks: list[FakeTask] = []
+        self._woken = threading.Event()
 
     def start(self, name: str, target: Target, *args: Any, resources: Resources = Resources()) -> FakeTask:  # noqa: B008  # it is frozen
         """Start a task."""
@@ -104,7 +111,9 @@ class FakeExecutor:
         """Yield what has happened, after waiting for at most `timeout` seconds; of each task its death comes last."""
         deadline = time.monotonic() + timeout
         while not any(task.events or time.monotonic() > task.deadline for task in self.tasks) and time.monotonic() < deadline:
-            time.sleep(0.001)
+            if self._woken.wait(0.001):
+                break
+        self._woken.clear()
         for task in list(self.tasks):
             while task.events and task in self.tasks:
                 event = task.events.popleft()
@@ -114,6 +123,14 @@ class FakeExecutor:
             if task in self.tasks and time.monotonic() > task.deadline:
                 self.kill(task)
                 yield Died(task, "did not end in time", "")
+
+    def wake(self) -> None:
+        """Let `events` of another thread return, or its next call."""
+        self._woken.set()
+
+    def share(self, content: Any) -> Any:
+        """Return the content itself."""
+        return content
 
     def end(self, task: FakeTask, reason: str = "killed by SIGKILL", *, lost: bool = False) -> None:
         """Let the process of a task end now, as if it was killed, or its node was lost."""

@@ -18,6 +18,10 @@ Target = Callable[..., None]
 """target(context, *args): what a task runs. A function of an importable module, not of the user's script."""
 
 
+def ignore(signal: Any) -> None:
+    """Be the `Context.on_signal` of a target that sets none."""
+
+
 @dataclass(frozen=True)
 class Resources:
     """What a task occupies of its node. Local tasks share the machine: whoever starts them limits how many run at a time."""
@@ -37,6 +41,8 @@ class Context(Protocol):
     heartbeat: Heartbeat
     """Of this process; `beat(phase)` is its method."""
     beat: Callable[[int], None]
+    on_signal: Callable[[Any], None]
+    """Called with each signal (Task.signal) in another thread; set by the target, and without effect until then. It must not raise."""
 
     def send(self, kind: str, *content: Any) -> None:
         """Send a message, from any thread."""
@@ -56,6 +62,10 @@ class Task(Protocol):
 
     def send(self, order: Any) -> None:
         """Send an order, which `Context.receive` returns. Without effect if the process has ended."""
+
+    def signal(self, content: Any) -> bool:
+        """Call `Context.on_signal` at once, whatever the target does meanwhile. Return False, without effect, if the last signal is still
+        on its way."""
 
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""
@@ -95,6 +105,8 @@ class Stalled(NamedTuple):
     seconds: float
     phase: str
     level: Literal["notice", "limit"]
+    output: str = ""
+    """The last lines that it printed, if they are known and are in no log; for the level "limit"."""
 
 
 Event = Message | Died | Stalled
@@ -114,6 +126,12 @@ class Executor(Protocol):
 
         The caller may restart, stop and kill tasks meanwhile.
         """
+
+    def wake(self) -> None:
+        """Let the `events` of another thread return soon, or the next call of it."""
+
+    def share(self, content: Any) -> Any:
+        """Return what `Task.send` and `Task.signal` of several tasks take in place of `content`, which so goes to each node only once."""
 
     def stop(self, grace: float) -> None:
         """Request a stop of all tasks; those that have not ended within `grace` seconds are killed by `events`."""

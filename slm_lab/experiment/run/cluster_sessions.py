@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from slm_lab.experiment.collect.workers.ray_pool import open_pool, with_local_inference
+from slm_lab.experiment.collect.workers.worker_pool import open_cluster_pool, with_local_inference
 from slm_lab.experiment.events import Notice
 from slm_lab.experiment.execute.executor import Resources
 from slm_lab.experiment.execute.ray.connect import Cluster, connected
@@ -79,7 +79,7 @@ class _OnCluster:
             None if self.servers is None else ServedNet(self.servers.first),
             resumed=job.resumed,
             open_sink=self.sinks,
-            open_pool=open_pool,
+            open_pool=open_cluster_pool,
             locks=False,
         )
 

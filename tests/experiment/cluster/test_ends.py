@@ -46,7 +46,7 @@ NETS = {
         "meta": {"sampler": {"async_rl": True, "num_workers": 1, "num_envs_per_worker": 4, "inference": "local"}},
     },
 }
-TITLES = {"a3c": {"SinkServer", "ParameterServer", "TaskActor"}, "impala": {"SinkServer", "TaskActor", "RolloutActor"}}
+TITLES = {"a3c": {"SinkServer", "ParameterServer", "TaskActor"}, "impala": {"SinkServer", "TaskActor"}}
 
 
 @pytest.mark.slow

@@ -1,52 +1,56 @@
-"""RayPool, with its workers in this process."""
+"""The pool of rollout workers of a cluster, with its workers in threads of this process."""
 
 from __future__ import annotations
 
 import json
-import random
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from slm_lab.cli.entry import main
-from slm_lab.experiment.collect.workers import ray_pool as pool
-from slm_lab.experiment.collect.workers.ray_worker import RolloutActor
+from slm_lab.experiment.collect.workers import worker_pool as pool
+from slm_lab.experiment.collect.workers import worker_task
+from slm_lab.experiment.collect.workers.link import MessageLink
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
+from slm_lab.experiment.execute.executor import Event, Message
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import resolve_inference
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
-from tests.experiment.cluster.fake_ray import FakeRay
+from slm_lab.testing import FakeExecutor
+from tests.experiment.cluster.direct import _sent
 
 SAMPLER = {"num_workers": 2, "num_envs_per_worker": 4, "num_batches_per_epoch": 4, "async_rl": False}
 TIMES = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy")
 MakeSpec = Callable[..., Spec]
 
 
+class Sending(FakeExecutor):
+    """Messages, and what is shared, go as bytes, as they would to another process."""
+
+    def share(self, content: Any) -> Any:
+        return _sent(content)
+
+    def events(self, timeout: float) -> Iterator[Event]:
+        for event in super().events(timeout):
+            yield event._replace(content=_sent(event.content)) if isinstance(event, Message) else event
+
+
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeExecutor]:
     """Its workers do not seed the generators of this process, which is the learner's."""
-    fake = FakeRay()
-    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
-    build = RolloutActor.build
-
-    def unseeded(self: RolloutActor) -> Any:
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        try:
-            return build(self)
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
-
-    monkeypatch.setattr(RolloutActor, "build", unseeded)
-    return fake
+    fake, threads = Sending(), torch.get_num_threads()
+    monkeypatch.setattr(pool, "RayExecutor", lambda *limits: fake)
+    monkeypatch.setattr(worker_task, "seed_process", lambda config: None)
+    yield fake
+    torch.set_num_threads(threads)
+    assert fake.tasks == []
 
 
 @pytest.fixture
@@ -63,51 +67,52 @@ def without_times(session: Session) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMES} for row in session.run().rows]
 
 
-def test_in_turns_it_collects_what_workers_of_this_process_do(ray: FakeRay, sampler_spec: MakeSpec) -> None:
-    ours = without_times(Session(sampler_spec(), context=SessionContext(open_pool=pool.open_pool)))
+def test_in_turns_it_collects_what_workers_of_this_process_do(sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes: threads would draw from the learner's generators."""
+    monkeypatch.setattr(pool, "RayExecutor", LocalExecutor)
+    ours = without_times(Session(sampler_spec(), context=SessionContext(open_pool=pool.open_cluster_pool)))
     assert len(ours) == 6
     assert ours == without_times(Session(sampler_spec(serial_mode=True)))
-    assert len(ray.actors) == 2
-    assert all(actor.dead for actor in ray.actors)
 
 
-def test_lag_is_measured_and_what_is_too_old_left_out(ray: FakeRay, sampler_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
-    rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_pool)).run().rows
+def test_lag_is_measured_and_what_is_too_old_left_out(
+    executor: FakeExecutor, sampler_spec: MakeSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
     assert max(row["lag_max"] or 0.0 for row in rows) >= 8.0  # an update has 8 gradient steps
     assert "exceed" not in caplog.text
-    rows = Session(sampler_spec(async_rl=True, max_policy_lag=7), context=SessionContext(open_pool=pool.open_pool)).run().rows
+    rows = Session(sampler_spec(async_rl=True, max_policy_lag=7), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
     assert rows[-1]["frame"] == 3000
-    assert max(row["lag_max"] or 0.0 for row in rows) <= 7.0
+    assert all(row["lag_masked"] for row in rows if (row["lag_max"] or 0.0) > 7.0)
     assert "all transitions of a dataset exceed meta.sampler.max_policy_lag (7 gradient steps)" in caplog.text
 
 
-def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(ray: FakeRay, sampler_spec: MakeSpec) -> None:
+def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(
+    executor: FakeExecutor, sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also more often than meta.max_restart."""
-    take = pool.RayPool._arrived
-    arrived: list[int] = []
+    take, arrived = MessageLink.arrived, []
 
-    def lose(self: pool.RayPool, index: int, slot: int, sent: Any) -> None:
-        arrived.append(index)
-        if len(arrived) in (4, 7, 9):
-            self.workers[1].actor.dead = True
-        take(self, index, slot, sent)
+    def lose(self: MessageLink, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
+        arrived.append(worker)
+        if arrived[-1] == 1 and arrived.count(1) in (2, 4, 5):
+            executor.end(next(task for task in executor.tasks if task.name == "rollout worker 1"), "its node is gone", lost=True)
+        return take(self, worker, slot, report, *groups)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool.RayPool, "_arrived", lose)
-        rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_pool)).run().rows
-    assert rows[-1]["frame"] == 3000
-    assert len(ray.actors) >= 4
-    assert {0, 1} <= {*arrived[10:]}
+    monkeypatch.setattr(MessageLink, "arrived", lose)
+    rows = Session(sampler_spec(20_000, async_rl=True), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
+    assert rows[-1]["frame"] == 20_000
+    assert executor.started[2:] == ["rollout worker 1"] * 3
+    assert arrived.count(1) > 5
 
 
-def test_a_worker_that_fails_ends_the_session(ray: FakeRay, sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: RolloutActor) -> None:
+def test_a_worker_that_fails_ends_the_session(executor: FakeExecutor, sampler_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: RolloutWorker, slot: int) -> None:
         raise ArithmeticError("the pole is broken")
 
-    monkeypatch.setattr(RolloutActor, "collect", broken)
-    with pytest.raises(WorkerFailed, match="the pole is broken"):
-        Session(sampler_spec(), context=SessionContext(open_pool=pool.open_pool)).run()
-    assert all(actor.dead for actor in ray.actors)
+    monkeypatch.setattr(RolloutWorker, "collect", broken)
+    with pytest.raises(WorkerFailed, match=r"rollout worker \d failed: .*the pole is broken"):
+        Session(sampler_spec(), context=SessionContext(open_pool=pool.open_cluster_pool)).run()
 
 
 def test_central_inference_is_refused_before_anything_is_started(
@@ -133,6 +138,6 @@ def test_inference_that_is_left_open_is_local(sampler_spec: MakeSpec) -> None:
     assert pool.with_local_inference(serial) is serial
 
 
-def test_serial_mode_stays_in_one_process(ray: FakeRay, sampler_spec: MakeSpec) -> None:
-    assert len(without_times(Session(sampler_spec(500, serial_mode=True), context=SessionContext(open_pool=pool.open_pool)))) == 1
-    assert ray.actors == []
+def test_serial_mode_stays_in_one_process(executor: FakeExecutor, sampler_spec: MakeSpec) -> None:
+    assert len(without_times(Session(sampler_spec(500, serial_mode=True), context=SessionContext(open_pool=pool.open_cluster_pool)))) == 1
+    assert executor.started == []

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -254,19 +253,6 @@ def test_orders(method: str, parent: LocalExecutor) -> None:
     child.stop(10)
     contents = [event.content for event in until(parent, died) if isinstance(event, Message)]
     assert [content[0] for content in contents] == [0, 1, 2, True]
-
-
-def test_something_else_to_wait_for(parent: LocalExecutor) -> None:
-    ours, theirs = socket.socketpair()
-    child = parent.start("child", targets.echo)
-    until(parent, says("ready"))
-    theirs.send(b"x")
-    begin = time.monotonic()
-    assert list(parent.events(0.5, also=[ours])) == []
-    assert time.monotonic() < begin + 0.4
-    parent.kill(child)
-    ours.close()
-    theirs.close()
 
 
 # ---- what is left of it

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from slm_lab.experiment.collect.workers.dataset import GroupRollout
+from slm_lab.experiment.collect.workers.link import CONNECT, MemoryEnd
 from slm_lab.experiment.collect.workers.shared import SLOTS, Slot, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import Collected
-from slm_lab.experiment.collect.workers.worker_process import CONNECT
-from slm_lab.experiment.execute.local.child import ChildContext, SharedFd
+from slm_lab.experiment.execute.local.child import ChildContext
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, attach_parts, prefixed
 
@@ -65,13 +65,13 @@ class PuppetArrays:
         attach_parts(self._slots(), store, arrays)
 
 
-def run_worker(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
-    """As child.run_worker: fills the slots that are ordered with 10 · worker + the number of rollouts before it."""
+def run_worker(context: ChildContext, config: WorkerConfig, link: MemoryEnd) -> None:
+    """As worker_task.run_worker: fills the slots that are ordered with 10 · worker + the number of rollouts before it."""
     context.send("built", INFO)
     if context.receive() != CONNECT:
         return
     arrays = PuppetArrays()
-    SharedArrays(memory.fd, fresh=False).attach({"puppets": arrays})
+    link.store.attach({"puppets": arrays})
     death = arrays.deaths_WR[config.index, config.restart]
     if death == AT_START:
         _die()
@@ -93,6 +93,6 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def sleep(context: ChildContext, config: WorkerConfig, memory: SharedFd) -> None:
+def sleep(context: ChildContext, config: WorkerConfig, link: MemoryEnd) -> None:
     """Never ready, and deaf to stop requests."""
     time.sleep(1000)

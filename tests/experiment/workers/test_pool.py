@@ -11,27 +11,39 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.collect.workers import process_pool as pool_module
-from slm_lab.experiment.collect.workers import worker_process as child_module
+from slm_lab.experiment.collect.workers import task_pool as pool_module
+from slm_lab.experiment.collect.workers import worker_task as child_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.process_pool import ProcessPool
+from slm_lab.experiment.collect.workers.link import CONNECT, MemoryEnd, MemoryLink
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
+from slm_lab.experiment.collect.workers.task_pool import TaskPool
+from slm_lab.experiment.collect.workers.worker_task import LOAD
+from slm_lab.experiment.execute.executor import Context
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import no_beat
+from slm_lab.spec.models.spec import Spec
+from slm_lab.testing import FakeExecutor
+from tests.experiment.commands import until
 from tests.experiment.workers import puppets
 from tests.experiment.workers.conftest import worker_spec
 from tests.experiment.workers.puppets import AT_START, INFO, PuppetArrays
 from tests.experiment.workers.test_dataset import columns_of, make_builder
 
 
-class Pool(ProcessPool):
+def parts(spec: Spec) -> tuple[WorkerConfig, LocalExecutor, MemoryLink]:
+    """The first arguments of a pool of processes."""
+    return WorkerConfig(spec, None), LocalExecutor(), MemoryLink()  # type: ignore[arg-type]
+
+
+class Pool(TaskPool):
     """A pool of puppets, started."""
 
     def __init__(self, rounds: int | None, columns: int, spare: int, max_restart: int, deaths: dict[tuple[int, int], int]) -> None:
         spec = worker_spec(sampler={"async_rl": rounds is None}, meta={"max_restart": max_restart})
-        super().__init__(WorkerConfig(spec, None), Stop(), no_beat)  # type: ignore[arg-type]
+        super().__init__(*parts(spec), Stop(), no_beat)
         self.info()
         self.puppets = PuppetArrays()
         for key, rollout in deaths.items():
@@ -87,7 +99,7 @@ def make_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakePool]:
     for one in opened:
         one.close()
         assert not one.thread.is_alive()
-        assert one.executor.children == []
+        assert not any(worker.running for worker in one.workers)
 
 
 def test_back_pressure(make_pool: MakePool) -> None:
@@ -123,7 +135,7 @@ def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_po
         assert 99 not in numbers
         assert [number // 10 for number in numbers] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
         pool.release(0, dataset)
-    assert [child.restart for child in pool.children] == [0, 1]
+    assert [worker.task.restart for worker in pool.workers] == [0, 1]
     (message,) = caplog.messages
     assert message == "rollout worker 1 killed by SIGKILL (often: out of memory); restarting it (1 of 1)"
 
@@ -149,14 +161,44 @@ def test_a_process_that_cannot_be_started_again(make_pool: MakePool, monkeypatch
         train(pool)
 
 
+def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of a continued run that is restarted has random streams that no earlier start has used; the loss of a node is no death."""
+    orders: dict[tuple[int, int], Any] = {}
+
+    def record(context: Context, config: WorkerConfig, link: MemoryEnd) -> None:
+        context.send("built", INFO)
+        assert context.receive() == CONNECT
+        context.send("ready")
+        orders[config.index, config.restart] = context.receive()
+        while context.receive() is not None:
+            pass
+
+    monkeypatch.setattr(child_module, "run_worker", record)
+    executor, spec = FakeExecutor(), worker_spec(meta={"max_restart": 1})
+    pool = TaskPool(WorkerConfig(spec, None), executor, MemoryLink(), Stop(), no_beat)  # type: ignore[arg-type]
+    pool.info()
+    arrays: Any = SimpleNamespace(weights=[SimpleNamespace(extras=[])])
+    pool.connect(arrays, RolloutAssembler(PuppetArrays().slots, [make_builder(6, 0)], 1), INFO)
+    pool.start(["first", "second"], resumes=2)
+    for restart in (1, 2, 3):
+        until(lambda: pool.workers[1].ready and (1, restart - 1) in orders)  # noqa: B023
+        executor.end(next(task for task in executor.tasks if task.name == "rollout worker 1"), lost=restart != 2)
+    until(lambda: (1, 3) in orders)
+    pool.close()
+    assert orders.pop((0, 0)) == (LOAD, "first", 2)
+    assert orders.pop((1, 0)) == (LOAD, "second", 2)
+    assert orders == dict.fromkeys([(1, 1), (1, 2), (1, 3)], (LOAD, None, 2))
+    assert pool.workers[1].deaths == 1
+
+
 @pytest.mark.parametrize("stage", ["info", "start"])
 def test_a_stop_while_workers_begin(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for envs that take long to build."""
     monkeypatch.setattr(child_module, "run_worker", puppets.sleep)
     monkeypatch.setattr(pool_module, "_CLOSE_SECONDS", 0.2)
     stop = Stop()
-    pool = ProcessPool(WorkerConfig(worker_spec(), None), stop, no_beat)  # type: ignore[arg-type]
-    pids = [child.pid for child in pool.children]
+    pool = TaskPool(*parts(worker_spec()), stop, no_beat)
+    pids = [worker.task.pid for worker in pool.workers]
     threading.Timer(0.3, lambda: setattr(stop, "requested", True)).start()
     begin = time.monotonic()
     if stage == "info":

@@ -156,7 +156,7 @@ def test_async_collects_while_the_learner_trains(async_rl: bool, open_session: O
     """Each worker steps its envs in a process of its own."""
     env = {"name": "tests.env.toys:Signed-v0", "backend": "sync", "folder": str(tmp_path), "max_frame": 1536}
     session = open_session(worker_spec(sampler={"async_rl": async_rl}, env=env, algorithm={"training_epoch": 8})).build()
-    pids = {child.pid for child in pool_of(session).children}
+    pids = {worker.task.pid for worker in pool_of(session).workers}
     rows = session.run().rows
     assert (overlap(session) > 0.0) == async_rl
     assert (max(row["lag_max"] or 0.0 for row in rows) > 0.0) == async_rl

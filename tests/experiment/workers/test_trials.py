@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.experiment.collect.workers.process_pool import ProcessPool
+from slm_lab.experiment.collect.workers.task_pool import TaskPool
 from slm_lab.experiment.events import End, Event
 from slm_lab.experiment.execute.local.local_executor import LocalTask
 from slm_lab.experiment.files import bundle as state
@@ -69,22 +69,22 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProcessPool]]:
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[TaskPool]]:
     """Every pool that is opened."""
-    opened: list[ProcessPool] = []
-    init = ProcessPool.__init__
+    opened: list[TaskPool] = []
+    init = TaskPool.__init__
 
-    def spy(self: ProcessPool, *args: Any) -> None:
+    def spy(self: TaskPool, *args: Any) -> None:
         init(self, *args)
         opened.append(self)
 
-    monkeypatch.setattr(ProcessPool, "__init__", spy)
+    monkeypatch.setattr(TaskPool, "__init__", spy)
     yield opened
     opened.clear()
 
 
-def child_of(pool: ProcessPool, name: str) -> LocalTask:
-    return next(child for child in [*pool.children, pool.server] if child is not None and child.name == name)
+def child_of(pool: TaskPool, name: str) -> LocalTask:
+    return next(child.task for child in [*pool.workers, pool.server] if child is not None and child.task.name == name)
 
 
 def run_while(trial: Trial, action: Callable[[Trial], None]) -> TrialResult:
@@ -138,9 +138,7 @@ class InlineJob:
 # ---- killed processes
 
 
-def check_kills(
-    sampler: dict[str, Any], names: list[str], seed: int, quota: int, folder: Path, pools: list[ProcessPool], capsys: Any
-) -> None:
+def check_kills(sampler: dict[str, Any], names: list[str], seed: int, quota: int, folder: Path, pools: list[TaskPool], capsys: Any) -> None:
     """SIGKILL each of `names` at random moments, ready or not: all are restarted, and no rollout is lost."""
     rng, most = random.Random(seed), max(names.count(name) for name in names)
     moments = sorted((int(rng.uniform(0.05, 0.5) * quota), rng.uniform(0, 0.1), name) for name in names)
@@ -167,7 +165,7 @@ def check_kills(
         assert {float(row["lag_max"]) for row in rows if row["lag_max"]} == {0.0}
 
 
-def test_killed_processes_are_restarted(tmp_path: Path, pools: list[ProcessPool], capsys: Any) -> None:
+def test_killed_processes_are_restarted(tmp_path: Path, pools: list[TaskPool], capsys: Any) -> None:
     """Two workers and the inference server, in turns with the learner."""
     names = ["rollout worker 0", "inference server", "rollout worker 1"]
     check_kills({"async_rl": False} | CENTRAL, names, 3, 3200, tmp_path, pools, capsys)
@@ -177,7 +175,7 @@ def test_killed_processes_are_restarted(tmp_path: Path, pools: list[ProcessPool]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("async_rl", [False, True])
 @pytest.mark.parametrize("inference", ["local", "central"])
-def test_processes_killed_at_many_moments(async_rl: bool, inference: str, tmp_path: Path, pools: list[ProcessPool], capsys: Any) -> None:
+def test_processes_killed_at_many_moments(async_rl: bool, inference: str, tmp_path: Path, pools: list[TaskPool], capsys: Any) -> None:
     names = ["rollout worker 0", "rollout worker 1", "rollout worker 0", "rollout worker 1"]
     names += ["inference server" if inference == "central" else "rollout worker 0"]
     check_kills({"async_rl": async_rl, "inference": inference}, names, 7, 19200, tmp_path, pools, capsys)
@@ -193,13 +191,13 @@ def fails(spec: Spec, folder: Path, action: Callable[[Trial], None] = lambda tri
     return trial
 
 
-def test_a_worker_that_is_killed_too_often(tmp_path: Path, pools: list[ProcessPool], capsys: Any) -> None:
+def test_a_worker_that_is_killed_too_often(tmp_path: Path, pools: list[TaskPool], capsys: Any) -> None:
     """The run ends, and what it has learned is saved."""
     killed = []
 
     def kill(trial: Trial) -> None:
         until(lambda: frame_of(trial.paths, 0) >= 500)
-        os.kill(pools[0].children[0].pid, signal.SIGKILL)
+        os.kill(child_of(pools[0], "rollout worker 0").pid, signal.SIGKILL)
         killed.append(time.monotonic())
 
     trial = fails(worker_spec(env=ENDLESS, meta={"max_restart": 0, "save_interval": 3600}, sampler=ONE_WORKER), tmp_path, kill)
@@ -226,7 +224,7 @@ def test_an_env_that_fails(fault: str, text: str, tmp_path: Path, capsys: Any) -
     assert text in out
     assert re.search(r"session 0 failed: rollout worker \d (failed|ended)", out)
     assert ("Traceback" in out) == (fault == "step")
-    assert "workers/process_pool.py" not in out, "where the learner received it is no cause"
+    assert "workers/task_pool.py" not in out, "where the learner received it is no cause"
     assert ("ended with exit code 3; restarting it (1 of 1)" in out) == (fault == "die")
 
 

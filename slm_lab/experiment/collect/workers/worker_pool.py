@@ -1,75 +1,140 @@
-"""The rollout workers of a Session: processes, or objects in this process (serial mode)."""
+"""Pools of rollout workers, and which one a spec gets."""
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any
 
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.process_pool import ProcessPool
-from slm_lab.experiment.collect.workers.serial_pool import SerialPool
+from slm_lab.experiment.collect.workers.link import MemoryLink, MessageLink
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig
-from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.collect.workers.task_pool import TaskPool
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
+from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.experiment.training.experience import Beat
+from slm_lab.experiment.training.resolve import resolve_inference
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
+
+STALL_LIMIT = 300.0
+"""Seconds without a heartbeat after which a worker is restarted, if meta.stall_limit is absent."""
 
 
-class WorkerPool(Protocol):
-    """Rollout workers that collect for the learner."""
+class SerialPool:
+    """Rollout workers in this process, which collect one after the other (meta.sampler.serial_mode). Its methods do what TaskPool's do."""
 
-    store: SharedArrays | None
-    """What the workers attach to; None if they run in this process."""
+    store: SharedArrays | None = None
+
+    def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
+        sampler = config.spec.meta.sampler
+        assert sampler is not None
+        self.stop = stop
+        self.workers: list[RolloutWorker] = []
+        try:
+            for index in range(sampler.num_workers):
+                self.workers.append(RolloutWorker(replace(config, index=index), beat))
+        except BaseException:
+            self.close()
+            raise
+        self._reports: list[tuple[int, Collected]] = []
+        self.ready: deque[tuple[int, Dataset]] = deque()
 
     def info(self) -> EnvInfo:
-        """Wait for the first worker's envs; returns the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
+        return self.workers[0].info
 
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
-        """Let the workers use the arrays, which hold the initial weights; datasets come from the assembler."""
+        self.assembler = assembler
+        for worker in self.workers:
+            worker.attach(None, arrays)
+
+    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
+        for worker, saved in zip(self.workers, states or [None] * len(self.workers), strict=True):
+            worker.resume(saved, resumes)
 
     @property
     def between_rounds(self) -> bool:
-        """Whether all that was collected has been taken by the learner, and nothing more is being collected."""
+        return not self.ready and self.assembler.between_rounds
 
     def states(self) -> list[Any] | None:
-        """Between rounds: return the states of all workers; None if one cannot save its open episodes. Raises WorkerFailed."""
-
-    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
-        """Begin to collect, unless a stop is requested first. Raises WorkerFailed.
-
-        Args:
-            states: what `states` returned, to continue from.
-            resumes: how often the run was continued; without states new random streams are drawn for each.
-        """
+        states = [worker.state_dict() for worker in self.workers]
+        return None if None in states else states
 
     def next(self) -> tuple[int, Dataset] | None:
-        """The policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
+        while not self.ready:
+            if self.stop.requested and self.between_rounds:  # a round that has begun is finished, see WorkerSource
+                return None
+            for index, worker in enumerate(self.workers):
+                report = worker.collect(0)
+                self._reports.append((index, report))
+                self.assembler.put(index, 0, report)
+                for _, complete in self.assembler.assemble():
+                    self.ready += complete
+        return self.ready.popleft()
 
     def release(self, policy: int, dataset: Dataset) -> None:
-        """Reuse a dataset that was trained on."""
+        self.assembler.builders[policy].release(dataset)
 
     def reports(self) -> Iterator[tuple[int, Collected]]:
-        """What workers reported since the last call, with their numbers."""
+        reports, self._reports = self._reports, []
+        yield from reports
 
     def close(self) -> None:
-        """End the workers."""
+        for worker in self.workers:
+            worker.close()
+        self.workers = []
 
 
+WorkerPool = SerialPool | TaskPool
 OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
 """open_pool(spec, seeds, device, stop, beat): start the rollout workers that meta.sampler asks for."""
 
 
 def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
-    """Start the rollout workers that meta.sampler asks for."""
-    sampler: SamplerSpec | None = spec.meta.sampler
-    assert sampler is not None
-    if sys.platform == "win32" and not sampler.serial_mode:
+    """Start the rollout workers that meta.sampler asks for, on this machine."""
+    config, sampler = WorkerConfig(spec, seeds, device=device), _sampler(spec)
+    if sampler.serial_mode:
+        return SerialPool(config, stop, beat)
+    if sys.platform == "win32":
         raise UserError("worker processes require Linux or macOS; on Windows set meta.sampler.serial_mode to true")
-    config = WorkerConfig(spec, seeds, device=device)
-    return SerialPool(config, stop, beat) if sampler.serial_mode else ProcessPool(config, stop, beat)
+    return TaskPool(config, LocalExecutor(*_stall_limits(spec)), MemoryLink(), stop, beat)
+
+
+def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
+    """Start the rollout workers that meta.sampler asks for, on any nodes. Raises SpecError for central inference."""
+    spec = with_local_inference(spec)
+    sampler = _sampler(spec)
+    if sampler.serial_mode:
+        return open_pool(spec, seeds, device, stop, beat)
+    executor = RayExecutor(*_stall_limits(spec))
+    return TaskPool(WorkerConfig(spec, seeds, device=device), executor, MessageLink(executor, in_rounds=not sampler.async_rl), stop, beat)
+
+
+def with_local_inference(spec: Spec) -> Spec:
+    """Return the spec with the inference of rollout workers on other nodes: "auto" is "local". Raises SpecError for central inference."""
+    sampler = spec.meta.sampler
+    if sampler is None or sampler.serial_mode or sampler.inference == "local":
+        return spec
+    if sampler.inference == "central":
+        message = "'central' requires memory that all rollout workers share, so one machine; with --cluster set it to 'local' or 'auto'"
+        raise SpecError(spec.name, [Problem("meta.sampler.inference", message)])
+    return resolve_inference(spec, "cpu")
+
+
+def _sampler(spec: Spec) -> SamplerSpec:
+    assert spec.meta.sampler is not None
+    return spec.meta.sampler
+
+
+def _stall_limits(spec: Spec) -> tuple[float | None, float]:
+    limit = spec.meta.stall_limit
+    return spec.meta.stall_notice, STALL_LIMIT if limit is None else limit

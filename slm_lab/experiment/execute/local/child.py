@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
@@ -19,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from slm_lab.experiment.execute.executor import Target
+from slm_lab.experiment.execute.executor import Target, ignore
 from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local.user_code import cause
@@ -103,6 +104,7 @@ class ChildContext:
     def __init__(self, name: str, restart: int, connection: Connection, heartbeat: Heartbeat) -> None:
         self.name, self.restart, self.heartbeat, self.beat = name, restart, heartbeat, heartbeat.beat
         self.stop = Stop()
+        self.on_signal: Callable[[Any], None] = ignore
         self.orphaned = False
         """The parent has ended."""
         self._connection, self._sending = connection, threading.Lock()
@@ -146,6 +148,8 @@ class ChildContext:
                     kind, order = self._connection.recv()
                     if kind == "stop":
                         self._request_stop()
+                    elif kind == "signal":
+                        self.on_signal(order)
                     else:
                         self._orders.put(order)
         finally:

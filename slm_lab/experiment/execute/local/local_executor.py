@@ -7,11 +7,10 @@ import os
 import pickle
 import re
 import signal
-import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -121,6 +120,11 @@ class LocalTask:
         """Send the child an order (`Context.receive`). Without effect if the child has ended."""
         self._send("order", order)
 
+    def signal(self, content: Any) -> bool:
+        """Let the child call its `Context.on_signal`. Without effect if the child has ended."""
+        self._send("signal", content)
+        return True
+
     def stop(self, grace: float) -> None:
         """Request a stop; kill the child if it has not ended within `grace` seconds."""
         self._send("stop", None)
@@ -195,7 +199,8 @@ class LocalTask:
         )
         if self._reported <= before:
             return None
-        return Stalled(self, seconds, PHASES[self.heartbeat.phase], "limit" if self._reported == 2 else "notice")
+        phase = PHASES[self.heartbeat.phase]
+        return Stalled(self, seconds, phase, "limit", self.tail()) if self._reported == 2 else Stalled(self, seconds, phase, "notice")
 
     def end(self) -> None:
         """Kill the process, if it runs, and all that it started; reap it and take its last messages."""
@@ -231,6 +236,8 @@ class LocalExecutor:
         self.stall_notice, self.stall_limit = stall_notice, stall_limit
         self.children: list[LocalTask] = []
         """Those whose processes run."""
+        self._woken, self._wake = multiprocessing.Pipe(duplex=False)
+        self._awake = False
 
     def __enter__(self) -> LocalExecutor:
         return self
@@ -253,13 +260,16 @@ class LocalExecutor:
         child.start()
         self.children.append(child)
 
-    def events(self, timeout: float, also: Sequence[Connection | socket.socket | int] = ()) -> Iterator[Event]:
-        """Wait until something happens, or one of `also` is ready, but no longer than `timeout` seconds and hardly more than 0.5.
+    def events(self, timeout: float) -> Iterator[Event]:
+        """Wait until something happens, no longer than `timeout` seconds and hardly more than 0.5.
 
         Yields the events: of each child first its messages, then its death. The caller may restart, stop and kill children meanwhile.
         """
         pending = any(child.inbox or child.died for child in self.children)
-        wait([*also, *(item for child in self.children for item in child.waitable)], 0 if pending else min(timeout, _TICK))
+        wait([self._woken, *(item for child in self.children for item in child.waitable)], 0 if pending else min(timeout, _TICK))
+        if self._awake:
+            self._woken.recv_bytes()
+            self._awake = False
         for child in list(self.children):
             if child.over:
                 child.end()
@@ -275,6 +285,16 @@ class LocalExecutor:
                 yield died
             elif (stalled := child.stall(self.stall_notice, self.stall_limit)) is not None:
                 yield stalled
+
+    def wake(self) -> None:
+        """Let `events` of another thread return, or its next call."""
+        if not self._awake:
+            self._awake = True
+            self._wake.send_bytes(b"")
+
+    def share(self, content: Any) -> Any:
+        """Return the content itself: each process is sent a copy."""
+        return content
 
     def stop(self, grace: float) -> None:
         """Request a stop of all children; those that have not ended within `grace` seconds are killed by `events`."""

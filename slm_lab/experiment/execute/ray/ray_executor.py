@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from slm_lab.experiment.execute.executor import Died, Event, Message, Resources, Stalled, Target
 from slm_lab.experiment.execute.ray.connect import on_node
-from slm_lab.experiment.execute.ray.remote import LOST_NODE, RemoteActor, died
+from slm_lab.experiment.execute.ray.remote import LOST_NODE, RemoteActor, died, pack, unpack
 from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
 from slm_lab.lib.log import notice
 
-_POLL_SECONDS = 5.0
-"""Time that a task's process waits for a message before it answers that there is none."""
+_WAKE_SECONDS = 0.1
+"""Time within which a wait notices `RayExecutor.wake`."""
 _PENDING_SECONDS = 20.0
 """Time after which a task that waits for free resources is a notice."""
 
@@ -30,7 +31,13 @@ class RayTask:
         self.restart = 0
         self.actor: Any = None
         self.taken: Any = None
-        """What `TaskActor.take` will return."""
+        """What `TaskActor.take` will return; None until it is called again."""
+        self.outbox: list[Any] = []
+        """Orders, packed, that the next call takes along."""
+        self.ordered = 0
+        """Number of orders that the process was sent."""
+        self.signalled: Any = None
+        """The last signal."""
         self.inbox: deque[Event] = deque()
         self.started: float | None = None
         """When the process was asked for, in seconds of monotonic(); None once it runs."""
@@ -39,15 +46,48 @@ class RayTask:
         self.failed = False
         """Its target has raised an exception."""
 
+    def take(self) -> None:
+        """Ask for messages, and send the orders of the outbox along."""
+        self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._unsent())
+
+    def _unsent(self) -> tuple[Any, ...]:
+        """Empty the outbox; return its orders after the number of earlier ones; nothing if it is empty."""
+        number, orders = self.ordered, self.outbox
+        self.ordered, self.outbox = number + len(orders), []
+        return (number, *orders) if orders else ()
+
     def send(self, order: Any) -> None:
         """Send an order. Without effect if the process has ended."""
-        self.actor.order.options(concurrency_group="control").remote(order)
+        self.outbox.append(_argument(order))
+        if self.taken is not None:  # else `events` is about to call it
+            self.actor.order.options(concurrency_group="control").remote(*self._unsent())
+
+    def signal(self, content: Any) -> bool:
+        """Let the target's `Context.on_signal` be called. Return False, without effect, if the last signal is still on its way."""
+        import ray
+
+        if self.signalled is not None and not ray.wait([self.signalled], timeout=0)[0]:
+            return False
+        self.signalled = self.actor.signal.options(concurrency_group="control").remote(_argument(content))
+        return True
 
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""
         self.actor.stop.options(concurrency_group="control").remote()
+        self.send(None)
         if time.monotonic() + grace < self.deadline:
             self.deadline, self.verdict = time.monotonic() + grace, f"did not end within {grace:.0f} seconds"
+
+
+class _Shared(NamedTuple):
+    """What `RayExecutor.share` returns."""
+
+    argument: Any
+    """Packed, or a reference to it in Ray's object store."""
+
+
+def _argument(content: Any) -> Any:
+    return content.argument if isinstance(content, _Shared) else pack(content)
 
 
 class RayExecutor:
@@ -65,6 +105,7 @@ class RayExecutor:
         """Those that have not ended."""
         self._servers: list[Any] = []
         self._noticed = False
+        self._woken = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -85,15 +126,13 @@ class RayExecutor:
             max_restarts=0,
             scheduling_strategy="SPREAD",
             concurrency_groups={"control": 1, "mail": 1},
+            enable_task_events=False,  # they are for the dashboard
         )(TaskActor)
         task.actor = remote.remote(task.name, task.restart, Path(os.getcwd()), self._limits)
         task.actor.run.remote(task.target, task.args)
         task.started, task.deadline, task.verdict, task.failed = time.monotonic(), float("inf"), "", False
-        self._take(task)
+        task.taken, task.outbox, task.ordered, task.signalled = None, [], 0, None
         self.tasks.append(task)
-
-    def _take(self, task: RayTask) -> None:
-        task.taken = task.actor.take.options(concurrency_group="mail").remote(_POLL_SECONDS)
 
     def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> RemoteActor:
         """Start an actor that only answers calls. It takes no core, and is started again if it dies as `options` say.
@@ -114,14 +153,11 @@ class RayExecutor:
 
     def events(self, timeout: float) -> Iterator[Event]:
         """Wait until something happens, no longer than `timeout` seconds; yield the events, of each task first its messages."""
-        if not self.tasks:
-            time.sleep(timeout)
-            return
+        for task in self.tasks:
+            if task.taken is None:
+                task.take()
         taken = {task.taken: task for task in self.tasks}
-        done, _ = self._ray.wait(list(taken), num_returns=1, timeout=timeout)
-        if done:  # what else there is, or the first task would always come first
-            done, _ = self._ray.wait(list(taken), num_returns=len(taken), timeout=0)
-        for future in done:
+        for future in self._wait(list(taken), timeout):
             self._read(taken[future], future)
         for task in list(self.tasks):
             if time.monotonic() > task.deadline and not any(isinstance(event, Died) for event in task.inbox):
@@ -133,17 +169,35 @@ class RayExecutor:
                 yield event
         self._notice_pending()
 
+    def _wait(self, futures: list[Any], timeout: float) -> list[Any]:
+        """Wait until one of the futures is there or `wake` is called; return those that are there."""
+        end = time.monotonic() + timeout
+        done: list[Any] = []
+        if not futures:
+            self._woken.wait(timeout)
+        while futures and not (done or self._woken.is_set()):
+            seconds = min(end - time.monotonic(), _WAKE_SECONDS)
+            done, _ = self._ray.wait(futures, num_returns=1, timeout=max(0.0, seconds))
+            if seconds < _WAKE_SECONDS:
+                break
+        self._woken.clear()
+        if done:  # what else there is, or the first task would always come first
+            done, _ = self._ray.wait(futures, num_returns=len(futures), timeout=0)
+        return done
+
     def _read(self, task: RayTask, future: Any) -> None:
         """Put what a task has sent into its inbox."""
+        task.taken = None
         try:
-            messages, ended = self._ray.get(future)
+            messages, ended = unpack(self._ray.get(future))
         except self._ray.exceptions.RayError as error:
             reason = died(error)
             lost = reason == LOST_NODE
             task.inbox.append(Died(task, reason if lost else f"ended: {reason}", "", lost=lost))
             return
         task.failed |= any(kind == "failed" for kind, _ in messages)
-        for kind, content in messages:
+        for kind, packed in messages:
+            content = unpack(packed)
             if kind == STARTED:
                 task.started = None
             elif kind == LOG:
@@ -156,14 +210,21 @@ class RayExecutor:
                 task.inbox.append(Message(task, kind, content))
         if ended:
             task.inbox.append(Died(task, f"ended with exit code {int(task.failed)}", "", int(task.failed)))
-        else:
-            self._take(task)
 
     def _notice_pending(self) -> None:
         late = [task for task in self.tasks if task.started is not None and time.monotonic() > task.started + _PENDING_SECONDS]
         if late and not self._noticed:
             self._noticed = True
             notice(f"{', '.join(task.name for task in late)} still {'wait' if len(late) > 1 else 'waits'} for a free core of the cluster")
+
+    def wake(self) -> None:
+        """Let `events` of another thread return, or its next call."""
+        self._woken.set()
+
+    def share(self, content: Any) -> Any:
+        """Return what tasks are sent in place of `content`; large arrays go through the object store of each node."""
+        packed = pack(content)
+        return _Shared(packed if isinstance(packed, bytes) else self._ray.put(content))
 
     def stop(self, grace: float) -> None:
         """Request a stop of all tasks; those that have not ended within `grace` seconds are killed by `events`."""

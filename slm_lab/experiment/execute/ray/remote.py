@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
-
-import numpy as np
 
 PACKED = 2**16
 """A message whose arrays have at most this many bytes in all is pickled to one bytes object, which takes Ray less processor time. Larger
@@ -15,17 +12,21 @@ arrays are sent as they are, so that processes of the same node read them withou
 Content = TypeVar("Content")
 
 
-def pack(content: Content, arrays: Iterable[np.ndarray]) -> Content | bytes:
-    """Return `content` pickled to bytes if its `arrays` have at most PACKED bytes in all; otherwise `content` itself."""
-    return pickle.dumps(content, 5) if sum(array.nbytes for array in arrays) <= PACKED else content
+def pack(content: Content) -> Content | bytes:
+    """Return `content` pickled to bytes if its arrays have at most PACKED bytes in all; otherwise `content` itself."""
+    arrays: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(content, 5, buffer_callback=arrays.append)
+    if not arrays:
+        return data
+    return pickle.dumps(content, 5) if sum(array.raw().nbytes for array in arrays) <= PACKED else content
 
 
 def unpack(content: Content | bytes) -> Content:
     """Return the content that was passed to `pack`."""
-    if isinstance(content, bytes):
-        unpacked: Content = pickle.loads(content)
-        return unpacked
-    return content
+    if not isinstance(content, bytes):
+        return content
+    unpacked: Content = pickle.loads(content)
+    return unpacked
 
 
 class Remote(Protocol):

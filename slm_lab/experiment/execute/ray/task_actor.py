@@ -9,20 +9,24 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, NamedTuple
 
-from slm_lab.experiment.execute.executor import Target
+from slm_lab.experiment.execute.executor import Target, ignore
 from slm_lab.experiment.execute.heartbeat import PHASES, WAITING, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local.child import print_to_fd
 from slm_lab.experiment.execute.local.user_code import cause
+from slm_lab.experiment.execute.ray.remote import pack, unpack
 from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import logger
 
 _TICK = 0.2
 """Seconds between two checks of the heartbeat."""
+_POLL_SECONDS = 5.0
+"""Time that the executor's call waits for a message before it is answered that there is none."""
 _MOST_BYTES = 2**20
 """Maximum of what is sent of a log at once."""
 STARTED, LOG, STALLED = "_started", "_log", "_stalled"
@@ -36,13 +40,29 @@ class Limits(NamedTuple):
     stall_limit: float | None
 
 
+class Sent(NamedTuple):
+    """A message, with its content packed."""
+
+    kind: str
+    content: tuple[Any, ...] | bytes
+
+
+class Taken(NamedTuple):
+    """What a task has sent."""
+
+    messages: list[Sent]
+    ended: bool
+    """The target has ended and there are no more."""
+
+
 class RayContext:
     """The Context of a task on a node."""
 
     def __init__(self, name: str, restart: int) -> None:
         self.name, self.restart, self.stop, self.heartbeat = name, restart, Stop(), Heartbeat()
         self.beat = self.heartbeat.beat
-        self.messages: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
+        self.on_signal: Callable[[Any], None] = ignore
+        self.messages: SimpleQueue[Sent] = SimpleQueue()
         self.orders: SimpleQueue[Any] = SimpleQueue()
         self._log, self._sent = Path(), 0
         self._printed: IO[bytes] | None = None
@@ -50,7 +70,7 @@ class RayContext:
         self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
-        self.messages.put((kind, content))
+        self.messages.put(Sent(kind, pack(content)))  # in this thread, which another one would interrupt
 
     def receive(self) -> Any:
         self.beat(WAITING)
@@ -94,7 +114,7 @@ def node_id() -> str:
 
 
 class TaskActor:
-    """Runs one target. `take`, `order` and `stop` are called from other threads meanwhile.
+    """Runs one target. The other methods are called from other threads meanwhile.
 
     Args: folder: current folder of the executor's process.
     """
@@ -102,6 +122,8 @@ class TaskActor:
     def __init__(self, name: str, restart: int, folder: Path, limits: Limits) -> None:
         self.context, self.limits = RayContext(name, restart), limits
         self._timer, self._reported, self._ended = StallTimer(self.context.heartbeat), 0, False
+        self._orders, self._arrival = 0, threading.Condition()
+        """Number of orders that have arrived."""
         with suppress(OSError):  # this node has no such folder
             os.chdir(folder)
         if str(folder) not in sys.path:
@@ -119,10 +141,15 @@ class TaskActor:
             self.context.forward()
             self._ended = True
 
-    def take(self, seconds: float) -> tuple[list[tuple[str, tuple[Any, ...]]], bool]:
-        """Wait for messages, for at most `seconds`; return them, and whether the target has ended and there are no more."""
-        messages: list[tuple[str, tuple[Any, ...]]] = []
-        deadline = time.monotonic() + seconds
+    def take(self, *numbered: Any) -> Taken | bytes:
+        """Do what `order` does, if there are orders, and wait for messages, for at most _POLL_SECONDS; return them, packed."""
+        if numbered:
+            self.order(*numbered)
+        return pack(self._take())
+
+    def _take(self) -> Taken:
+        messages: list[Sent] = []
+        deadline = time.monotonic() + _POLL_SECONDS
         while not messages and time.monotonic() < deadline:
             ended = self._ended
             with suppress(Empty):
@@ -131,22 +158,30 @@ class TaskActor:
                     messages.append(self.context.messages.get_nowait())
             self._look(messages)
             if ended:
-                return messages, self.context.messages.empty()
-        return messages, False
+                return Taken(messages, self.context.messages.empty())
+        return Taken(messages, False)
 
-    def _look(self, messages: list[tuple[str, tuple[Any, ...]]]) -> None:
+    def _look(self, messages: list[Sent]) -> None:
         """Add a stall that has not been reported yet."""
         seconds, before, (notice, limit) = self._timer.seconds(), self._reported, self.limits
         self._reported = 2 if seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
         if self._reported > before:
             level = "limit" if self._reported == 2 else "notice"
-            messages.append((STALLED, (seconds, PHASES[self.context.heartbeat.phase], level)))
+            messages.append(Sent(STALLED, (seconds, PHASES[self.context.heartbeat.phase], level)))
 
-    def order(self, order: Any) -> None:
-        """Hand the target an order."""
-        self.context.orders.put(order)
+    def order(self, number: int, *orders: Any) -> None:
+        """Hand the target orders, each packed, after the `number` earlier ones, which may come with a call in another thread."""
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._orders == number)
+            for order in orders:
+                self.context.orders.put(unpack(order))
+            self._orders += len(orders)
+            self._arrival.notify_all()
+
+    def signal(self, content: Any) -> None:
+        """Hand the target a signal, packed."""
+        self.context.on_signal(unpack(content))
 
     def stop(self) -> None:
-        """Request a stop."""
+        """Request a stop; the order None follows."""
         self.context.stop.requested = True
-        self.context.orders.put(None)

@@ -198,7 +198,7 @@ class ParameterServer:
     def run_packed(self, message: bytes) -> bytes | Answer:
         """Do what `run` does; the arguments are pickled, and the answer too, unless it is large."""
         answer = self.run(*pickle.loads(message))
-        return pack(answer, answer.arrays.values())
+        return pack(answer)
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
         """Answer with the part's arrays."""

@@ -1,0 +1,384 @@
+"""The pool whose workers are tasks of an executor: on this machine or on a cluster."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from slm_lab.experiment.collect.workers import worker_task
+from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
+from slm_lab.experiment.collect.workers.dataset import Dataset
+from slm_lab.experiment.collect.workers.link import Link
+from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
+from slm_lab.experiment.collect.workers.worker import Collected
+from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Stalled, Task
+from slm_lab.experiment.execute.heartbeat import WAITING
+from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
+from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.experiment.training.experience import Beat
+from slm_lab.lib.limits import cores
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.store import SharedArrays
+
+_CLOSE_SECONDS = 3.0
+"""Time that workers have to close their envs."""
+_STATE_SECONDS = 30.0
+"""Time that workers have to send their states. Those of a worker that dies meanwhile are not saved."""
+_BUILD_SECONDS = 120.0
+"""Timeout in seconds for building the envs; with more workers than cores it is multiplied by the workers per core. On a cluster there is
+none: a worker may wait for a free core."""
+
+
+@dataclass
+class _Child:
+    """A rollout worker, or the inference server."""
+
+    index: int
+    """Number of the worker."""
+    task: Task
+    running: bool = True
+    """Its process has not ended."""
+    deaths: int = 0
+    """Number of processes that ended for another reason than the loss of their node."""
+    built: bool = False
+    """Its envs are built."""
+    ready: bool = False
+    """It can be ordered to fill slots."""
+    orders: deque[int] = field(default_factory=deque)
+    """Slots that it was ordered to fill and has not filled yet, in order: up to SLOTS, so that it never waits for a message."""
+    free: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
+    ordered: int = 0
+    """Number of rollouts that were ever ordered and not lost."""
+
+
+class TaskPool:
+    """Rollout workers that collect for the learner, each a task.
+
+    One thread communicates with the workers: it orders rollouts, copies them into datasets, and restarts a worker that died. The learner
+    takes complete datasets from a queue and returns them. Without synchronous rounds the other workers go on while one is restarted.
+
+    Attributes:
+        in_turns: workers wait while the learner trains (no async_rl).
+        due: in turns, how many rollouts should have been ordered from each worker at the end of the round.
+        out: datasets that the learner has not given back.
+        put, taken: datasets that were ever put in the queue and taken from it.
+        round_end: in turns, once a round is complete: how many datasets were put until then; −1 while one is collected. The next begins
+            when the learner has given them back, unless a stop is requested.
+    """
+
+    assembler: RolloutAssembler
+
+    def __init__(self, config: WorkerConfig, executor: Executor, link: Link, stop: Stop, beat: Beat) -> None:
+        self.spec, self.executor, self.link, self.stop, self.beat = config.spec, executor, link, stop, beat
+        sampler = self.spec.meta.sampler
+        assert sampler is not None
+        self.in_turns = not sampler.async_rl
+        self.folder: str | None = None
+        """Of the inference server's socket."""
+        if sampler.inference == "central":
+            self.folder = tempfile.mkdtemp(prefix="slm_")
+            config = replace(config, address=os.path.join(self.folder, "s"))
+        self.config = config
+        self.workers: list[_Child] = []
+        self.server: _Child | None = None
+        self.due = self.out = self.put = self.taken = self.round_end = 0
+        self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
+        """Complete ones with their policies, or why the pool has failed."""
+        self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
+        self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
+        self._info: EnvInfo | None = None
+        self.connected = self.begun = self.ended = self.closed = False
+        self._resumes = 0
+        self.requests = self.answered = 0
+        """Number of the last request for the workers' states, and of the last one that was answered or refused."""
+        self.states_W: dict[int, Any] = {}
+        self.saved: SimpleQueue[tuple[int, list[Any] | None]] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run_thread, name="worker pool", daemon=True)
+        beat(WAITING)  # the first start waits for the fork server
+        try:
+            for index in range(sampler.num_workers):
+                target, own = worker_task.run_worker, replace(config, index=index)
+                self.workers.append(_Child(index, executor.start(f"rollout worker {index}", target, own, link.worker_end())))
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- for the learner
+
+    @property
+    def store(self) -> SharedArrays | None:
+        """What the workers attach to; None if they attach to nothing."""
+        return self.link.store
+
+    @property
+    def between_rounds(self) -> bool:
+        """Whether all that was collected has been taken by the learner, and nothing more is being collected."""
+        return self.taken == self.round_end
+
+    def info(self) -> EnvInfo:
+        """Wait for the first worker's envs; return the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
+        # on one machine wait for the worker that has tried the env; on a cluster it may wait for a core
+        self._wait(lambda: self._info is not None and (self.link.remote or self.workers[0].built))
+        if self._info is None:
+            raise Interrupted("", self.stop.number)
+        return self._info
+
+    def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
+        """Let the workers use the arrays, which hold the initial weights; datasets come from the assembler."""
+        self.assembler = assembler
+        self.assembler.round_over = True
+        self.config = replace(self.config, info=info, extras=len(arrays.weights[0].extras))
+        self.link.attach(arrays)
+        self.connected = True
+        if self.folder is not None:
+            target = worker_task.run_inference
+            self.server = _Child(0, self.executor.start("inference server", target, self.config, self.link.worker_end()))
+        for worker in self.workers:
+            if worker.built:
+                self.link.connect(worker.task)
+
+    def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
+        """Begin to collect, unless a stop is requested first. Raises WorkerFailed.
+
+        Args:
+            states: what `states` returned, to continue from.
+            resumes: how often the run was continued; without states new random streams are drawn for each.
+        """
+        needed = 1 if self.link.remote and not self.in_turns else len(self.workers)
+        self._wait(lambda: len(self._ready()) >= needed)
+        if len(self._ready()) < needed:
+            return
+        self._resumes, self.begun = resumes, True
+        self.link.refresh(worker.task for worker in self._ready())
+        for worker in self._ready():
+            self._load(worker, None if states is None else states[worker.index])
+        self.thread.start()
+
+    def next(self) -> tuple[int, Dataset] | None:
+        """Return the policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
+        try:
+            item = self.datasets.get(timeout=0.2)
+        except Empty:
+            return None
+        if isinstance(item, str):
+            raise WorkerFailed(item)
+        self.taken += 1
+        return item
+
+    def release(self, policy: int, dataset: Dataset) -> None:
+        """Reuse a dataset that was trained on."""
+        self.returned.put((policy, dataset))
+        self.executor.wake()
+
+    def reports(self) -> Iterator[tuple[int, Collected]]:
+        """Yield what workers reported since the last call, with their numbers."""
+        with suppress(Empty):
+            while True:
+                yield self.reported.get_nowait()
+
+    def states(self) -> list[Any] | None:
+        """Between rounds: return the states of all workers; None if one cannot save its open episodes. Raises WorkerFailed."""
+        self.requests += 1
+        self.executor.wake()
+        deadline = time.monotonic() + _STATE_SECONDS
+        while self.thread.is_alive() and time.monotonic() < deadline:
+            self.beat(WAITING)
+            with suppress(Empty):
+                request, states = self.saved.get(timeout=0.2)
+                if request == self.requests:
+                    return states
+        return None
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        """Handle events until the condition holds or a stop is requested. Raises SpecError or WorkerFailed."""
+        limit = math.inf if self.link.remote else _BUILD_SECONDS * max(1.0, len(self.workers) / cores())
+        deadline = time.monotonic() + limit
+        while not condition() and not self.stop.requested:
+            self.beat(WAITING)
+            for event in self.executor.events(0.2):
+                if isinstance(event, Message) and event.kind == "user_error":
+                    raise event.content[0]
+                self._handle(event)
+            if self.ended:
+                raise WorkerFailed(str(self.datasets.get()))
+            if time.monotonic() > deadline:
+                late = [str(worker.index) for worker in self.workers if not worker.ready]
+                what = f"rollout workers {', '.join(late)} did not build their envs within {limit:.0f} seconds"
+                raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
+
+    def close(self) -> None:
+        """End the workers."""
+        if self.closed:
+            return
+        self.closed = self.ended = True
+        self.beat(WAITING)  # no env is closed in this process
+        try:
+            if self.thread.is_alive():
+                self.executor.wake()
+                self.thread.join()
+            for worker in self.workers:
+                worker.task.stop(_CLOSE_SECONDS)
+            while any(worker.running for worker in self.workers):  # until then they may wait for answers of the server
+                for event in self.executor.events(0.2):
+                    if isinstance(event, Died):
+                        self._child(event.task).running = False
+        finally:  # also if a second Ctrl-C breaks off the wait
+            self.executor.close()
+            self.link.close()
+            if self.folder is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- in the thread
+
+    def _run_thread(self) -> None:
+        try:
+            while not self.ended:
+                self._release_returned()
+                self._assemble()
+                self.link.refresh(worker.task for worker in self._ready())
+                self._begin_round()
+                self._order()
+                self._request_states()
+                for event in self.executor.events(self.link.poll_seconds):
+                    self._handle(event)
+        except BaseException as error:
+            self._fail(cause(error))
+
+    def _ready(self) -> list[_Child]:
+        return [worker for worker in self.workers if worker.ready]
+
+    def _child(self, task: Task) -> _Child:
+        return next(child for child in [*self.workers, self.server] if child is not None and child.task is task)
+
+    def _handle(self, event: Event) -> None:
+        child, task = self._child(event.task), event.task
+        match event:
+            case Message(_, "built", (info,)):
+                self._info, child.built = self._info or info, True
+                if self.connected:
+                    self.link.connect(task)
+            case Message(_, "ready"):
+                child.ready = True
+                if self.begun and child is not self.server:
+                    self._load(child, None)
+            case Message(_, "rollout", (slot, report, *groups)):
+                child.orders.remove(slot)
+                self.assembler.put(child.index, slot, self.link.arrived(child.index, slot, report, *groups))
+            case Message(_, "state", (request, saved)) if request == self.answered:
+                self.states_W[child.index] = saved
+                if len(self.states_W) == len(self.workers):
+                    states = [self.states_W[worker.index] for worker in self.workers]
+                    self.saved.put((request, None if None in states else states))
+            case Message(_, "failed" | "user_error", (reason,)):
+                self._fail(f"{task.name} failed: {reason}")
+            case Stalled(_, seconds, phase, "notice"):
+                notice(f"{task.name}: no progress for {seconds:.0f} s ({phase})")
+            case Stalled(_, seconds, phase, _, output):
+                self._restart(Died(task, f"made no progress for {seconds:.0f} s ({phase}; meta.stall_limit)", output))
+            case Died():
+                child.running = False
+                if not self.ended:
+                    self._restart(event)
+
+    def _load(self, worker: _Child, saved: Any) -> None:
+        """Let a worker of a continued run begin with its state, or with random streams that no earlier start has used."""
+        if saved is not None or self._resumes:
+            worker.task.send((worker_task.LOAD, saved, self._resumes))
+
+    def _fail(self, reason: str) -> None:
+        self.ended = True
+        self.datasets.put(reason)
+
+    def _restart(self, died: Died) -> None:
+        """Start a new process of a worker or of the server, unless too many have ended. The loss of a node is no death."""
+        task, most = died.task, self.spec.meta.max_restart
+        child, printed, was_ready = self._child(task), f"\n{died.output}" if died.output else "", self._child(task).ready
+        self.executor.kill(task)  # it may block, and would be waited for
+        child.running = child.built = child.ready = False
+        before, child.deaths = child.deaths, child.deaths + (not died.lost)
+        if child.deaths > most:
+            self._fail(f"{died.text} after {before} restart{'s' * (before != 1)} (meta.max_restart){printed}")
+            return
+        if not died.lost:
+            notice(f"{died.text}; restarting it ({child.deaths} of {most})")
+        elif was_ready:
+            notice(f"{died.text}; restarting it")
+        child.ordered -= len(child.orders)
+        child.free += child.orders
+        child.orders.clear()
+        try:
+            self.executor.restart(task, replace(self.config, index=child.index, restart=task.restart + 1), self.link.worker_end())
+            child.running = True
+        except OSError as error:  # no memory, no process
+            self._fail(f"{died.text}; a new process could not be started: {error.strerror or error}{printed}")
+
+    def _release_returned(self) -> None:
+        """Release the datasets that were trained on."""
+        with suppress(Empty):
+            while True:
+                policy, dataset = self.returned.get_nowait()
+                self.assembler.builders[policy].release(dataset)
+                self.out -= 1
+
+    def _assemble(self) -> None:
+        """Copy rollouts that have arrived into datasets, and put complete ones in the queue."""
+        for filled, complete in self.assembler.assemble():
+            if filled is not None:
+                self.workers[filled.worker].free.append(filled.slot)
+                self.reported.put((filled.worker, filled.report))
+            self.out += len(complete)
+            self.put += len(complete)
+            if self.in_turns and self.assembler.round_over:
+                self.round_end = self.put  # before the learner can have the last one
+            for item in complete:
+                self.datasets.put(item)
+
+    def _begin_round(self) -> None:
+        """In turns: once the learner has trained on everything of a round, begin the next."""
+        if self.in_turns and self.assembler.round_over and self.out == 0 and not self.stop.requested:
+            assert self.assembler.rounds is not None
+            self.assembler.round_over, self.round_end = False, -1
+            self.due += self.assembler.rounds
+
+    def _order(self) -> None:
+        """Order workers to fill free slots."""
+        while (worker := self._next_worker()) is not None:
+            slot = worker.free.popleft()
+            worker.ordered += 1
+            worker.orders.append(slot)
+            worker.task.send(slot)
+
+    def _next_worker(self) -> _Child | None:
+        """Return the worker that is to fill a slot now: in turns as many as the round needs, else as many as the datasets can hold."""
+        if self.in_turns:
+            candidates = [worker for worker in self.workers if worker.ordered < self.due]
+        elif self.assembler.free_rollouts <= sum(len(worker.orders) for worker in self.workers):
+            return None
+        elif self.assembler.rounds is not None:  # in the order of assembly, or the free columns might be left to the wrong worker
+            candidates = [min(self.workers, key=lambda worker: worker.ordered)]
+        else:
+            candidates = sorted(self.workers, key=lambda worker: len(worker.orders))
+        return next((worker for worker in candidates if worker.ready and worker.free), None)
+
+    def _request_states(self) -> None:
+        """Ask the workers for their states if the learner wants them. In the middle of a round, or while one restarts, there are none."""
+        if self.answered == self.requests:
+            return
+        self.answered = self.requests
+        self.states_W.clear()
+        if self.round_end < 0 or len(self._ready()) < len(self.workers):
+            self.saved.put((self.answered, None))
+            return
+        for worker in self.workers:
+            worker.task.send((worker_task.SAVE, self.answered))

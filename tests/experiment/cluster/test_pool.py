@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from slm_lab.agent.agent import Agent
+from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.cli.entry import main
 from slm_lab.experiment.collect.workers import worker_pool as pool
 from slm_lab.experiment.collect.workers import worker_task
@@ -21,6 +23,7 @@ from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import resolve_inference
+from slm_lab.lib.records import Metrics
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.testing import FakeExecutor
@@ -76,13 +79,23 @@ def test_in_turns_it_collects_what_workers_of_this_process_do(sampler_spec: Make
 
 
 def test_lag_is_measured_and_what_is_too_old_left_out(
-    executor: FakeExecutor, sampler_spec: MakeSpec, caplog: pytest.LogCaptureFixture
+    executor: FakeExecutor, sampler_spec: MakeSpec, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    learn, lags = Agent.learn, []
+
+    def recorded(self: Agent, rollout: Rollout) -> Metrics:
+        lags.append(int((self.clock.opt_step - rollout.version_TN)[rollout.valid_TN].max()))
+        return learn(self, rollout)
+
+    monkeypatch.setattr(Agent, "learn", recorded)
     rows = Session(sampler_spec(async_rl=True), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
     assert max(row["lag_max"] or 0.0 for row in rows) >= 8.0  # an update has 8 gradient steps
+    assert max(lags) >= 8
     assert "exceed" not in caplog.text
+    lags.clear()
     rows = Session(sampler_spec(async_rl=True, max_policy_lag=7), context=SessionContext(open_pool=pool.open_cluster_pool)).run().rows
     assert rows[-1]["frame"] == 3000
+    assert max(lags) <= 7, "what is learned from"
     assert all(row["lag_masked"] for row in rows if (row["lag_max"] or 0.0) > 7.0)
     assert "all transitions of a dataset exceed meta.sampler.max_policy_lag (7 gradient steps)" in caplog.text
 

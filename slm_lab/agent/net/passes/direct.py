@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.passes.activations import Activation, array_activation
-from slm_lab.agent.net.passes.direct_layers import ALL, AnyLayer, direct_layer, is_supported
+from slm_lab.agent.net.passes.direct_layers import ALL, AnyLayer, DirectLayer, direct_layer, is_supported
 from slm_lab.agent.net.passes.validity import FastPass, Guard, Vector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, Products
@@ -74,13 +74,24 @@ class DirectChain:
         return DirectChain(layers, single) if layers else None
 
     def _outputs(self) -> Callable[[np.ndarray], np.ndarray]:
-        steps, single = self._forward, self.single
+        steps, single, most = self._forward, self.single, -1
+        small = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, DirectLayer) and not layer.is_stack]
+        if len(small) == len(steps):
+            most = min(layer.small_forward_rows for layer in self.layers if isinstance(layer, DirectLayer))
+        plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:
-            for forward, activate in steps:
-                x = forward(x)
-                if activate is not None:
-                    activate(x, x)
+            if len(x) <= most:  # as below, without a call per layer: a twentieth of the time of a step of one env
+                for weight_t, bias, activate in plain:
+                    x = x.dot(weight_t)
+                    x += bias
+                    if activate is not None:
+                        activate(x, x)
+            else:
+                for forward, activate in steps:
+                    x = forward(x)
+                    if activate is not None:
+                        activate(x, x)
             return x[..., 0] if single else x
 
         return outputs

@@ -13,6 +13,7 @@ from slm_lab.agent.algorithm.base import Tuning
 from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
@@ -79,7 +80,8 @@ class SelfImitation(PolicyGradient):
         """Return V of observations, given the hidden state before them."""
         obs_K = obs_K.to(self.device)
         if not self.policy.state_size:
-            return self.net.values(obs_K).cpu()
+            with silent():
+                return self.net.values(obs_K).cpu()
         not_first = torch.zeros(1, len(obs_K), dtype=torch.bool)
         _, value_1K, _ = self.net.unroll(obs_K.unsqueeze(0), not_first, state_KS.to(self.device))
         return value_1K[0].cpu()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
 from slm_lab.agent.net.layers import activation, init_output
 from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet, chain
-from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.arrays import array, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import NetSpec
@@ -110,7 +110,7 @@ class ActorCriticNet(PassNet):
         critic = DirectChain.from_modules(modules, self.critic_body.products, single=True)
         return None if critic is None else [actor, critic]
 
-    def forward_pass(self, obs_B: Tensor, learn: bool = True) -> Pass:
+    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
         """Return the pass whose outputs are distribution parameters [B, P] and state values [B]; feed-forward nets only.
 
         Args: learn: gradients are needed.
@@ -118,20 +118,19 @@ class ActorCriticNet(PassNet):
         chains = self.direct.get(learn)
         if chains is None:
             with torch.set_grad_enabled(learn):
-                return GraphPass(*self(obs_B))
-        passed = DirectPass(chains, obs_B.numpy())
+                return GraphPass(*self(tensor(obs_B)))
+        passed = DirectPass(chains, array(obs_B))
         if self.critic_head is None:
             passed.values += (np.zeros(len(obs_B), np.float32),)
         return passed
 
     def values(self, obs_B: Tensor) -> Tensor:
-        """Return state values [B], without gradients; feed-forward nets only."""
+        """Return state values [B], without gradients; feed-forward nets only. To be called inside `silent()`."""
         chains = None if self.critic_head is None else self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():
                 return self.critic(obs_B)
-        with silent():
-            return torch.from_numpy(chains[1](obs_B.numpy()))
+        return torch.from_numpy(chains[1].outputs(obs_B.numpy()))
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and state values [B]; feed-forward nets only."""

@@ -12,7 +12,7 @@ from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
 from slm_lab.agent.net.layers import init_output
 from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet
-from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.arrays import array, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import DuelingConvNetSpec, DuelingMLPNetSpec, NetSpec
@@ -56,22 +56,21 @@ class QNet(PassNet):
         actor = actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
-    def forward_pass(self, obs_B: Tensor, learn: bool = True) -> Pass:
+    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
         """Return the pass whose output is action values [B, A]; feed-forward nets only. Args: learn: gradients are needed."""
         chains = self.direct.get(learn)
         if chains is not None:
-            return DirectPass(chains, obs_B.numpy())
+            return DirectPass(chains, array(obs_B))
         with torch.set_grad_enabled(learn):
-            return GraphPass(self.critic(obs_B))
+            return GraphPass(self.critic(tensor(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor | np.ndarray:
-        """Return action values [B, A], without gradients; feed-forward nets only."""
+        """Return action values [B, A], without gradients; feed-forward nets only. To be called inside `silent()`."""
         chains = self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():
                 return self.critic(obs_B)
-        with silent():
-            return chains[0](obs_B.numpy())
+        return chains[0].outputs(obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return action values [B, A], twice, as the outputs to act on and as values; feed-forward nets only."""

@@ -29,7 +29,8 @@ class NumpyActor:
     """
 
     def __init__(self, body: Body, head: ActorHead, chain: DirectChain) -> None:
-        self._body, self._head, self._chain = body, head, chain
+        self._body, self._head, self.layers = body, head, chain.outputs
+        """layers: the same function, whatever the modules compute now."""
         self._watch = Watch([*body.modules(), *head.modules()], data=True)
         self._left = 0
 
@@ -45,7 +46,7 @@ class NumpyActor:
             self._left = CHECK_EVERY if held else 0
             if not held:
                 return self._by_modules(obs_N)
-        return self._chain(obs_N)
+        return self.layers(obs_N)
 
     @torch.inference_mode()
     def _by_modules(self, obs_N: np.ndarray) -> np.ndarray:

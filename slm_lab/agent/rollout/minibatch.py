@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, array, copy, flat, like, tensor, where_true
+from slm_lab.agent.ops.arrays import A, copy, flat, like, tensor, where_true
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.rollout.rollout import Rollout
@@ -34,7 +34,7 @@ class RolloutNet(Protocol):
     def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
         """Distribution parameters [B, P] and values [B]; feed-forward nets only."""
 
-    def forward_pass(self, obs_B: Tensor, /, learn: bool = True) -> Pass:
+    def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> Pass:
         """The same as a pass, without a graph where that is possible."""
 
     def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
@@ -74,26 +74,31 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
 
     Returns the rollout and the outputs: in arrays if the pass needs no graph. Args: graph: the loss needs tensors with a graph.
     """
-    obs_B = flat(rollout.obs_TN)
-    if net.state_size or len(obs_B) > microbatch_length(obs_B, 1) or (obs_B.is_floating_point() and not _is_finite(obs_B)):
+    steps: Rollout[Any] = rollout if graph or not rollout.obs_TN.is_cpu else rollout.arrays
+    obs_B = flat(steps.obs_TN)
+    if net.state_size or obs_B.nbytes > MICROBATCH_BYTES or (not (packed := is_packed(obs_B)) and not _is_finite(obs_B)):
         return None
     outputs = GraphPass(*net(obs_B)) if graph else net.forward_pass(obs_B)
     params_BP, value_B = outputs.values
-    if not obs_B.is_floating_point() and not _is_finite(value_B):  # packed observations hide such numbers
+    if packed and not _is_finite(value_B):  # packed observations hide such numbers
         return None
-    rows, shape = rollout.reward_TN.numel(), rollout.reward_TN.shape
-    steps: Rollout[Any] = rollout.arrays if isinstance(value_B, np.ndarray) else rollout
-    output_TN = value_B.reshape(rollout.obs_TN.shape[:2])
+    if isinstance(value_B, Tensor):
+        steps = rollout
+    shape = steps.reward_TN.shape
+    output_TN, rows = value_B.reshape(steps.obs_TN.shape[:2]), slice(math.prod(shape))
     next_TN = _next_outputs(net, steps, output_TN)
-    params_TNP = params_BP[:rows].reshape(*shape, -1)
-    return steps, Values(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(slice(rows)))
+    params_TNP = params_BP[rows].reshape(*shape, -1)
+    return steps, Values(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(rows))
+
+
+def is_packed(obs_B: Tensor | np.ndarray) -> bool:
+    """Return whether observations are bytes."""
+    return obs_B.dtype.kind != "f" if isinstance(obs_B, np.ndarray) else not obs_B.is_floating_point()
 
 
 def _is_finite(x: Tensor | np.ndarray) -> bool:
     """Return whether the sum of all numbers is finite."""
-    if isinstance(x, Tensor) and not x.is_cpu:
-        return math.isfinite(float(x.sum()))
-    return math.isfinite(np.add.reduce(array(x), axis=None))
+    return math.isfinite(np.add.reduce(x, axis=None) if isinstance(x, np.ndarray) else x.sum())
 
 
 @torch.no_grad()

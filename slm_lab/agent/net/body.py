@@ -49,9 +49,10 @@ class Body(nn.Module):
 
     def run_layers(self, x_B: Tensor) -> Tensor:
         """Apply the layers; the products of linear layers are computed as `products` says."""
-        if not self.products.bfloat16 and min(len(x_B), self._size) < self.products.onednn:
+        products = self.products
+        if not products.bfloat16 and (not products.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < products.onednn):
             return self.layers(x_B)  # no product is large enough for oneDNN
-        return self.products.run(self.layers, x_B)
+        return products.run(self.layers, x_B)
 
 
 class RecurrentBody(Body):

@@ -72,7 +72,8 @@ class Products:
         """
         if not self.bfloat16 and not self.onednn:
             return function(*args)
-        with torch.autocast(args[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext(), _LinearLayers(self):
+        linear = nullcontext() if torch.compiler.is_compiling() else _LinearLayers(self)  # an exported net keeps its modules
+        with torch.autocast(args[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext(), linear:
             return function(*args).float()
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:

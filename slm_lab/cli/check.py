@@ -32,8 +32,7 @@ def check(words: list[str], arguments: Namespace) -> int:
 
 def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
     from slm_lab.spec.load.files import find_spec_file, spec_names
-    from slm_lab.spec.load.loader import load, notify
-    from slm_lab.spec.load.variables import mark_sets
+    from slm_lab.spec.load.loader import load, mark_sets, notify
     from slm_lab.spec.report import SpecError
 
     try:

@@ -129,7 +129,7 @@ def _frames(frames: object) -> str:
 
 
 def _algorithms() -> Iterator[Entry]:
-    from slm_lab.spec.compat.other_names import OTHER_ALGORITHMS
+    from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS
     from slm_lab.spec.models.algorithm import ALGORITHMS, ALL_ACTIONS
 
     for name, model in ALGORITHMS.items():

@@ -12,7 +12,7 @@ def resume(file: str | None, name: str | None, where: str, arguments: Namespace)
     from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.trial import Trial
-    from slm_lab.spec.load.variables import mark_sets
+    from slm_lab.spec.load.loader import mark_sets
     from slm_lab.spec.report import SpecError
 
     paths = find_run(where, name, arguments.data_dir)

@@ -50,8 +50,7 @@ def _train(file: str, name: str, mode: str, arguments: Namespace) -> int:
     from slm_lab.experiment.plan import Plan
     from slm_lab.lib.log import notice
     from slm_lab.spec.load.files import find_spec_file
-    from slm_lab.spec.load.loader import load_spec
-    from slm_lab.spec.load.variables import mark_sets, parse_sets
+    from slm_lab.spec.load.loader import load_spec, mark_sets, parse_sets
     from slm_lab.spec.models.search import is_for_search, search_keys
     from slm_lab.spec.report import SpecError, show_path
 

@@ -13,8 +13,7 @@ def search(file: str | None, name: str | None, where: str, arguments: Namespace)
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.search.search import Search
     from slm_lab.spec.load.files import find_spec_file
-    from slm_lab.spec.load.loader import load_spec
-    from slm_lab.spec.load.variables import mark_sets
+    from slm_lab.spec.load.loader import load_spec, mark_sets
     from slm_lab.spec.report import SpecError
 
     plan = Plan(data_dir=arguments.data_dir, device=arguments.device, jobs=arguments.jobs, cluster=arguments.cluster)

@@ -189,3 +189,33 @@ def _as_text(path: Path) -> Path:
 def _related(one: str, other: str) -> bool:
     short, long = sorted((one, other), key=len)
     return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")
+
+
+def override(raw: dict[str, Any], path: Path, value: Any, report: Report, source: str = "--set ") -> None:
+    """Set the key at `path`; create missing sections on the way (validation checks them). `source` names the key's origin in problems."""
+    if len(path) > 1 and path[0] in ("agent", "env") and path[1] in (0, "0"):
+        path = (path[0], *path[2:])  # the v4 form had a list here
+    new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
+    report.comes_from_set(new)
+    report.replaced.pop(path, None)
+    node: Any = raw
+    for depth, key in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, list):
+            index = int(key) if str(key).isdecimal() and len(str(key)) < 10 else -1
+            if not 0 <= index < len(node):
+                report.fail(path[: depth + 1], f"index out of range: the list has {len(node)} items ({source}{show_path(path)})")
+                return
+            node[index], node = (value if last else node[index]), node[index]
+        elif isinstance(node, dict):
+            key = str(key)
+            if last:
+                if path[:2] in (("agent", "net"), ("agent", "critic_net")) and key in ("name", "type"):
+                    node.pop("type" if key == "name" else "name", None)  # two names of one key
+                node[key] = value
+            elif node.get(key) is None:
+                node[key] = {}
+            node = node[key]
+        else:
+            report.fail(path[:depth], f"is {show(node)}, which has no keys ({source}{show_path(path)})")
+            return

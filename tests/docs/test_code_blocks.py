@@ -16,10 +16,9 @@ from slm_lab.cli.commands import COMMANDS
 from slm_lab.cli.entry import main
 from slm_lab.cli.files import resolve_file_and_name, resolve_request
 from slm_lab.cli.parser import check_options_apply, make_parser
-from slm_lab.spec.load.files import SPEC_FOLDER, is_study
+from slm_lab.spec.load.files import SPEC_FOLDER, is_study, parse_json
 from slm_lab.spec.load.loader import load_spec, load_specs
 from slm_lab.spec.load.study_file import load_study
-from slm_lab.spec.load.text import parse_json
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, commands
 
 ALL = [block for page in PAGES for block in blocks(page)]

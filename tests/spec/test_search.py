@@ -13,9 +13,8 @@ from slm_lab.cli.entry import main
 from slm_lab.experiment.session.session import Session
 from slm_lab.spec.load.loader import Loaded, load, load_spec
 from slm_lab.spec.load.search_space import SearchSpace
-from slm_lab.spec.load.variables import override
 from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, parse_search
-from slm_lab.spec.report import Report, SpecError, to_path
+from slm_lab.spec.report import Report, SpecError, override, to_path
 from tests.spec.conftest import Specs
 
 GOOD: dict[str, list[Any]] = {

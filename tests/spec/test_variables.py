@@ -6,8 +6,7 @@ import pydash
 import pytest
 
 from slm_lab.spec.load.files import spec_names
-from slm_lab.spec.load.loader import load_spec, load_specs
-from slm_lab.spec.load.variables import mark_sets, read_value
+from slm_lab.spec.load.loader import load_spec, load_specs, mark_sets, read_value
 from slm_lab.spec.report import Problem, SpecError, to_path
 from tests.spec.conftest import PPO, Specs, changed
 

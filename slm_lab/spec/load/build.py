@@ -19,15 +19,12 @@ from slm_lab.spec.compat.migrate import migrate
 from slm_lab.spec.load.files import read_arc_files
 from slm_lab.spec.load.search_check import check_search, drop_misplaced, note_search
 from slm_lab.spec.load.validate import likely_names, validate, wrong_parts
-from slm_lab.spec.load.variables import override
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
-from slm_lab.spec.models.sections import SECTION_KEYS, foreign_keys, models_at
-from slm_lab.spec.models.spec import SPEC_VERSION, Spec
-from slm_lab.spec.report import Path, Problem, Report, nearest, show, value_at
+from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, foreign_keys, models_at
+from slm_lab.spec.report import Path, Problem, Report, nearest, override, show, value_at
 from slm_lab.spec.rules.check import check_rules, check_updates
-from slm_lab.spec.rules.resolve import resolve
-from slm_lab.spec.rules.sampler_rules import derive_sizes
+from slm_lab.spec.rules.resolve import derive_sizes, resolve
 
 
 @dataclass(frozen=True)

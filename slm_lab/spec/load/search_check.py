@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slm_lab.spec.compat.differences import SIZES, whole_envs
-from slm_lab.spec.load.variables import override
 from slm_lab.spec.models.search import DISTRIBUTIONS, NET, SearchKey, is_for_search, parse_search, search_entries, settings, walk
-from slm_lab.spec.models.sections import SECTION_KEYS
-from slm_lab.spec.report import Path, Problem, Report, show, show_path, to_path, value_at
+from slm_lab.spec.models.spec import SECTION_KEYS
+from slm_lab.spec.report import Path, Problem, Report, override, show, show_path, to_path, value_at
 
 Problems = Callable[[dict[str, Any]], list[Problem]]
 """Return the problems of a raw spec."""

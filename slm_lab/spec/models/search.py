@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slm_lab.spec.models.meta import MetaSpec
-from slm_lab.spec.models.sections import is_ineffective
-from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.spec import Spec, is_ineffective
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})

@@ -54,9 +54,7 @@ COMMANDS = {
     ),
     "retro_analyze": Command("slm_lab.cli.results:retro_analyze", "retro_analyze {RUN ... | latest}", ("data_dir",)),
     "list": Command(
-        "slm_lab.cli.list_names:list_names",
-        "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]",
-        ("search",),
+        "slm_lab.cli.list_names:list_names", "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]", ("search",)
     ),
     "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM]", ("env", "like")),
 }

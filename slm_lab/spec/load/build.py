@@ -128,17 +128,13 @@ def _left_out(problems: list[Problem]) -> str:
 
 def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> bool:
     """Return whether the search section is valid without the keys that --set changes, if any; variables keep their values."""
-    if not request.overrides:
-        return False
-    report = Report()
-    build(name, raw, Request(folder=request.folder), report)
-    return not any(problem.path.split(".")[0] == "search" for problem in report.problems)
+    problems = _problems(name, raw, request.folder) if request.overrides else []
+    return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
-def _problems(name: str, raw: dict[str, Any]) -> list[Problem]:
-    """Return the problems of a raw spec."""
-    report = Report()
-    build(name, raw, Request(), report)
+def _problems(name: str, raw: dict[str, Any], folder: FilePath | None = None) -> list[Problem]:
+    """Return the problems of a raw spec without --set."""
+    build(name, raw, Request(folder=folder), report := Report())
     return report.problems
 
 

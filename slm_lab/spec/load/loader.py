@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -100,7 +102,9 @@ def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: b
     if problems:
         notify(loaded.notes)
         raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
-    _check_unique_names(loaded.specs, source)
+    counts = Counter(spec.name for spec in loaded.specs)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
+        raise SpecError(source, [Problem(name, "duplicate spec name") for name in twice])
     return loaded
 
 
@@ -118,13 +122,6 @@ def notify(notes: list[str]) -> None:
     """Log each notice once."""
     for note in dict.fromkeys(notes):
         notice(note)
-
-
-def _check_unique_names(specs: list[Spec], source: str) -> None:
-    names = [spec.name for spec in specs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SpecError(source, [Problem(name, "duplicate spec name") for name in twice])
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
@@ -275,10 +272,7 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
         report.fail(("spec_params",), f"must be an object of lists (not empty), not {show(params)}")
         return []
     lists = {name: values for name, values in params.items() if name not in given}
-    count = 1
-    for values in lists.values():
-        count *= len(values)
-    if count > 10_000:
+    if (count := math.prod(map(len, lists.values()))) > 10_000:
         report.fail(("spec_params",), f"expands to {count} specs; at most 10000 are allowed")
         return []
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]

@@ -82,7 +82,8 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
                 report.note(path, f"is no key of that section, which SLM Lab ignores; not searched ({found[0].message})")
                 del node[text]
             continue
-        if DISTRIBUTIONS.get(str(text).rpartition("__")[2]) is not None:
+        form = DISTRIBUTIONS.get(str(text).rpartition("__")[2])
+        if form is not None and not form.options:
             continue  # the ends of a range, which is an error as a whole
         bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
         if not bad:

@@ -204,23 +204,14 @@ def is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _section_keys() -> dict[Path, frozenset[str]]:
-    """Return the keys of each section, of all its components."""
-    agent = Spec.model_fields["agent"].annotation
-    assert isinstance(agent, type)
-    assert issubclass(agent, SpecModel)
-    sections: dict[Path, Any] = {("agent", key): agent.model_fields[key] for key in ("algorithm", "memory", "net", "critic_net")}
-    sections |= {(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")}
-    return {place: frozenset(name for model in members(field) for name in model.model_fields) for place, field in sections.items()}
-
-
-SECTION_KEYS = _section_keys()
+_SECTIONS: dict[Path, FieldInfo] = {
+    **{("agent", key): AgentSpec.model_fields[key] for key in ("algorithm", "memory", "net", "critic_net")},
+    **{(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")},
+}
+SECTION_KEYS = {
+    place: frozenset[str](name for model in members(section) for name in model.model_fields) for place, section in _SECTIONS.items()
+}
 """Section → keys of all its components."""
-
-
-def is_ineffective(path: Path, raw: dict[str, Any]) -> bool:
-    """Return whether `path` is a key of another component of its section than the one the spec names."""
-    return path[-1] in foreign_keys(path[:-1], raw)
 
 
 def foreign_keys(place: Path, raw: dict[str, Any]) -> frozenset[str]:

@@ -104,7 +104,7 @@ def _without_effect(spec: Spec, report: Report) -> None:
     """Refuse values given by --set that change nothing. In a file they are ignored, as SLM Lab does."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     groups: list[tuple[Path, Iterable[str], bool, str]] = [
-        (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0"),
+        (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
     ]
     for key in ("net", "critic_net"):
         if (net := getattr(spec.agent, key)) is None:

@@ -19,6 +19,20 @@ def to_path(text: str) -> Path:
     return tuple(key if isinstance(key, int) else str(key) for key in pydash.to_path(text))
 
 
+NET: Path = ("agent", "net")
+CRITIC_NET: Path = ("agent", "critic_net")
+
+
+def without_index(path: Path) -> Path:
+    """Return a path without the index of the v4 form, in which agent and env are lists: agent[0].net is agent.net."""
+    return (path[0], *path[2:]) if path[:1] in (("agent",), ("env",)) and path[1:2] in ((0,), ("0",)) else path
+
+
+def with_name(path: Path) -> Path:
+    """Return a path with `name` for the `type` of a net, as the models call it."""
+    return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
+
+
 def show_path(path: Path) -> str:
     """Format a path: `agent.net.hid_layers[0]`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
@@ -193,8 +207,7 @@ def _related(one: str, other: str) -> bool:
 
 def override(raw: dict[str, Any], path: Path, value: Any, report: Report, source: str = "--set ") -> None:
     """Set the key at `path`; create missing sections on the way (validation checks them). `source` names the key's origin in problems."""
-    if len(path) > 1 and path[0] in ("agent", "env") and path[1] in (0, "0"):
-        path = (path[0], *path[2:])  # the v4 form had a list here
+    path = without_index(path)
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
     report.comes_from_set(new)
     report.replaced.pop(path, None)
@@ -210,7 +223,7 @@ def override(raw: dict[str, Any], path: Path, value: Any, report: Report, source
         elif isinstance(node, dict):
             key = str(key)
             if last:
-                if path[:2] in (("agent", "net"), ("agent", "critic_net")) and key in ("name", "type"):
+                if path[:2] in (NET, CRITIC_NET) and key in ("name", "type"):
                     node.pop("type" if key == "name" else "name", None)  # two names of one key
                 node[key] = value
             elif node.get(key) is None:

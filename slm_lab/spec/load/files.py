@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from slm_lab.spec.compat.migrate import migrate
-from slm_lab.spec.report import Path, Problem, Report, SpecError, nearest, show, show_path, value_at
+from slm_lab.spec.report import CRITIC_NET, NET, Path, Problem, Report, SpecError, nearest, show, show_path, value_at
 
 SPEC_FOLDER = FilePath(__file__).parent.parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "torch_names.json")
@@ -112,12 +112,9 @@ def is_flat(content: Any) -> bool:
     return isinstance(content, dict) and content.keys() >= {"agent", "env", "meta"} and isinstance(content.get("name"), str)
 
 
-PLACES = (("agent", "net"), ("agent", "critic_net"))
-
-
 def read_arc_files(raw: dict[str, Any], folder: FilePath | None, report: Report) -> dict[str, Any]:
     """Replace `arc_file` by `arc` in the nets of a raw spec. Args: folder: of the spec file; None: the spec is not in a file."""
-    for place in PLACES:
+    for place in (NET, CRITIC_NET):
         net = value_at(raw, place)
         if not isinstance(net, dict) or net.get("arc_file") is None or "TorchArcNet" not in (net.get("name"), net.get("type")):
             continue

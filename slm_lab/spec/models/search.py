@@ -54,9 +54,6 @@ DISTRIBUTIONS = {
 """Distribution → form of its arguments: values, of which one (choice) or each (grid_search) is used, or numbers."""
 
 
-NET: Path = ("agent", "net")
-
-
 @dataclass(frozen=True)
 class SearchKey:
     """One key that a search varies."""

@@ -13,7 +13,7 @@ from slm_lab.spec.models.base import Component, ExtensionError, LinearDecay, Spe
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES, Memory
 from slm_lab.spec.models.meta import MetaSpec
-from slm_lab.spec.models.net import Net
+from slm_lab.spec.models.net import Net, NetSpec
 from slm_lab.spec.report import Path, value_at
 
 if TYPE_CHECKING:
@@ -51,11 +51,15 @@ class AgentSpec(SpecModel):
     """SoftActorCritic, CrossQ: the critics' network; absent: the same as `net`."""
 
     @property
+    def nets(self) -> dict[str, NetSpec]:
+        """Return the nets that the spec has, by their keys."""
+        return {key: net for key, net in (("net", self.net), ("critic_net", self.critic_net)) if net is not None}
+
+    @property
     def input(self) -> InputKind | None:
         """Return what observations are by the nets of the spec; None: the env's space decides."""
-        nets = [net for net in (self.net, self.critic_net) if net is not None]
-        given = next((net.input for net in nets if net.input is not None), None)
-        return given or ("image" if any(net.images for net in nets) else None)
+        given = next((net.input for net in self.nets.values() if net.input is not None), None)
+        return given or ("image" if any(net.images for net in self.nets.values()) else None)
 
     @property
     def rollout_len(self) -> int:

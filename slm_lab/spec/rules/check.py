@@ -30,10 +30,9 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         _algorithm(spec, report)
     _schedules(spec.agent.algorithm, ALGORITHM, report)
     _schedules(spec.agent.memory, ("agent", "memory"), report)
-    for key in ("net", "critic_net"):
-        if (net := getattr(spec.agent, key)) is not None:
-            check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
-            _net(spec.agent, net, ("agent", key), report)
+    for key, net in spec.agent.nets.items():
+        check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
+        _net(spec.agent, net, ("agent", key), report)
     _memory(spec.agent, report, algorithm_known=algorithm_known)
     _env(spec, report)
     if spec.meta.distributed:
@@ -106,10 +105,9 @@ def _without_effect(spec: Spec, report: Report) -> None:
     groups: list[tuple[Path, Iterable[str], bool, str]] = [
         (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
     ]
-    for key in ("net", "critic_net"):
-        if (net := getattr(spec.agent, key)) is None:
-            continue
-        place: Path = ("agent", key)
+    place: Path
+    for key, net in spec.agent.nets.items():
+        place = ("agent", key)
         groups.append((place, ("cuda_id",), net.gpu is False, "gpu is false"))
         if algorithm.learns and not algorithm.soft and not algorithm.has_critic:
             groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
@@ -271,10 +269,9 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
 
 def _global_nets(agent: AgentSpec, report: Report) -> None:
     """Refuse optimizers that several Sessions cannot use on one net."""
-    for place in ("net", "critic_net"):
+    for place, net in agent.nets.items():
         for key in OPTIMIZER_KEYS:
-            optim = getattr(getattr(agent, place), key, None)
-            if optim is not None and optim.name == "Lookahead":
+            if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
                 why = "'Lookahead' would reset the global net to the slow weights of one Session; use GlobalAdam"
                 report.fail(("agent", place, key, "name"), why)
 

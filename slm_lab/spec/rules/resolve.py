@@ -21,13 +21,12 @@ from slm_lab.spec.models.base import LinearDecay, constant
 from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.net import NETS, LossSpec, NetSpec, RecurrentNetSpec
-from slm_lab.spec.models.search import NET, parse_search, redirect_search, walk
+from slm_lab.spec.models.search import parse_search, redirect_search, walk
 from slm_lab.spec.models.spec import AgentSpec, Spec
-from slm_lab.spec.report import Path, Report
+from slm_lab.spec.report import CRITIC_NET, NET, Path, Report, with_name, without_index
 from slm_lab.spec.rules.check import ALGORITHM, SAMPLER, dataset_unit, value_of
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation
 
-CRITIC_NET: Path = ("agent", "critic_net")
 MEMORY: Path = ("agent", "memory")
 _NAME: Path = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
@@ -77,9 +76,8 @@ def resolve(spec: Spec, report: Report) -> Spec:
     """Return the spec as it will run, with a note for each change."""
     agent, draft = spec.agent, _Draft(spec, report)
     _algorithm(draft)
-    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
-        if net is not None:
-            _net(net, place, draft)
+    for key, net in agent.nets.items():
+        _net(net, ("agent", key), draft)
     if agent.critic_net is not None and not agent.algorithm.soft:
         soft = [name for name, model in ALGORITHMS.items() if model.soft]
         draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored", by=[_NAME])
@@ -95,9 +93,8 @@ def resolve(spec: Spec, report: Report) -> Spec:
 def _meta(draft: _Draft) -> None:
     """Resolve keys of distributed training and rollout workers."""
     agent, meta = draft.spec.agent, draft.spec.meta
-    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
-        if net is not None:
-            _global_optimizers(net, place, bool(meta.distributed), draft.report)
+    for key, net in agent.nets.items():
+        _global_optimizers(net, ("agent", key), bool(meta.distributed), draft.report)
     if meta.sampler is not None:
         _sampler(meta.sampler, draft)
     if meta.distributed and meta.max_session == 1:
@@ -246,14 +243,8 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
 
 def _is_searched(spec: Spec, *paths: Path) -> bool:
     """Return whether the search varies one of these keys, or a section that contains one."""
-    keys = [_named(key.path) for key, _ in walk(parse_search(spec.search))]
+    keys = [with_name(without_index(key.path)) for key, _ in walk(parse_search(spec.search))]
     return any(path[: len(key)] == key for path in paths for key in keys)
-
-
-def _named(path: Path) -> Path:
-    """Return a path without the index of SLM Lab v4 (agent[0]), and with `name` for the `type` of a net."""
-    path = (path[0], *path[2:]) if path[0] in ("agent", "env") and path[1:2] in ((0,), ("0",)) else path
-    return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
 def _optimizers(net: NetSpec, draft: _Draft) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from slm_lab.spec.models.base import SpecModel
-from slm_lab.spec.models.extension import PATTERN
+from slm_lab.spec.models.base import PATTERN, SpecModel
 from slm_lab.spec.models.search import DISTRIBUTIONS
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import StudySpec

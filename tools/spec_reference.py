@@ -17,16 +17,15 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from slm_lab.spec.compat.other_names import OTHER_NAMES
+from slm_lab.spec.compat.migrate import OTHER_NAMES
 from slm_lab.spec.load.files import SPEC_FOLDER, raw_specs, shipped_spec_files
 from slm_lab.spec.load.validate import describe
 from slm_lab.spec.models.algorithm import ALGORITHMS
-from slm_lab.spec.models.base import SpecModel
+from slm_lab.spec.models.base import Schedule, SpecModel
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES
 from slm_lab.spec.models.meta import MetaSpec, PBTSpec, SamplerSpec, SearchResources, SearchScheduler
 from slm_lab.spec.models.net import NETS, LossSpec, LRSchedulerSpec, OptimSpec
-from slm_lab.spec.models.schedule import Schedule
 from slm_lab.spec.models.spec import AgentSpec, Spec
 from slm_lab.spec.rules.torch_check import ACTIVATIONS, INIT_FUNCTIONS, LOSSES, OPTIMIZERS, SCHEDULERS
 from tools.schema import key_descriptions

@@ -20,7 +20,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, Metrics
 from slm_lab.lib.rng import generator_state, set_generator_state
 from slm_lab.lib.store import Arrays, Named, Store
-from slm_lab.spec.models.schedule import Schedule
+from slm_lab.spec.models.base import Schedule
 
 
 class Agent:

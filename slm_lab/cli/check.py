@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slm_lab.cli.files import check_file_argument
+from slm_lab.cli.files import check_file_argument, mark_set_keys
 from slm_lab.cli.output import print_result
 from slm_lab.cli.parser import UsageError
 
 if TYPE_CHECKING:
     from slm_lab.spec.models.spec import Spec
-    from slm_lab.spec.report import Problem
+    from slm_lab.spec.report import Problem, SpecError
 
 
 def check(words: list[str], arguments: Namespace) -> int:
@@ -23,49 +23,61 @@ def check(words: list[str], arguments: Namespace) -> int:
         raise UsageError("check: FILE is missing; expected check FILE [NAME]")
     if len(words) > 2:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
-    file = check_file_argument(words[0])
-    studies = _studies(file, words[1] if len(words) > 1 else None)
-    if studies:
-        return _check_studies(file, studies, len(words) == 1, arguments)
-    return _check_specs(file, words, arguments)
+    file, name = check_file_argument(words[0]), words[1] if len(words) > 1 else None
+    from slm_lab.spec.load.files import is_study, raw_entries, raw_specs
+
+    studies = [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
+    if not studies:
+        return _check_specs(file, name, arguments)
+    if name is None and raw_specs(file):
+        _check_specs(file, None, arguments)
+    return _check_studies(file, studies, arguments)
 
 
-def _check_specs(file: str, words: list[str], arguments: Namespace) -> int:
-    from slm_lab.spec.load.files import find_spec_file, spec_names
+def _check_specs(file: str, name: str | None, arguments: Namespace) -> int:
+    from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import load, notify
-    from slm_lab.spec.load.variables import mark_sets
     from slm_lab.spec.report import SpecError
 
+    source = " ".join([str(find_spec_file(file)), *([name] if name else [])])
     try:
-        loaded = load(file, words[1] if len(words) > 1 else None, arguments.set)
+        loaded = load(file, name, arguments.set)
     except SpecError as error:
-        paths = [problem.path for problem in error.problems]
-        if len(words) == 1 and all(paths):  # a problem without a path is one of the file or of --set
-            valid = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
-            found = {name: _argument_problems(load(file, name, arguments.set).specs) for name in valid}
-            if valid := [name for name in valid if not found[name]]:
-                print_result("\n".join(f"{name}: valid" for name in valid))
-            problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]
-            marked = mark_sets(SpecError(error.source, problems), error.source, arguments.set).problems if problems else []
-            raise SpecError(error.source, [*error.problems, *marked]) from None
-        raise
+        if name is not None:
+            raise
+        raise SpecError(error.source, [*error.problems, *_check_others(file, error, arguments)]) from None
     notify(loaded.notes)
     specs = loaded.specs
-    if problems := _argument_problems(specs):
-        source = " ".join([str(find_spec_file(file)), *words[1:]])
-        raise mark_sets(SpecError(source, problems), source, arguments.set)
-    summary = [] if loaded.differences is None else [_summary(loaded.differences)]
-    if arguments.build:
-        from slm_lab.experiment.plan import Plan
-        from slm_lab.experiment.run.engine import check_builds
+    with mark_set_keys(file, name, arguments.set):
+        if problems := _argument_problems(specs):
+            raise SpecError(source, problems)
+        reports = ["valid"] * len(specs)
+        if arguments.build:
+            from slm_lab.experiment.plan import Plan
+            from slm_lab.experiment.run.engine import check_builds
 
-        try:
-            reports = check_builds(specs, Plan(device=arguments.device), " ".join([str(find_spec_file(file)), *words[1:]]))
-        except SpecError as error:
-            raise mark_sets(error, error.source, arguments.set) from None
-        lines = [f"{spec.name}: builds; {report}" for spec, report in zip(specs, reports, strict=True)]
-        return print_result("\n".join(lines + summary))
-    return print_result("\n".join([*(f"{spec.name}: valid" for spec in specs), *summary]))
+            reports = [f"builds; {report}" for report in check_builds(specs, Plan(device=arguments.device), source)]
+    lines = [f"{spec.name}: {report}" for spec, report in zip(specs, reports, strict=True)]
+    if loaded.differences is not None:
+        lines.append(_summary(loaded.differences))
+    return print_result("\n".join(lines))
+
+
+def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
+    """Print the names of the specs of a file that have no problem; return the problems with arguments of the envs of others."""
+    from slm_lab.spec.load.files import spec_names
+    from slm_lab.spec.load.loader import load, mark_sets
+    from slm_lab.spec.report import SpecError
+
+    paths = [problem.path for problem in error.problems]
+    if not all(paths):  # a problem without a path is one of the file or of --set
+        return []
+    others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
+    found = {name: _argument_problems(load(file, name, arguments.set).specs) for name in others}
+    if valid := [name for name in others if not found[name]]:
+        print_result("\n".join(f"{name}: valid" for name in valid))
+    problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]
+    return mark_sets(SpecError(error.source, problems), error.source, arguments.set).problems
 
 
 def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
@@ -79,46 +91,35 @@ def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
     return [replace(one, path=f"{prefixes[spec.name]}{one.path}") for spec in given for one in argument_problems(spec.env)]
 
 
-def _studies(file: str, name: str | None) -> list[str]:
-    """Return the names of the studies in a file that are to be checked."""
-    from slm_lab.spec.load.files import is_study, raw_entries
-
-    return [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
-
-
-def _check_studies(file: str, names: list[str], whole_file: bool, arguments: Namespace) -> int:
-    """Validate studies, and the specs beside them if the whole file is checked; list their runs, with --build with a time for all."""
-    from slm_lab.spec.load.files import raw_specs
+def _check_studies(file: str, names: list[str], arguments: Namespace) -> int:
+    """Validate studies, and list their runs, with --build with a time for all. Raises SpecError with the problems of all studies."""
     from slm_lab.spec.load.study_file import load_study
     from slm_lab.spec.report import SpecError
 
-    if whole_file and raw_specs(file):
-        _check_specs(file, [file], arguments)
-    problems, lines = [], []
+    problems, lines = dict[str, list[Problem]](), list[str]()
+    source = file
     for name in names:
         try:
             study = load_study(file, name, arguments.set)
         except SpecError as error:
-            problems += (
-                [replace(one, path=f"{name}.{one.path}".rstrip(".")) for one in error.problems] if len(names) > 1 else error.problems
-            )
-            source = error.source if len(names) == 1 else file
+            problems[name], source = error.problems, error.source
             continue
         first = {(run.entry, run.env): run.spec for run in study.runs}
         if found := _argument_problems(list(first.values())):
-            problems += [replace(one, path=f"{name}.{one.path}") for one in found] if len(names) > 1 else found
-            source = f"{file} {name}" if len(names) == 1 else file
+            problems[name], source = found, f"{file} {name}"
             continue
         lines.append(f"{name}: valid; {len(study.runs)} runs")
         seeds = ", ".join(map(str, study.spec.random_seed))
         lines += [f"  {entry}, {env}: random_seed {seeds}" for entry, env in first]
         if arguments.build:
             lines.append(_study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments))
-    if problems:
-        if lines:
-            print_result("\n".join(lines))
-        raise SpecError(source, problems)
-    return print_result("\n".join(lines))
+    if not problems:
+        return print_result("\n".join(lines))
+    if lines:
+        print_result("\n".join(lines))
+    if len(names) == 1:
+        raise SpecError(source, problems[names[0]])
+    raise SpecError(file, [replace(one, path=f"{name}.{one.path}".rstrip(".")) for name, found in problems.items() for one in found])
 
 
 def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> str:

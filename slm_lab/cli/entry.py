@@ -12,9 +12,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
-from slm_lab.cli.commands import COMMANDS
 from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
-from slm_lab.cli.parser import USER_ERROR, UsageError, check_options_apply, make_parser
+from slm_lab.cli.parser import COMMANDS, USER_ERROR, UsageError, check_options_apply, make_parser
 from slm_lab.lib.process import postpone_collection
 
 INTERRUPTED = 130
@@ -76,23 +75,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(str(stop) if stop.args else "interrupted; nothing was written")
         return getattr(stop, "code", INTERRUPTED)
     except Exception as error:
-        code = _exit_code(error)
-        if code is None:
-            raise
-        print_error(str(error), "31" if code == FAILED else "")
-        return code
+        from slm_lab.experiment.plan import TrialFailed, UserError
+        from slm_lab.spec.report import SpecError
+
+        if not isinstance(error, SpecError | UserError | UsageError | TrialFailed):
+            raise  # a defect, which gets its traceback
+        failed = isinstance(error, TrialFailed)
+        print_error(str(error), "31" if failed else "")
+        return FAILED if failed else USER_ERROR
     finally:
         flush()
-
-
-def _exit_code(error: Exception) -> int | None:
-    """Return the exit code of an error that is shown as one message; None for a defect, which gets its traceback."""
-    from slm_lab.experiment.plan import TrialFailed, UserError
-    from slm_lab.spec.report import SpecError
-
-    match error:
-        case SpecError() | UserError() | UsageError():
-            return USER_ERROR
-        case TrialFailed():
-            return FAILED
-    return None

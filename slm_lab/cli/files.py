@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from slm_lab.cli.commands import COMMANDS, DEMO, MODES
-from slm_lab.cli.parser import UsageError, did_you_mean
+from slm_lab.cli.parser import COMMANDS, DEMO, MODES, UsageError, did_you_mean
 
 _EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "study", "study@latest", "enjoy@latest")
 
@@ -15,9 +15,9 @@ _EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "study",
 class Request(NamedTuple):
     """What `run` is asked to do."""
 
-    file: str | None
-    """None: MODE@where alone."""
+    file: str
     name: str | None
+    """None: MODE@where alone, without FILE and NAME."""
     mode: str
     where: str
     """The text after the mode's "@": a run folder, or "latest"; else empty."""
@@ -29,7 +29,7 @@ def resolve_request(words: list[str]) -> Request:
         mode = _read_mode(words[0])
         if len(words) > 1:
             raise UsageError(f"too many arguments after {words[0]}: {' '.join(words[1:])}; FILE and NAME come before it")
-        return Request(None, None, *mode)
+        return Request("", None, *mode)
     if len(words) > 3:
         raise UsageError(f"too many arguments after FILE NAME MODE: {' '.join(words[3:])}")
     file, name = resolve_file_and_name(words)
@@ -45,9 +45,10 @@ def _is_mode_at(word: str) -> bool:
 def _read_mode(word: str) -> tuple[str, str]:
     """Return a MODE, and the text after its "@"."""
     mode, at, where = word.partition("@")
-    if (mode in ("enjoy", "train", "search", "study") and where) or (mode in ("train", "dev", "search", "study") and not at):
+    forms = MODES.get(mode, "")
+    if (where and f"{mode}@" in forms) or (not at and mode in forms.split(", ")):
         return mode, where
-    if mode in ("enjoy", "train", "search", "study") and at:
+    if at and f"{mode}@" in forms:
         raise UsageError(f"'{word}': expected a run folder or latest after the @, such as {mode}@latest")
     hint = did_you_mean(word, _EXAMPLES) or did_you_mean(mode, _EXAMPLES)
     raise UsageError(f"unknown mode '{word}'" + (hint or f"; expected one of {', '.join(MODES.values())}"))
@@ -67,11 +68,9 @@ def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
     if is_mode and words[1] not in names:
         mode = "enjoy@latest" if words[1] == "enjoy" else words[1]
         raise UsageError(f"'{words[1]}' is a mode, not a name; expected {file} NAME {mode} (names: {', '.join(names)})")
-    if is_mode:
-        return file, words[1]
-    if len(names) != 1:
+    if not is_mode and len(names) != 1:
         raise UsageError(f"{file}: NAME is missing; expected one of {', '.join(names)}")
-    return file, names[0]
+    return file, words[1] if is_mode else names[0]
 
 
 def check_file_argument(word: str) -> str:
@@ -97,12 +96,19 @@ def _commands(mode: str) -> str:
 
 def _files_with(name: str) -> list[Path]:
     """Return the shipped spec files that contain the spec `name`, as they can be given on the command line."""
-    from slm_lab.spec.load.files import SPEC_FOLDER, spec_names
+    from slm_lab.spec.load.files import SPEC_FOLDER, shipped_spec_files, spec_names
+
+    return [file for file in shipped_spec_files() if file.suffix == ".json" and name in spec_names(SPEC_FOLDER / file)]
+
+
+@contextmanager
+def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[None]:
+    """Let a SpecError that is found when env and agent are built name FILE and NAME, and say which keys are from --set."""
+    from slm_lab.spec.load.files import find_spec_file
+    from slm_lab.spec.load.loader import mark_sets
     from slm_lab.spec.report import SpecError
 
-    found = []
-    for file in sorted(SPEC_FOLDER.rglob("*.json"), key=lambda file: (len(file.parts), file)):
-        with suppress(SpecError):  # the schema
-            if name in spec_names(file):
-                found.append(file.relative_to(SPEC_FOLDER))
-    return found
+    try:
+        yield
+    except SpecError as error:
+        raise mark_sets(error, " ".join([str(find_spec_file(file)), *([name] if name else [])]), sets) from None

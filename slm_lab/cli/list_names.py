@@ -129,7 +129,7 @@ def _frames(frames: object) -> str:
 
 
 def _algorithms() -> Iterator[Entry]:
-    from slm_lab.spec.compat.other_names import OTHER_ALGORITHMS
+    from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS
     from slm_lab.spec.models.algorithm import ALGORITHMS, ALL_ACTIONS
 
     for name, model in ALGORITHMS.items():
@@ -169,15 +169,17 @@ def _envs() -> Iterator[Entry]:
     here = kinds_here()
     for kind, names in sorted(of_kind.items(), key=lambda item: here.get(item[0]) is not None):
         missing = here.get(kind)
-        heading = f"{kind}: not installed; pip install '{missing}'" if missing else f"{kind} (installed)"
+        heading = _installed(kind, missing)
         for name in sorted(name for name in names if current_id(name) == name):
             yield Entry(heading, (name,), keywords="installed" if not missing else "")
     for module, names in other_ids().items():
-        missing = here.get(module)
-        heading = f"{module}: not installed; pip install '{missing}'" if missing else f"{module} (installed)"
         for name in names or [f"{module}:…"]:
-            yield Entry(heading, (name,))
+            yield Entry(_installed(module, here.get(module)), (name,))
     yield Entry("backends installed (env.backend)", (vector,))
+
+
+def _installed(what: str, missing: str | None) -> str:
+    return f"{what}: not installed; pip install '{missing}'" if missing else f"{what} (installed)"
 
 
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {

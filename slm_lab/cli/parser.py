@@ -1,23 +1,73 @@
-"""Command-line options: what each accepts, and which command takes which."""
+"""Commands, modes and options of the command line: what each option accepts, and which command takes which."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
 import math
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import slm_lab
-from slm_lab.cli.commands import COMMANDS
 
 USER_ERROR = 2
 DATA_DIR = Path("data")
 AXES = ("frame", "global_frame", "wall_t", "opt_step")
 METRICS = ("total_reward", "return_new")
+
+
+class Command(NamedTuple):
+    """One command of the command line."""
+
+    run: str
+    """"module:function", imported when the command runs: function(words, arguments) → exit code."""
+    usage: str
+    options: tuple[str, ...]
+    """Options that it accepts, by their name in argparse's namespace."""
+
+
+MODE_OPTIONS = {
+    "enjoy": ("episodes", "deterministic", "render", "video", "checkpoint", "session"),
+    "search": ("confirm", "common_seeds"),
+    "study": ("adopt",),
+}
+"""Mode of `run` → the options that only it accepts."""
+COMMANDS = {
+    "run": Command(
+        "slm_lab.cli.run:run",
+        "[run] [FILE [NAME [MODE]]] [options]",
+        ("set", "device", "jobs", "cluster", "storage", "data_dir", *itertools.chain(*MODE_OPTIONS.values())),
+    ),
+    "check": Command("slm_lab.cli.check:check", "check FILE [NAME] [--build] [options]", ("set", "device", "build")),
+    "export": Command(
+        "slm_lab.cli.results:export",
+        "export {run folder | latest} [--format onnx | torch] [--out FILE] [options]",
+        ("data_dir", "format", "out", "checkpoint", "session"),
+    ),
+    "compare": Command(
+        "slm_lab.cli.results:compare",
+        "compare RUN RUN ... [--by COLUMN] [--metric COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
+        ("data_dir", "by", "metric", "solve", "label", "out"),
+    ),
+    "retro_analyze": Command("slm_lab.cli.results:retro_analyze", "retro_analyze {RUN ... | latest}", ("data_dir",)),
+    "list": Command(
+        "slm_lab.cli.list_names:list_names", "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]", ("search",)
+    ),
+    "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM]", ("env", "like")),
+}
+MODES = {
+    "train": "train, train@{run folder | latest}",
+    "dev": "dev",
+    "search": "search, search@{run folder | latest}",
+    "study": "study, study@{folder | latest}",
+    "enjoy": "enjoy@{run folder | latest}",
+}
+"""Mode → how it is written."""
+DEMO = ("demo.json", "ppo_cartpole")
+"""FILE and NAME if neither is given."""
 
 _DESCRIPTION = """\
 Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
@@ -57,6 +107,78 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USER_ERROR, f"{message}\nsee {self.prog} --help\n")
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _type(
+    what: str,
+    expected: str,
+    is_valid: Callable[[str], object],
+    convert: Callable[[str], Any] = str,
+    hint: Callable[[str], str] = lambda text: "",
+) -> Callable[[str], Any]:
+    """Return the type of an option: a function that converts a valid text, and raises an error with a hint for another one."""
+
+    def parse(text: str) -> Any:
+        if is_valid(text):
+            return convert(text)
+        raise argparse.ArgumentTypeError(f"invalid {what} '{text}'; expected {expected}{hint(text)}")
+
+    return parse
+
+
+def _one_of(what: str, known: tuple[str, ...]) -> Callable[[str], Any]:
+    return _type(what, f"one of {', '.join(known)}", known.__contains__, hint=lambda text: did_you_mean(text, known))
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
+
+
+def _is_finite(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+_TYPES = {
+    "--jobs": _type("number of sessions", "1 or more", _is_count, int),
+    "--confirm": _type("number of trials", "1 or more", _is_count, int),
+    "--episodes": _type("number of episodes", "1 or more", _is_count, int),
+    "--session": _type("session", "0 or more", str.isdecimal, int),
+    "--checkpoint": _type(
+        "checkpoint",
+        "best, last or a frame, such as 200000",
+        lambda text: text in ("best", "last") or text.isdecimal(),
+        lambda text: str(int(text)) if text.isdecimal() else text,
+    ),
+    "--device": _type("device", "cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d+)?").fullmatch),
+    "--cluster": _type(
+        "address",
+        "HOST:PORT, auto or local",
+        re.compile(r"auto|local|[^\s:/]+:\d+|\[[0-9a-fA-F:]+\]:\d+").fullmatch,
+        hint=lambda text: "; Ray Client (ray://) is not supported: run this on a node of the cluster" if text.startswith("ray://") else "",
+    ),
+    "--storage": _type(
+        "URL",
+        "one such as s3://bucket/folder, gs://bucket/folder or file:///folder",
+        re.compile(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S+").fullmatch,
+        hint=lambda text: f"; did you mean 'file://{text}'?" if text.startswith("/") else "",
+    ),
+    "--format": _type("format", "onnx or torch", ("onnx", "torch").__contains__),
+    "--by": _one_of("column", AXES),
+    "--metric": _one_of("metric", METRICS),
+    "--solve": _type("return", "a number, such as 195 or -200", _is_finite, float),
+    "--data-dir": Path,
+    "--out": Path,
+}
+"""Option → function that reads its value; others are strings."""
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands; positional arguments arrive as `words`."""
     usage = "\n       ".join(f"%(prog)s {command.usage}" for command in COMMANDS.values())
@@ -64,57 +186,44 @@ def make_parser() -> argparse.ArgumentParser:
         usage=usage, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add = parser.add_argument
+
+    def value(name: str, metavar: str, text: str, default: Any = None) -> None:
+        add(name, type=_TYPES.get(name, str), metavar=metavar, help=text, default=default)
+
+    def repeatable(*names: str, metavar: str, text: str, default: Any = None) -> None:
+        add(*names, action="append", metavar=metavar, help=f"{text}; repeatable", default=default)
+
+    def flag(name: str, text: str) -> None:
+        add(name, action="store_true", help=text)
+
     add("words", nargs="*", help=argparse.SUPPRESS)
-    add("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="fill ${KEY}, or override a key by path; repeatable")
-    add(
-        "--jobs",
-        type=_jobs,
-        metavar="N",
-        help="number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)",
-    )
-    add("--data-dir", type=Path, default=DATA_DIR, metavar="DIR", help="where runs are written (default: data)")
-    add(
-        "--cluster",
-        type=_cluster,
-        metavar="ADDRESS",
-        help="train, search, study: run on the nodes of a Ray cluster: HOST:PORT, auto (this machine is a node) or local (start one)",
-    )
-    add(
-        "--storage",
-        type=_storage,
-        metavar="URL",
-        help="train, with --cluster: write checkpoints below a URL (s3://…, gs://…), not in the data folder, which nodes need not see then",
-    )
-    add("--device", type=_device, metavar="DEVICE", help="cpu, cuda or cuda:N (default: net.gpu of the spec)")
-    add("--build", action="store_true", help="check: also build env and agent")
-    add("--confirm", type=_confirm, metavar="K", help="search: train the best K trials again, with new seeds, and rank by that")
-    add("--common-seeds", action="store_true", help="search: the same seeds for all trials")
-    add("--adopt", action="append", metavar="GLOB", help="study: finished run folders that count as its runs; repeatable")
-    add("--episodes", type=_episodes, metavar="N", help="enjoy: number of episodes (default: 10)")
-    add("--deterministic", action="store_true", help="enjoy: take the mode of the action distribution instead of a sample")
-    add("--render", action="store_true", help="enjoy: draw one env in a window")
-    add("--video", action="store_true", help="enjoy: record one env as an MP4 file in the run folder")
-    add(
-        "--checkpoint",
-        type=_checkpoint,
-        metavar="WHICH",
-        help="enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)",
-    )
-    add("--session", type=_session, metavar="N", help="enjoy, export: session of the checkpoint (default: the best one)")
-    add("--format", type=_format, metavar="FORMAT", help="export: onnx or torch (default: onnx)")
-    add("--by", type=_axis, metavar="COLUMN", help=f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
-    add("--metric", type=_metric, metavar="COLUMN", help=f"compare: return to draw, one of {', '.join(METRICS)} (default: total_reward)")
-    add("--solve", type=_return, metavar="RETURN", help="compare: mean return that counts as solved")
-    add("--label", action="append", metavar="NAME", help="compare: name of each RUN, in order; repeatable")
-    add(
-        "--out",
-        type=Path,
-        metavar="PATH",
-        help="compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)",
-    )
+    repeatable("-s", "--set", metavar="KEY=VALUE", text="fill ${KEY}, or override a key by path", default=[])
+    value("--jobs", "N", "number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)")
+    value("--data-dir", "DIR", "where runs are written (default: data)", DATA_DIR)
+    on_cluster = "run on the nodes of a Ray cluster: HOST:PORT, auto (this machine is a node) or local (start one)"
+    value("--cluster", "ADDRESS", f"train, search, study: {on_cluster}")
+    below_url = "write checkpoints below a URL (s3://…, gs://…), not in the data folder, which nodes need not see then"
+    value("--storage", "URL", f"train, with --cluster: {below_url}")
+    value("--device", "DEVICE", "cpu, cuda or cuda:N (default: net.gpu of the spec)")
+    flag("--build", "check: also build env and agent")
+    value("--confirm", "K", "search: train the best K trials again, with new seeds, and rank by that")
+    flag("--common-seeds", "search: the same seeds for all trials")
+    repeatable("--adopt", metavar="GLOB", text="study: finished run folders that count as its runs")
+    value("--episodes", "N", "enjoy: number of episodes (default: 10)")
+    flag("--deterministic", "enjoy: take the mode of the action distribution instead of a sample")
+    flag("--render", "enjoy: draw one env in a window")
+    flag("--video", "enjoy: record one env as an MP4 file in the run folder")
+    value("--checkpoint", "WHICH", "enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)")
+    value("--session", "N", "enjoy, export: session of the checkpoint (default: the best one)")
+    value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
+    value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
+    value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: total_reward)")
+    value("--solve", "RETURN", "compare: mean return that counts as solved")
+    repeatable("--label", metavar="NAME", text="compare: name of each RUN, in order")
+    value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
-    add("--env", metavar="ENV", help="new: a Gymnasium id, or package.module:EnvId")
-    add("--like", metavar="SPEC", help="new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
+    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId")
+    value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
 
@@ -126,86 +235,3 @@ def check_options_apply(command: str, arguments: argparse.Namespace) -> None:
         given = option != "words" and value is not None and value is not False and value not in ([], DATA_DIR)
         if given and command not in accepted:
             raise UsageError(f"--{option.replace('_', '-')} is an option of {' and '.join(accepted)} only")
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"invalid number of sessions '{text}'; expected 1 or more")
-    return int(text)
-
-
-def _confirm(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"invalid number of trials '{text}'; expected 1 or more")
-    return int(text)
-
-
-def _episodes(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"invalid number of episodes '{text}'; expected 1 or more")
-    return int(text)
-
-
-def _checkpoint(text: str) -> str:
-    if text not in ("best", "last") and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"invalid checkpoint '{text}'; expected best, last or a frame, such as 200000")
-    return str(int(text)) if text.isdecimal() else text
-
-
-def _session(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"invalid session '{text}'; expected 0 or more")
-    return int(text)
-
-
-def _format(text: str) -> str:
-    if text not in ("onnx", "torch"):
-        raise argparse.ArgumentTypeError(f"invalid format '{text}'; expected onnx or torch")
-    return text
-
-
-def _device(text: str) -> str:
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
-        raise argparse.ArgumentTypeError(f"invalid device '{text}'; expected cpu, cuda or cuda:N")
-    return text
-
-
-def _cluster(text: str) -> str:
-    if text in ("auto", "local") or re.fullmatch(r"[^\s:/]+:\d+|\[[0-9a-fA-F:]+\]:\d+", text):
-        return text
-    hint = "; Ray Client (ray://) is not supported: run this on a node of the cluster" if text.startswith("ray://") else ""
-    raise argparse.ArgumentTypeError(f"invalid address '{text}'; expected HOST:PORT, auto or local{hint}")
-
-
-def _storage(text: str) -> str:
-    if re.fullmatch(r"[a-z][a-z0-9+.-]*(::[a-z][a-z0-9+.-]*)*://\S+", text):
-        return text
-    hint = f"; did you mean 'file://{text}'?" if text.startswith("/") else ""
-    raise argparse.ArgumentTypeError(
-        f"invalid URL '{text}'; expected one such as s3://bucket/folder, gs://bucket/folder or file:///folder{hint}"
-    )
-
-
-def _axis(text: str) -> str:
-    if text not in AXES:
-        raise argparse.ArgumentTypeError(f"invalid column '{text}'; expected one of {', '.join(AXES)}{did_you_mean(text, AXES)}")
-    return text
-
-
-def _metric(text: str) -> str:
-    if text not in METRICS:
-        raise argparse.ArgumentTypeError(f"invalid metric '{text}'; expected one of {', '.join(METRICS)}{did_you_mean(text, METRICS)}")
-    return text
-
-
-def _return(text: str) -> float:
-    with suppress(ValueError):
-        if math.isfinite(value := float(text)):
-            return value
-    raise argparse.ArgumentTypeError(f"invalid return '{text}'; expected a number, such as 195 or -200")

@@ -1,16 +1,18 @@
-"""`run [FILE [NAME [MODE]]]`: train, or play a checkpoint."""
+"""`run [FILE [NAME [MODE]]]`: train, search, run a study, or play a checkpoint; train@, search@ and study@ continue."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import TYPE_CHECKING, Literal
 
-from slm_lab.cli.files import resolve_request
+from slm_lab.cli.files import Request, mark_set_keys, resolve_request
 from slm_lab.cli.output import OK, print_result
-from slm_lab.cli.parser import UsageError
+from slm_lab.cli.parser import MODE_OPTIONS, UsageError
 
-ENJOY_OPTIONS = ("episodes", "deterministic", "render", "video", "checkpoint", "session")
-SEARCH_OPTIONS = ("confirm", "common_seeds")
-STUDY_OPTIONS = ("adopt",)
+if TYPE_CHECKING:
+    from slm_lab.experiment.files.paths import RunPaths
+    from slm_lab.experiment.plan import Plan
+
 _NODES_WRITE = "its nodes write tables, for which they need a common folder (--data-dir); "
 _WHY_NO_STORAGE = {"train": "checkpoints of a run stay where they are; ", "search": _NODES_WRITE, "study": _NODES_WRITE}
 CLUSTER_MODES = ("train", "search", "study")
@@ -18,82 +20,137 @@ CLUSTER_MODES = ("train", "search", "study")
 
 def run(words: list[str], arguments: Namespace) -> int:
     """Run the spec in its MODE."""
-    file, name, mode, where = resolve_request(words)
-    _check_options(mode, arguments)
+    request = resolve_request(words)
+    mode, where = request.mode, request.where
+    _check_options(mode, where, arguments)
+    if mode == "enjoy":
+        return _enjoy(request, arguments)
+    if mode == "study":
+        _study(request, arguments)
+    elif mode == "search":
+        _search(request, arguments)
+    else:
+        (_resume if where else _train)(request, arguments)
+    return OK
+
+
+def _check_options(mode: str, where: str, arguments: Namespace) -> None:
+    """Raise UsageError for an option that has no effect with this mode."""
+    for owner, options in MODE_OPTIONS.items():
+        for option in options if mode != owner else ():
+            value = getattr(arguments, option)
+            if value is not None and value is not False:  # 0 is a value
+                shown = "enjoy@" if owner == "enjoy" else owner
+                raise UsageError(f"--{option.replace('_', '-')} has no effect with {mode}: it is an option of {shown}; remove it")
     if arguments.cluster is not None and mode not in CLUSTER_MODES:
         raise UsageError(f"--cluster has no effect with {mode}: it is an option of {', '.join(CLUSTER_MODES)}; remove it")
     if arguments.storage is not None and (mode != "train" or where):
-        raise UsageError(
-            f"--storage {arguments.storage} has no effect with {mode}{'@' * bool(where)}: {_WHY_NO_STORAGE.get(mode, '')}remove it"
-        )
-    if mode == "enjoy":
-        return _enjoy(file, name, where, arguments)
-    if mode == "search":
-        from slm_lab.cli.search import search
-
-        return search(file, name, where, arguments)
-    if mode == "study":
-        from slm_lab.cli.study import study
-
-        return study(file, name, where, arguments)
-    if where:
-        from slm_lab.cli.resume import resume
-
-        return resume(file, name, where, arguments)
-    assert file is not None
-    assert name is not None
-    return _train(file, name, mode, arguments)
+        shown = f"{mode}{'@' * bool(where)}"
+        raise UsageError(f"--storage {arguments.storage} has no effect with {shown}: {_WHY_NO_STORAGE.get(mode, '')}remove it")
 
 
-def _train(file: str, name: str, mode: str, arguments: Namespace) -> int:
-    """Run a new trial of a spec in mode train or dev."""
+def _plan(arguments: Namespace, mode: Literal["train", "dev"] = "train") -> Plan:
     from slm_lab.experiment.plan import Plan
-    from slm_lab.lib.log import notice
-    from slm_lab.spec.load.files import find_spec_file
-    from slm_lab.spec.load.loader import load_spec
-    from slm_lab.spec.load.variables import mark_sets, parse_sets
-    from slm_lab.spec.models.search import is_for_search, search_keys
-    from slm_lab.spec.report import SpecError, show_path
 
+    given = {key: getattr(arguments, key) for key in ("data_dir", "device", "jobs", "cluster", "storage")}
+    return Plan(mode=mode, **given)
+
+
+def _train(request: Request, arguments: Namespace) -> None:
+    """Run a new trial of a spec in mode train or dev."""
+    from slm_lab.lib.log import notice
+    from slm_lab.spec.load.loader import load_spec, parse_sets
+    from slm_lab.spec.models.search import is_for_search, search_keys
+    from slm_lab.spec.report import show_path
+
+    file, name, mode, _ = request
     for path in parse_sets(arguments.set).overrides:
         if is_for_search(path):
             raise UsageError(f"--set {show_path(path)} has no effect: only a search uses it, not {mode}; remove it")
     spec = load_spec(file, name, arguments.set, for_search=False)
-    plan = Plan(
-        mode="dev" if mode == "dev" else "train",
-        data_dir=arguments.data_dir,
-        device=arguments.device,
-        jobs=arguments.jobs,
-        cluster=arguments.cluster,
-        storage=arguments.storage,
-    )
+    plan = _plan(arguments, "dev" if mode == "dev" else "train")
     if arguments.jobs is not None and spec.meta.distributed and mode == "train":
         notice(f"--jobs has no effect with meta.distributed: its {spec.meta.max_session} sessions all run at once")
     if unused := search_keys(spec):
         notice(f"{spec.name}: {', '.join(unused)}: only for a search; not used by {mode}")
     from slm_lab.experiment.run.trial import Trial
 
-    try:
+    with mark_set_keys(file, name, arguments.set):
         Trial(spec, plan=plan).run()
-    except SpecError as error:  # found when building env and agent
-        raise mark_sets(error, f"{find_spec_file(file)} {name}", arguments.set) from None
-    return OK
 
 
-def _check_options(mode: str, arguments: Namespace) -> None:
-    """Raise UsageError for an option that has no effect with this mode."""
-    for options, owner, shown in (
-        (ENJOY_OPTIONS, "enjoy", "enjoy@"),
-        (SEARCH_OPTIONS, "search", "search"),
-        (STUDY_OPTIONS, "study", "study"),
-    ):
-        for option in options if mode != owner else ():
-            value = getattr(arguments, option)
-            if value is not None and value is not False:  # 0 is a value
-                raise UsageError(f"--{option.replace('_', '-')} has no effect with {mode}: it is an option of {shown}; remove it")
+def _resume(request: Request, arguments: Namespace) -> None:
+    """Continue a run as its saved spec says; FILE is only compared with it."""
+    from slm_lab.experiment.files.find import find_run
+    from slm_lab.experiment.run.trial import Trial
+
+    paths = find_run(request.where, request.name, arguments.data_dir)
+    _show_differences(request, paths)
+    with mark_set_keys(str(paths.spec), paths.spec_name, arguments.set):
+        Trial.resume(paths.root, arguments.set, _plan(arguments)).run()
 
 
-def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace) -> int:
+def _show_differences(request: Request, paths: RunPaths) -> None:
+    """Print the keys in which the spec that FILE and NAME give, if they are given, differs from the saved one, which is used."""
+    from slm_lab.experiment.session.resume import differences
+    from slm_lab.lib.log import notice
+    from slm_lab.spec.load.loader import load_spec
+    from slm_lab.spec.report import SpecError
+
+    file, name = request.file, request.name
+    if name is None:
+        return
+    try:
+        given = load_spec(file, name, for_search=False)
+    except SpecError as error:  # it has variables, which the saved spec has values for, or was changed since
+        notice(f"{file} {name} is not compared with the saved spec: {str(error).splitlines()[-1].strip()}")
+        return
+    for path, (one, other) in differences(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
+        if path != "meta.random_seed" or one is not None:
+            notice(f"{path}: {one} in {file}, {other} in the saved spec, which is used")
+
+
+def _search(request: Request, arguments: Namespace) -> None:
+    """Run a new search, or continue the one in a run folder as its saved spec says."""
+    from slm_lab.experiment.files.find import find_search
+    from slm_lab.experiment.run.search.search import Search
+    from slm_lab.spec.load.loader import load_spec
+
+    plan, confirm = _plan(arguments), arguments.confirm or 0
+    if not request.where:
+        spec = load_spec(request.file, request.name, arguments.set)
+        with mark_set_keys(request.file, request.name, arguments.set):
+            Search(spec, plan, confirm=confirm, common_seeds=arguments.common_seeds).run()
+        return
+    if arguments.common_seeds:
+        raise UsageError("--common-seeds has no effect with search@: the seeds are those of the saved search; remove it")
+    paths = find_search(request.where, request.name, arguments.data_dir)
+    _show_differences(request, paths)
+    Search.resume(paths.root, arguments.set, plan, confirm=confirm).run()
+
+
+def _study(request: Request, arguments: Namespace) -> None:
+    """Run a study, or the missing runs of the one in a folder; FILE is read again for that.
+
+    Without --set, the arguments of the last start apply to a continued study.
+    """
+    from slm_lab.experiment.files.study_paths import about_study, find_study
+    from slm_lab.experiment.run.study.study import StudyExperiment
+    from slm_lab.lib.log import notice
+    from slm_lab.spec.load.study_file import load_study
+
+    file, name, _, where = request
+    if name is None:
+        raise UsageError(f"study@{where}: FILE and NAME are missing; a study is continued as its file says: FILE NAME study@{where}")
+    paths = find_study(where, name, arguments.data_dir) if where else None
+    sets = arguments.set or ([] if paths is None else about_study(paths).get("set", []))
+    if sets and not arguments.set:
+        shown = " ".join(f"--set {one}" for one in sets)
+        notice(f"the arguments of the last start apply: {shown}; other --set arguments replace all of them")
+    StudyExperiment(load_study(file, name, sets), _plan(arguments), paths=paths, adopt=arguments.adopt or ()).run()
+
+
+def _enjoy(request: Request, arguments: Namespace) -> int:
     """Play a run as its saved spec says; the file is only looked up for NAME, which may be a name in it with values of variables."""
     if arguments.jobs is not None:
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
@@ -101,11 +158,11 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
     from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
     from slm_lab.experiment.files.find import find_run, tell_unfinished
-    from slm_lab.experiment.plan import Plan
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load_spec
 
-    if file is not None and name is not None and not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
+    file, name = request.file, request.name
+    if name is not None and not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
         load_spec(file, name)  # the error with the known names
     options = EnjoyOptions(
         episodes=arguments.episodes,
@@ -115,6 +172,6 @@ def _enjoy(file: str | None, name: str | None, where: str, arguments: Namespace)
         session=arguments.session,
         sets=arguments.set,
     )
-    paths = find_run(where, name, arguments.data_dir)
+    paths = find_run(request.where, request.name, arguments.data_dir)
     tell_unfinished(paths)
-    return print_result(summary(enjoy(paths, options, Plan(data_dir=arguments.data_dir, device=arguments.device))))
+    return print_result(summary(enjoy(paths, options, _plan(arguments))))

@@ -26,8 +26,8 @@ from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
+from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.models.extension import ExtensionError, import_class
 from slm_lab.spec.report import Problem, SpecError, nearest
 
 BACKENDS: dict[str, type[Backend]] = {"ale": Ale, "native": Native, "envpool": EnvPool, "sync": Sync, "async": Async}

@@ -12,8 +12,8 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.arguments import accepted_arguments, unexpected_argument, unknown_key_message
+from slm_lab.spec.models.base import ExtensionError, import_class, is_extension
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.models.extension import ExtensionError, import_class, is_extension
 from slm_lab.spec.report import Problem, SpecError, nearest
 
 NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")

@@ -19,6 +19,20 @@ def to_path(text: str) -> Path:
     return tuple(key if isinstance(key, int) else str(key) for key in pydash.to_path(text))
 
 
+NET: Path = ("agent", "net")
+CRITIC_NET: Path = ("agent", "critic_net")
+
+
+def without_index(path: Path) -> Path:
+    """Return a path without the index of the v4 form, in which agent and env are lists: agent[0].net is agent.net."""
+    return (path[0], *path[2:]) if path[:1] in (("agent",), ("env",)) and path[1:2] in ((0,), ("0",)) else path
+
+
+def with_name(path: Path) -> Path:
+    """Return a path with `name` for the `type` of a net, as the models call it."""
+    return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
+
+
 def show_path(path: Path) -> str:
     """Format a path: `agent.net.hid_layers[0]`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
@@ -189,3 +203,32 @@ def _as_text(path: Path) -> Path:
 def _related(one: str, other: str) -> bool:
     short, long = sorted((one, other), key=len)
     return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")
+
+
+def override(raw: dict[str, Any], path: Path, value: Any, report: Report, source: str = "--set ") -> None:
+    """Set the key at `path`; create missing sections on the way (validation checks them). `source` names the key's origin in problems."""
+    path = without_index(path)
+    new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
+    report.comes_from_set(new)
+    report.replaced.pop(path, None)
+    node: Any = raw
+    for depth, key in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(node, list):
+            index = int(key) if str(key).isdecimal() and len(str(key)) < 10 else -1
+            if not 0 <= index < len(node):
+                report.fail(path[: depth + 1], f"index out of range: the list has {len(node)} items ({source}{show_path(path)})")
+                return
+            node[index], node = (value if last else node[index]), node[index]
+        elif isinstance(node, dict):
+            key = str(key)
+            if last:
+                if path[:2] in (NET, CRITIC_NET) and key in ("name", "type"):
+                    node.pop("type" if key == "name" else "name", None)  # two names of one key
+                node[key] = value
+            elif node.get(key) is None:
+                node[key] = {}
+            node = node[key]
+        else:
+            report.fail(path[:depth], f"is {show(node)}, which has no keys ({source}{show_path(path)})")
+            return

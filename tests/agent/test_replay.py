@@ -15,9 +15,9 @@ from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, Transitions, 
 from slm_lab.env import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
+from slm_lab.spec.models.base import LinearDecay
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
-from slm_lab.spec.models.schedule import LinearDecay
 from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, info
 

@@ -16,8 +16,7 @@ import pytest
 
 import slm_lab
 from slm_lab.cli import main
-from slm_lab.cli.commands import COMMANDS
-from slm_lab.cli.parser import make_parser
+from slm_lab.cli.parser import COMMANDS, make_parser
 from slm_lab.experiment.plan import Plan
 from tests.wording import check_wording
 

@@ -8,8 +8,7 @@ from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
 from slm_lab.spec.models.algorithm import Algorithm
 from slm_lab.spec.models.memory import Memory
 from slm_lab.spec.models.net import Net
-from slm_lab.spec.models.sections import members
-from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.spec import Spec, members
 from slm_lab.spec.report import Report
 from slm_lab.spec.rules.check import check_rules
 from slm_lab.spec.rules.resolve import resolve

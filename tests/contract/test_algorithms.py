@@ -23,8 +23,7 @@ from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.algorithm import Algorithm
 from slm_lab.spec.models.memory import Memory
-from slm_lab.spec.models.sections import members
-from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.spec import Spec, members
 from slm_lab.spec.report import SpecError
 from tests.agent.helpers import Acting, ToyEnv
 from tests.contract.combinations import ALGORITHM_NAMES, SMALL, Case, cases

@@ -12,14 +12,12 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from slm_lab.cli.commands import COMMANDS
 from slm_lab.cli.entry import main
 from slm_lab.cli.files import resolve_file_and_name, resolve_request
-from slm_lab.cli.parser import check_options_apply, make_parser
-from slm_lab.spec.load.files import SPEC_FOLDER, is_study
+from slm_lab.cli.parser import COMMANDS, check_options_apply, make_parser
+from slm_lab.spec.load.files import SPEC_FOLDER, is_study, parse_json
 from slm_lab.spec.load.loader import load_spec, load_specs
 from slm_lab.spec.load.study_file import load_study
-from slm_lab.spec.load.text import parse_json
 from tests.docs.blocks import PAGES, ROOT, Block, blocks, commands
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -89,10 +87,9 @@ def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
         if name == "run":
             request = resolve_request(words)
             if request.mode == "study":
-                assert request.file is not None
                 assert request.name is not None
                 load_study(request.file, request.name, arguments.set)
-            elif request.file is not None:
+            elif request.name is not None:
                 load_spec(request.file, request.name, arguments.set)
 
 

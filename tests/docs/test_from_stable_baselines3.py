@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from slm_lab.spec.compat.other_names import OTHER_NAMES
+from slm_lab.spec.compat.migrate import OTHER_NAMES
 from slm_lab.spec.models.algorithm import PPOSpec
 from tests.docs.blocks import ROOT
 from tools.spec_reference import SECTIONS

@@ -9,8 +9,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from slm_lab import Session
 from slm_lab.agent.build import ALGORITHMS
+from slm_lab.spec.load.files import parse_json
 from slm_lab.spec.load.loader import load_specs
-from slm_lab.spec.load.text import parse_json
 from slm_lab.spec.models.algorithm import PPOSpec
 from tests.docs.blocks import ROOT, blocks
 from tools import component_pages, generate, spec_reference

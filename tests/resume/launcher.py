@@ -24,7 +24,6 @@ MARK = "SLM_LAB_TEST"
 _LOADED = (
     "gymnasium",
     "torch",
-    "slm_lab.cli.resume",
     "slm_lab.cli.run",
     "slm_lab.experiment.report.analyze",
     "slm_lab.experiment.run.trial",

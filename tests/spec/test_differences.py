@@ -45,13 +45,7 @@ SAC = {
 }
 
 
-PPO = {
-    "name": "PPO",
-    "gamma": 0.98,
-    "lam": 0.9,
-    "clip_eps_spec": {"name": "no_decay", "start_val": 0.2},
-    "training_epoch": 2,
-}
+PPO = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "clip_eps_spec": {"name": "no_decay", "start_val": 0.2}, "training_epoch": 2}
 ON_POLICY, OUTSIDE = ["time limits", "rows of resets"], ["actions outside the bounds"]
 OFF_POLICY = ["rows of resets", "precision of the replay", "start of training"]
 CRITIC = {"type": "MLPNet", "hid_layers": [16], "batch_norm": True, "loss_spec": {"name": "SmoothL1Loss"}}
@@ -161,10 +155,7 @@ def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
             ["time limits", "rows of resets", "initialisation of the output layers"],
         ),
         ({"env.name": "Pendulum-v1", "agent.net.log_std_init": 0.0}, ["time limits", "rows of resets", "log_std_init"]),
-        (
-            {"agent.algorithm": PPO | {"time_horizon": 128, "minibatch_size": 400}},
-            ["time limits", "rows of resets", "minibatches"],
-        ),
+        ({"agent.algorithm": PPO | {"time_horizon": 128, "minibatch_size": 400}}, ["time limits", "rows of resets", "minibatches"]),
         ({"agent.algorithm": PPO | {"time_horizon": 128, "minibatch_size": 256}}, ["time limits", "rows of resets"]),
         ({"meta.distributed": "synced"}, ["time limits", "rows of resets", "distributed"]),
         ({"agent.net": {"type": "RecurrentNet", "shared": True}}, ["time limits", "rows of resets", "RecurrentNet"]),
@@ -172,10 +163,7 @@ def test_one_line_for_each_difference(specs: Specs, form: Any) -> None:
             {"agent.net.shared": False, "agent.net.critic_init_std": 1.0},
             ["time limits", "rows of resets", "initialisation of the output layers"],
         ),
-        (
-            {"agent.algorithm.name": "SIL", "agent.memory.sil_replay_name": "Replay"},
-            ["time limits", "rows of resets", "self-imitation"],
-        ),
+        ({"agent.algorithm.name": "SIL", "agent.memory.sil_replay_name": "Replay"}, ["time limits", "rows of resets", "self-imitation"]),
         (DQN, [*OFF_POLICY, "exploration"]),
         (DQN | {"agent.net.out_layer_activation": "tanh"}, [*OFF_POLICY, "exploration"]),
         (
@@ -430,9 +418,7 @@ def test_what_ppo_rounds_is_noted(specs: Specs) -> None:
     algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": 17, "minibatch_size": 32}
     file = specs.file({"it": changed(V5, {"agent.algorithm": algorithm})})
     rounded = [note for note in load(file, "it").notes if "rounded" in note]
-    assert rounded == [
-        "it: agent.algorithm.time_horizon: 17 is rounded up to a multiple of num_envs (4) in SLM Lab; 20 is used",
-    ]
+    assert rounded == ["it: agent.algorithm.time_horizon: 17 is rounded up to a multiple of num_envs (4) in SLM Lab; 20 is used"]
     assert not [note for note in load(file, "it", ["agent.algorithm.time_horizon=18"]).notes if "rounded" in note]
 
 
@@ -442,11 +428,6 @@ def test_an_absent_minibatch_size_of_ppo_is_noted(specs: Specs) -> None:
     assert spec.agent.algorithm.minibatch_size == 64  # type: ignore[attr-defined]
     assert "minibatch_size" in loaded(specs, {"agent.algorithm": algorithm})
     assert "minibatch_size" not in loaded(specs, {"agent.algorithm": {**algorithm, "minibatch_size": 64}})
-
-
-def test_advantages_as_they_are_are_noted(specs: Specs) -> None:
-    assert "normalize_advantages" not in loaded(specs, {})
-    assert "normalize_advantages" in loaded(specs, {"agent.algorithm.normalize_advantages": False})
 
 
 def test_lam_wins_over_num_step_returns(specs: Specs) -> None:
@@ -490,23 +471,39 @@ def test_in_a_spec_for_this_package_sticky_actions_of_an_old_atari_id_are_noted(
     assert [note.partition(":")[2].partition(": an")[0] for note in found.notes if "is now" not in note] == [" env.name: sticky actions"]
 
 
-def test_priorities_of_sequences_are_noted(specs: Specs) -> None:
-    """SLM Lab has no replay of sequences; what is given means the same with any net."""
-    per = {"name": "PrioritizedReplay", "batch_size": 32, "max_size": 1000, "alpha": 0.6, "epsilon": 0.01}
-    recurrent = {"agent.net": {"type": "RecurrentNet", "seq_len": 4}, "agent.memory": per}
-    topic = "priorities of sequences"
-    assert topic in loaded(specs, DQN | recurrent)
-    assert topic in loaded(specs, DQN | recurrent | {"agent.memory": per | {"beta": 0.5}})
-    assert topic in loaded(specs, DQN | recurrent | {"agent.memory": per | {"initial_error": 1.0}})
-    assert topic not in loaded(specs, DQN | recurrent | {"agent.memory": per | {"beta": 0.5, "initial_error": 1.0}})
-    assert topic not in loaded(specs, DQN | {"agent.memory": per})
-    assert topic not in loaded(specs, DQN | recurrent | {"agent.memory": DQN["agent.memory"]})
-    sil = {"agent.algorithm.name": "SIL", "agent.net": {"type": "RecurrentNet", "shared": True}}
-    assert topic in loaded(specs, sil | {"agent.memory.sil_replay_name": "PrioritizedReplay"})
-    assert topic not in loaded(specs, sil | {"agent.memory.sil_replay_name": "Replay"})
-    draws = ["prioritised draws" in loaded(specs, sil | {"agent.memory.sil_replay_name": name}) for name in ("PrioritizedReplay", "Replay")]
-    assert draws == [True, False]
-    load_spec(specs.file({"it": changed(V5, DQN | recurrent)}))
+PER = {"name": "PrioritizedReplay", "batch_size": 32, "max_size": 1000, "alpha": 0.6, "epsilon": 0.01}
+DQN_RNN = DQN | {"agent.net": {"type": "RecurrentNet", "seq_len": 4}, "agent.memory": PER}
+SIL_RNN = {"agent.algorithm.name": "SIL", "agent.net": {"type": "RecurrentNet", "shared": True}}
+CUT, SEQUENCES, DRAWS = "returns at the end of a rollout", "priorities of sequences", "prioritised draws"
+
+
+@pytest.mark.parametrize(
+    ("topic", "changes", "differs"),
+    [
+        ("normalize_advantages", {}, False),
+        ("normalize_advantages", {"agent.algorithm.normalize_advantages": False}, True),
+        (CUT, {"agent.algorithm.lam": ...}, True),
+        (CUT, {}, False),
+        (CUT, {"agent.algorithm.lam": ..., "agent.algorithm.num_step_returns": 8}, False),
+        (CUT, {"agent.algorithm.lam": ..., "agent.memory.name": "OnPolicyReplay"}, False),
+        (SEQUENCES, DQN_RNN, True),  # SLM Lab has no replay of sequences; what is given means the same with any net
+        (SEQUENCES, DQN_RNN | {"agent.memory.beta": 0.5}, True),
+        (SEQUENCES, DQN_RNN | {"agent.memory.initial_error": 1.0}, True),
+        (SEQUENCES, DQN_RNN | {"agent.memory.beta": 0.5, "agent.memory.initial_error": 1.0}, False),
+        (SEQUENCES, DQN | {"agent.memory": PER}, False),
+        (SEQUENCES, DQN_RNN | {"agent.memory": DQN["agent.memory"]}, False),
+        (SEQUENCES, SIL_RNN | {"agent.memory.sil_replay_name": "PrioritizedReplay"}, True),
+        (SEQUENCES, SIL_RNN | {"agent.memory.sil_replay_name": "Replay"}, False),
+        (DRAWS, SIL_RNN | {"agent.memory.sil_replay_name": "PrioritizedReplay"}, True),
+        (DRAWS, SIL_RNN | {"agent.memory.sil_replay_name": "Replay"}, False),
+    ],
+)
+def test_whether_a_topic_differs(specs: Specs, topic: str, changes: dict[str, Any], differs: bool) -> None:
+    assert (topic in loaded(specs, changes)) == differs
+
+
+def test_each_difference_of_priorities_is_noted(specs: Specs) -> None:
+    load_spec(specs.file({"it": changed(V5, DQN_RNN)}))
     assert specs.notices().count("agent.memory.name") == 4
 
 
@@ -556,14 +553,6 @@ def test_the_start_of_training_is_noted(specs: Specs, envs: int, every: int, sta
     assert ("start of training" in loaded(specs, DQN | keys)) == bool(paths)
     load_spec(file)
     assert [path for path in specs.notices() if ".training_" in path] == [f"agent.algorithm.{path}" for path in paths]
-
-
-def test_returns_that_the_rollout_cuts_are_noted(specs: Specs) -> None:
-    topic = "returns at the end of a rollout"
-    assert topic in loaded(specs, {"agent.algorithm.lam": ...})
-    assert topic not in loaded(specs, {})
-    assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.algorithm.num_step_returns": 8})
-    assert topic not in loaded(specs, {"agent.algorithm.lam": ..., "agent.memory.name": "OnPolicyReplay"})
 
 
 def test_a_choice_loses_the_values_that_contradict_the_spec_and_a_range_is_refused(specs: Specs) -> None:

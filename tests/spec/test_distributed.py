@@ -28,18 +28,9 @@ def test_other_values_are_refused_with_the_nearest(specs: Specs, value: Any) -> 
         (SYNCED, None),
         (SYNCED | {"meta.hogwild_lock": True, "meta.max_restart": 3}, None),
         (SYNCED | {"meta.max_session": 1}, "meta.distributed"),
-        (
-            SYNCED | {"agent.net.optim_spec": {"name": "Adam"}},
-            "agent.net.optim_spec",
-        ),
-        (
-            SYNCED | {"agent.net.optim_spec": {"name": "RMSprop"}},
-            "agent.net.optim_spec",
-        ),
-        (
-            {"agent.net.optim_spec": {"name": "GlobalRMSprop"}},
-            "agent.net.optim_spec",
-        ),
+        (SYNCED | {"agent.net.optim_spec": {"name": "Adam"}}, "agent.net.optim_spec"),
+        (SYNCED | {"agent.net.optim_spec": {"name": "RMSprop"}}, "agent.net.optim_spec"),
+        ({"agent.net.optim_spec": {"name": "GlobalRMSprop"}}, "agent.net.optim_spec"),
     ],
 )
 def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> None:

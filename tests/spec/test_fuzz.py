@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slm_lab.spec.load.files import parse_json, parse_yaml
 from slm_lab.spec.load.loader import dump_spec, load_specs
-from slm_lab.spec.load.text import parse_json, parse_yaml
 from slm_lab.spec.report import SpecError
 
 FULL: dict[str, Any] = {

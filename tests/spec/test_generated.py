@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slm_lab.spec.load.files import SPEC_FOLDER
-from slm_lab.spec.models.sections import SECTION_KEYS
+from slm_lab.spec.models.spec import SECTION_KEYS
 from slm_lab.spec.rules import torch_check
 from tools import schema
 

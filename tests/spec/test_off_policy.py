@@ -31,35 +31,17 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
     ("changes", "problem"),
     [
         # memories
-        (
-            {"agent.algorithm": {"name": "ActorCritic"}, "agent.memory.name": "PrioritizedReplay"},
-            "agent.memory.name",
-        ),
+        ({"agent.algorithm": {"name": "ActorCritic"}, "agent.memory.name": "PrioritizedReplay"}, "agent.memory.name"),
         ({"agent.memory.name": "PrioritizedReplay"}, "agent.memory.name"),
         ({"agent.algorithm": {"name": "SARSA"}, "agent.memory.name": "Replay"}, "agent.memory.name"),
-        (
-            DQN | {"agent.memory": {"name": "OnPolicyReplay"}},
-            "agent.memory.name",
-        ),
+        (DQN | {"agent.memory": {"name": "OnPolicyReplay"}}, "agent.memory.name"),
         (SAC | {"agent.memory": {"name": "OnPolicyBatchReplay"}}, "agent.memory.name"),
-        (
-            DQN | {"agent.memory.batch_size": 64, "agent.memory.max_size": 32},
-            "agent.memory.batch_size",
-        ),
+        (DQN | {"agent.memory.batch_size": 64, "agent.memory.max_size": 32}, "agent.memory.batch_size"),
         (DQN | {"agent.memory.batch_size": 200_000}, "agent.memory.batch_size"),
         (SIL | {"agent.memory.batch_size": 8, "agent.memory.max_size": 4}, "agent.memory.batch_size"),
-        (
-            SIL | {"agent.memory.sil_replay_name": "PrioritisedReplay"},
-            "agent.memory.sil_replay_name",
-        ),
-        (
-            DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": 1.4}},
-            "agent.memory.beta",
-        ),
-        (
-            DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": FALLING}},
-            "agent.memory.beta.end_step",
-        ),
+        (SIL | {"agent.memory.sil_replay_name": "PrioritisedReplay"}, "agent.memory.sil_replay_name"),
+        (DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": 1.4}}, "agent.memory.beta"),
+        (DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": FALLING}}, "agent.memory.beta.end_step"),
         (
             DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": FALLING | {"end_val": 1.5, "end_step": 20}}},
             "agent.memory.beta.end_val",
@@ -79,40 +61,19 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.net.type": "RecurrentNet"}, "agent.net.type"),
         (DQN | {"agent.memory.burn_in": 2}, "agent.memory.burn_in"),
         (DQN | {"agent.memory": {"name": "PrioritizedReplay", "eta": 0.5}}, "agent.memory.eta"),
-        (
-            {"agent.net.type": "DuelingMLPNet"},
-            "agent.net.type",
-        ),
-        (
-            {"agent.net": {"type": "DuelingConvNet", "conv_hid_layers": [[8, 3]]}},
-            "agent.net.type",
-        ),
+        ({"agent.net.type": "DuelingMLPNet"}, "agent.net.type"),
+        ({"agent.net": {"type": "DuelingConvNet", "conv_hid_layers": [[8, 3]]}}, "agent.net.type"),
         (SAC | {"agent.net.type": "DuelingMLPNet"}, "agent.net.type"),
         (SAC | {"agent.critic_net": {"type": "RecurrentNet"}}, "agent.critic_net.type"),
         (SAC | {"agent.critic_net": {"type": "DuelingMLPNet"}}, "agent.critic_net.type"),
         (SAC | {"agent.critic_net.type": "MLP"}, "agent.critic_net.type"),
         (SAC | {"agent.critic_net": {"hid_layers": [8]}}, "agent.critic_net.name (missing)"),
         (SAC | {"agent.critic_net": {"type": "ConvNet", "conv_hid_layers": []}}, "agent.critic_net.conv_hid_layers"),
-        (
-            SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers": [8, 0]}},
-            "agent.critic_net.hid_layers[1]",
-        ),
-        (
-            SAC | {"agent.critic_net": {"type": "MLPNet", "optim_spec": {"name": "Adm"}}},
-            "agent.critic_net.optim_spec.name",
-        ),
-        (
-            SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers_activation": "rellu"}},
-            "agent.critic_net.hid_layers_activation",
-        ),
-        (
-            SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layrs": [8]}},
-            "agent.critic_net.hid_layrs (unknown)",
-        ),
-        (
-            SAC | {"agent.critic_net.type": "TorchArcNet"},
-            "agent.critic_net.arc (missing)",
-        ),
+        (SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers": [8, 0]}}, "agent.critic_net.hid_layers[1]"),
+        (SAC | {"agent.critic_net": {"type": "MLPNet", "optim_spec": {"name": "Adm"}}}, "agent.critic_net.optim_spec.name"),
+        (SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers_activation": "rellu"}}, "agent.critic_net.hid_layers_activation"),
+        (SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layrs": [8]}}, "agent.critic_net.hid_layrs (unknown)"),
+        (SAC | {"agent.critic_net.type": "TorchArcNet"}, "agent.critic_net.arc (missing)"),
         (hydra([[8], [8]], [8]), "agent.net.hid_layers"),
         (hydra([[8]], 8, []), "agent.net.hid_layers[1]"),
         (hydra([[8]], [True], []), "agent.net.hid_layers[1]"),
@@ -126,20 +87,11 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
             SAC | {"agent.algorithm.action_policy": "epsilon_greedy", "agent.algorithm.explore_var_spec": CONSTANT},
             "agent.algorithm.action_policy",
         ),
-        (
-            SAC | {"agent.algorithm.action_policy": "boltzmann"},
-            "agent.algorithm.action_policy",
-        ),
-        (
-            DQN | {"agent.algorithm.action_policy": "boltzmann"},
-            "agent.algorithm.explore_var_spec (missing)",
-        ),
+        (SAC | {"agent.algorithm.action_policy": "boltzmann"}, "agent.algorithm.action_policy"),
+        (DQN | {"agent.algorithm.action_policy": "boltzmann"}, "agent.algorithm.explore_var_spec (missing)"),
         (SAC | {"agent.algorithm.log_alpha_min": 3}, "agent.algorithm.log_alpha_min"),
         (SAC | {"agent.algorithm.fixed_alpha": 0}, "agent.algorithm.fixed_alpha"),
-        (
-            SAC | {"agent.algorithm.target_entropy": "aut"},
-            "agent.algorithm.target_entropy",
-        ),
+        (SAC | {"agent.algorithm.target_entropy": "aut"}, "agent.algorithm.target_entropy"),
         (DQN | {"agent.algorithm.training_start_step": -1}, "agent.algorithm.training_start_step"),
         (DQN | {"meta.save_replay": 1}, "meta.save_replay"),
     ],
@@ -151,10 +103,7 @@ def test_what_does_not_go_together(specs: Specs, changes: dict[str, Any], proble
 @pytest.mark.parametrize(
     ("changes", "notices"),
     [
-        (
-            {"agent.critic_net": {"type": "MLPNet", "hid_layers": [8]}},
-            ["agent.critic_net"],
-        ),
+        ({"agent.critic_net": {"type": "MLPNet", "hid_layers": [8]}}, ["agent.critic_net"]),
         (
             {"agent.net.update_type": "polyak", "agent.net.update_frequency": 100, "agent.net.polyak_coef": 0.1},
             [f"agent.net.{key}" for key in ("update_type", "update_frequency", "polyak_coef")],
@@ -178,10 +127,7 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
 @pytest.mark.parametrize(
     ("changes", "notice"),
     [
-        (
-            DQN | {"agent.net.update_type": "replace", "agent.net.polyak_coef": 0.1},
-            "agent.net.polyak_coef",
-        ),
+        (DQN | {"agent.net.update_type": "replace", "agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
         (DQN | {"agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
         (
             DQN | {"agent.net.update_type": "polyak", "agent.net.polyak_coef": 0.1, "agent.net.update_frequency": 9},
@@ -193,42 +139,15 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
             "agent.algorithm.entropy_anneal",
         ),
         (DQN | {"agent.memory.beta": 0.4}, "agent.memory.beta"),
-        (
-            DQN | {"agent.algorithm.name": "VanillaDQN", "agent.net.update_frequency": 9},
-            "agent.net.update_frequency",
-        ),
-        (
-            SAC | {"agent.algorithm.name": "CrossQ", "agent.net.batch_norm": True, "agent.net.polyak_coef": 0.1},
-            "agent.net.polyak_coef",
-        ),
-        (
-            SAC | {"agent.algorithm.alpha_anneal_frames": 10},
-            "agent.algorithm.alpha_anneal_frames",
-        ),
-        (
-            SAC | {"agent.algorithm.fixed_alpha": 0.2, "agent.algorithm.alpha_lr": 0.1},
-            "agent.algorithm.alpha_lr",
-        ),
-        (
-            SAC | {"agent.critic_net": {"type": "MLPNet"}, "agent.net.polyak_coef": 0.1},
-            "agent.net.polyak_coef",
-        ),
-        (
-            SAC | {"agent.critic_net": {"type": "MLPNet", "gpu": True}},
-            "agent.critic_net.gpu",
-        ),
-        (
-            SAC | {"agent.critic_net": {"type": "MLPNet", "update_type": "replace", "polyak_coef": 0.1}},
-            "agent.critic_net.polyak_coef",
-        ),
-        (
-            SAC | {"agent.algorithm.name": "CrossQ"},
-            "agent.net",
-        ),
-        (
-            SIL | {"agent.memory.sil_replay_name": "Replay", "agent.memory.alpha": 0.5},
-            "agent.memory.alpha",
-        ),
+        (DQN | {"agent.algorithm.name": "VanillaDQN", "agent.net.update_frequency": 9}, "agent.net.update_frequency"),
+        (SAC | {"agent.algorithm.name": "CrossQ", "agent.net.batch_norm": True, "agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
+        (SAC | {"agent.algorithm.alpha_anneal_frames": 10}, "agent.algorithm.alpha_anneal_frames"),
+        (SAC | {"agent.algorithm.fixed_alpha": 0.2, "agent.algorithm.alpha_lr": 0.1}, "agent.algorithm.alpha_lr"),
+        (SAC | {"agent.critic_net": {"type": "MLPNet"}, "agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
+        (SAC | {"agent.critic_net": {"type": "MLPNet", "gpu": True}}, "agent.critic_net.gpu"),
+        (SAC | {"agent.critic_net": {"type": "MLPNet", "update_type": "replace", "polyak_coef": 0.1}}, "agent.critic_net.polyak_coef"),
+        (SAC | {"agent.algorithm.name": "CrossQ"}, "agent.net"),
+        (SIL | {"agent.memory.sil_replay_name": "Replay", "agent.memory.alpha": 0.5}, "agent.memory.alpha"),
         (SAC | {"agent.algorithm.training_epoch": 10}, "agent.algorithm.training_epoch"),
     ],
 )
@@ -244,8 +163,9 @@ def test_save_replay_is_for_those_that_have_one(specs: Specs) -> None:
 
 
 def test_old_words_for_activations_are_settled_in_both_nets(specs: Specs) -> None:
-    spec = specs.load(SAC | {"agent.critic_net": {"type": "MLPNet", "hid_layers_activation": "leaky_relu"}})
-    assert spec.agent.critic_net.hid_layers_activation == "LeakyReLU"  # type: ignore[union-attr]
+    net = {"type": "MLPNet", "hid_layers_activation": "leaky_relu"}
+    agent = specs.load(SAC | {"agent.net": net, "agent.critic_net": net}).agent
+    assert [found.hid_layers_activation for found in (agent.net, agent.critic_net)] == ["LeakyReLU"] * 2  # type: ignore[union-attr]
 
 
 def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:

@@ -35,76 +35,34 @@ def arc(*layers: Any, graph: Any = None) -> dict[str, Any]:
     ("changes", "problem"),
     [
         ({"agent.memory.name": "OnPolicyReplay"}, "agent.memory.name"),
-        (
-            {"agent.algorithm.entropy_coef_spec": DECAY | {"start_step": 11}},
-            "agent.algorithm.entropy_coef_spec.end_step",
-        ),
-        (
-            {"agent.algorithm.clip_eps_spec": DECAY | {"start_val": -1}},
-            "agent.algorithm.clip_eps_spec.start_val",
-        ),
-        (
-            {"agent.algorithm.action_policy": "boltzmann"},
-            "agent.algorithm.explore_var_spec (missing)",
-        ),
-        (
-            {"agent.net.optim_spec": {"name": "LBFGS"}},
-            "agent.net.optim_spec.name",
-        ),
+        ({"agent.algorithm.entropy_coef_spec": DECAY | {"start_step": 11}}, "agent.algorithm.entropy_coef_spec.end_step"),
+        ({"agent.algorithm.clip_eps_spec": DECAY | {"start_val": -1}}, "agent.algorithm.clip_eps_spec.start_val"),
+        ({"agent.algorithm.action_policy": "boltzmann"}, "agent.algorithm.explore_var_spec (missing)"),
+        ({"agent.net.optim_spec": {"name": "LBFGS"}}, "agent.net.optim_spec.name"),
         ({"agent.net.optim_spec": {"name": "SparseAdam"}}, "agent.net.optim_spec.name"),
         ({"agent.net.optim_spec": {"name": "adamw"}}, "agent.net.optim_spec.name"),
-        (
-            {"agent.net.optim_spec": {"name": "Adam", "bets": [0.9, 0.9]}},
-            "agent.net.optim_spec.bets (unknown)",
-        ),
+        ({"agent.net.optim_spec": {"name": "Adam", "bets": [0.9, 0.9]}}, "agent.net.optim_spec.bets (unknown)"),
         ({"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdm"}}, "agent.net.optim_spec.optimizer"),
-        (
-            {"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdam", "moment": 1}},
-            "agent.net.optim_spec.moment (unknown)",
-        ),
+        ({"agent.net.optim_spec": {"name": "Lookahead", "optimizer": "RAdam", "moment": 1}}, "agent.net.optim_spec.moment (unknown)"),
         ({"agent.net.lr_scheduler_spec": {"name": "ReduceLROnPlateau"}}, "agent.net.lr_scheduler_spec.name"),
         ({"agent.net.lr_scheduler_spec": {"name": "SequentialLR"}}, "agent.net.lr_scheduler_spec.name"),
         ({"agent.net.lr_scheduler_spec": {"name": "LambdaLR"}}, "agent.net.lr_scheduler_spec.name"),
         ({"agent.net.lr_scheduler_spec": {"name": "StepLR"}}, "agent.net.lr_scheduler_spec.step_size (missing)"),
         ({"agent.net.lr_scheduler_spec": {"name": "LinearToZero"}}, "agent.net.lr_scheduler_spec.frame (missing)"),
-        (
-            {"agent.net.loss_spec": {"name": "MSE"}},
-            "agent.net.loss_spec.name",
-        ),
-        (
-            {"agent.net.hid_layers_activation": "reluu"},
-            "agent.net.hid_layers_activation",
-        ),
-        (
-            {"agent.net.init_fn": "orthogonal"},
-            "agent.net.init_fn",
-        ),
+        ({"agent.net.loss_spec": {"name": "MSE"}}, "agent.net.loss_spec.name"),
+        ({"agent.net.hid_layers_activation": "reluu"}, "agent.net.hid_layers_activation"),
+        ({"agent.net.init_fn": "orthogonal"}, "agent.net.init_fn"),
         ({"agent.net": {"type": "TorchArcNet"}}, "agent.net.arc (missing)"),
         ({"agent.net": {"type": "TorchArcNet", "actor_arc": arc({"Tanh": None})["agent.net"]["arc"]}}, "agent.net.critic_arc (missing)"),
-        (
-            arc({"LazyLiner": {"out_features": 1}}),
-            "agent.net.arc.modules.body.Sequential[0].LazyLiner",
-        ),
-        (
-            arc({"LazyLinear": {"out_features": 1, "features": 1}}),
-            "agent.net.arc.modules.body.Sequential[0].LazyLinear.features (unknown)",
-        ),
-        (
-            arc({"Tanh": None}, graph=GRAPH | {"modules": {"bdy": ["x"]}}),
-            "agent.net.arc.graph.modules.bdy",
-        ),
-        (
-            {"agent.net": {"type": "ConvNet", "conv_hid_layers": [[32, 0]]}},
-            "agent.net.conv_hid_layers[0][1]",
-        ),
+        (arc({"LazyLiner": {"out_features": 1}}), "agent.net.arc.modules.body.Sequential[0].LazyLiner"),
+        (arc({"LazyLinear": {"out_features": 1, "features": 1}}), "agent.net.arc.modules.body.Sequential[0].LazyLinear.features (unknown)"),
+        (arc({"Tanh": None}, graph=GRAPH | {"modules": {"bdy": ["x"]}}), "agent.net.arc.graph.modules.bdy"),
+        ({"agent.net": {"type": "ConvNet", "conv_hid_layers": [[32, 0]]}}, "agent.net.conv_hid_layers[0][1]"),
         ({"agent.net": {"type": "RecurrentNet", "bidirectional": True}}, "agent.net.bidirectional"),
         ({"agent.net": {"type": "RecurrentNet", "dtype": "bfloat16"}}, "agent.net.dtype"),
         ({"env.backend": "ale"}, "env.backend"),
         ({"env.name": ""}, "env.name"),
-        (
-            {"env.name": "MyGrid-Empty-5x5-v0"},
-            "env.name",
-        ),
+        ({"env.name": "MyGrid-Empty-5x5-v0"}, "env.name"),
         ({"env.name": "CartPol-v1"}, "env.name"),
         ({"env.name": "ALE/Pongg-v5"}, "env.name"),
         ({"env.name": "no_such_package.envs:MyEnv-v0"}, "env.name"),
@@ -140,17 +98,6 @@ def test_what_contradicts(specs: Specs, changes: dict[str, Any], problem: str) -
 def test_what_is_fine(specs: Specs, changes: dict[str, Any]) -> None:
     specs.load(changes)
     assert specs.notices() == []
-
-
-def test_minibatch_larger_than_the_rollout_is_clamped(specs: Specs) -> None:
-    spec = specs.load({"agent.algorithm.minibatch_size": 1000, "agent.algorithm.time_horizon": 32})
-    assert spec.agent.algorithm.model_dump()["minibatch_size"] == 128
-    assert specs.notices() == ["agent.algorithm.minibatch_size"]
-
-
-def test_training_frequency_of_ppo_is_its_horizon(specs: Specs) -> None:
-    assert specs.load({"agent.algorithm.training_frequency": 1}).agent.algorithm.model_dump()["training_frequency"] is None
-    assert specs.notices() == ["agent.algorithm.training_frequency"]
 
 
 @pytest.mark.parametrize(
@@ -248,17 +195,6 @@ def test_whole_numbers_of_schedulers_and_optimizers(specs: Specs) -> None:
     assert (found, [type(number) for number in found]) == ([1000, 2000], [int, int])
     problem = "agent.net.lr_scheduler_spec.milestones"
     assert specs.problems({"agent.net.lr_scheduler_spec": scheduler | {"milestones": [1e3, 1.5]}}) == [problem]
-
-
-def test_activation_with_an_underscore(specs: Specs) -> None:
-    net = specs.load({"agent.net.hid_layers_activation": "leaky_relu"}).agent.net
-    assert net is not None
-    assert net.model_dump()["hid_layers_activation"] == "LeakyReLU"
-
-
-def test_env_key_near_a_known_one(specs: Specs) -> None:
-    assert specs.load({"env.clip_rewards": 1, "env.continuous": True}).env.kwargs == {"clip_rewards": 1, "continuous": True}
-    assert specs.notices() == ["env.clip_rewards"]
 
 
 @pytest.mark.parametrize(

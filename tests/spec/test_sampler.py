@@ -46,60 +46,21 @@ def sized(minibatch: int, batches: int, **sampler: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (
-            {"meta.distributed": "synced", "meta.max_session": 2},
-            "meta.distributed",
-        ),
-        (
-            {"env.num_envs": 4},
-            "env.num_envs",
-        ),
-        (
-            {"meta.sampler": {"num_policies": 2, "pbt": {"perturb_min": 1.6, "perturb_max": 1.5}}},
-            "meta.sampler.pbt.perturb_min",
-        ),
-        (
-            {"meta.sampler": {"inference": "central", "worker_num_splits": 3}},
-            "meta.sampler.worker_num_splits",
-        ),
-        (
-            {"meta.sampler": {"inference": "central", "worker_num_splits": 20}},
-            "meta.sampler.worker_num_splits",
-        ),
-        (
-            {"agent.algorithm": {"name": "Reinforce"}},
-            "meta.sampler",
-        ),
+        ({"meta.distributed": "synced", "meta.max_session": 2}, "meta.distributed"),
+        ({"env.num_envs": 4}, "env.num_envs"),
+        ({"meta.sampler": {"num_policies": 2, "pbt": {"perturb_min": 1.6, "perturb_max": 1.5}}}, "meta.sampler.pbt.perturb_min"),
+        ({"meta.sampler": {"inference": "central", "worker_num_splits": 3}}, "meta.sampler.worker_num_splits"),
+        ({"meta.sampler": {"inference": "central", "worker_num_splits": 20}}, "meta.sampler.worker_num_splits"),
+        ({"agent.algorithm": {"name": "Reinforce"}}, "meta.sampler"),
         ({"agent.algorithm": {"name": "SARSA"}}, "meta.sampler"),
-        (
-            {"agent.algorithm": {"name": "SIL"}, "agent.memory": SIL},
-            "meta.sampler",
-        ),
-        (
-            {"agent.algorithm": {"name": "PPOSIL"}, "agent.memory": SIL},
-            "meta.sampler",
-        ),
+        ({"agent.algorithm": {"name": "SIL"}, "agent.memory": SIL}, "meta.sampler"),
+        ({"agent.algorithm": {"name": "PPOSIL"}, "agent.memory": SIL}, "meta.sampler"),
         ({"agent.algorithm": {"name": "Random"}}, "meta.sampler"),
-        (
-            {"agent.algorithm": {"name": "ActorCritic"}, "agent.memory.name": "OnPolicyReplay"},
-            "agent.memory.name",
-        ),
-        (
-            DQN | {"meta.sampler.async_rl": False},
-            "meta.sampler.async_rl",
-        ),
-        (
-            DQN | {"meta.sampler.num_policies": 2},
-            "meta.sampler.num_policies",
-        ),
-        (
-            DQN | {"meta.sampler.num_batches_per_epoch": 3},
-            "meta.sampler.num_batches_per_epoch",
-        ),
-        (
-            {"agent.algorithm": {"name": "ActorCritic"}, "meta.sampler.num_batches_per_epoch": 2},
-            "meta.sampler.num_batches_per_epoch",
-        ),
+        ({"agent.algorithm": {"name": "ActorCritic"}, "agent.memory.name": "OnPolicyReplay"}, "agent.memory.name"),
+        (DQN | {"meta.sampler.async_rl": False}, "meta.sampler.async_rl"),
+        (DQN | {"meta.sampler.num_policies": 2}, "meta.sampler.num_policies"),
+        (DQN | {"meta.sampler.num_batches_per_epoch": 3}, "meta.sampler.num_batches_per_epoch"),
+        ({"agent.algorithm": {"name": "ActorCritic"}, "meta.sampler.num_batches_per_epoch": 2}, "meta.sampler.num_batches_per_epoch"),
         ({"meta.sampler": {"num_worker": 2}}, "meta.sampler.num_worker (unknown)"),
         ({"meta.sampler": {"pbt": {"perod": 2}}}, "meta.sampler.pbt.perod (unknown)"),
         ({"meta.sampler": {"inference": "centra"}}, "meta.sampler.inference"),
@@ -173,26 +134,14 @@ def test_the_envs_are_the_workers(specs: Specs) -> None:
     [
         ({}, None),
         ({"meta.max_restart": 3}, None),
-        (
-            {"meta.sampler": {"num_policies": 2, "async_rl": False}, "agent.algorithm.minibatch_size": 2048},
-            "meta.sampler.async_rl",
-        ),
-        (
-            {"meta.sampler": {"serial_mode": True}, "agent.algorithm.minibatch_size": 2048},
-            "meta.sampler.async_rl",
-        ),
+        ({"meta.sampler": {"num_policies": 2, "async_rl": False}, "agent.algorithm.minibatch_size": 2048}, "meta.sampler.async_rl"),
+        ({"meta.sampler": {"serial_mode": True}, "agent.algorithm.minibatch_size": 2048}, "meta.sampler.async_rl"),
         (
             {"meta.sampler": {"serial_mode": True, "async_rl": False, "inference": "central"}, "agent.algorithm.minibatch_size": 2048},
             "meta.sampler.inference",
         ),
-        (
-            {"agent.algorithm.with_vtrace": True, "agent.algorithm.c_bar": 1.5},
-            "agent.algorithm.c_bar",
-        ),
-        (
-            {"agent.algorithm.with_vtrace": True, "agent.algorithm.rho_bar": 2.0, "agent.algorithm.c_bar": 0.5},
-            "agent.algorithm.c_bar",
-        ),
+        ({"agent.algorithm.with_vtrace": True, "agent.algorithm.c_bar": 1.5}, "agent.algorithm.c_bar"),
+        ({"agent.algorithm.with_vtrace": True, "agent.algorithm.rho_bar": 2.0, "agent.algorithm.c_bar": 0.5}, "agent.algorithm.c_bar"),
     ],
 )
 def test_notices(specs: Specs, changes: dict[str, Any], notice: str | None) -> None:
@@ -271,11 +220,7 @@ samplers = st.fixed_dictionaries(
 )
 algorithms = st.one_of(
     st.fixed_dictionaries(
-        {
-            "name": st.just("PPO"),
-            "time_horizon": st.sampled_from([1, 2, 4, 6]),
-            "minibatch_size": st.integers(1, 32).map(lambda n: 12 * n),
-        }
+        {"name": st.just("PPO"), "time_horizon": st.sampled_from([1, 2, 4, 6]), "minibatch_size": st.integers(1, 32).map(lambda n: 12 * n)}
     ),
     st.fixed_dictionaries({"name": st.just("ActorCritic"), "training_frequency": workers}),
     st.just({"name": "DQN"}),

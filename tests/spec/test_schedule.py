@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from slm_lab.spec.models.schedule import Schedule
+from slm_lab.spec.models.base import Schedule
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Schedule)
 

@@ -13,9 +13,8 @@ from slm_lab.cli.entry import main
 from slm_lab.experiment.session.session import Session
 from slm_lab.spec.load.loader import Loaded, load, load_spec
 from slm_lab.spec.load.search_space import SearchSpace
-from slm_lab.spec.load.variables import override
 from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, parse_search
-from slm_lab.spec.report import Report, SpecError, to_path
+from slm_lab.spec.report import Report, SpecError, override, to_path
 from tests.spec.conftest import Specs
 
 GOOD: dict[str, list[Any]] = {
@@ -64,10 +63,7 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
     ("search", "problem"),
     [
         ({"agent.algorithm.gama__uniform": [0, 1]}, "agent.algorithm.gama__uniform (unknown)"),
-        (
-            {"agent": {"algorithm": {"lam__unifrm": [0, 1]}}},
-            "agent.algorithm.lam__unifrm",
-        ),
+        ({"agent": {"algorithm": {"lam__unifrm": [0, 1]}}}, "agent.algorithm.lam__unifrm"),
         ({"agent": {"algorithm": {"lam": 0.9}}}, "agent.algorithm.lam"),
         ({"agent.algorithm.lam__uniform": [0.5, 2]}, "agent.algorithm.lam__uniform"),
         ({"agent.algorithm.lam__uniform": [0.9, 0.5]}, "agent.algorithm.lam__uniform"),
@@ -93,6 +89,24 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
 )
 def test_search_that_does_not_fit(specs: Specs, search: Any, problem: str) -> None:
     assert specs.problems({"search": search}) == [f"search.{problem}"]
+
+
+LOG_ALPHA: dict[str, Any] = {"agent.algorithm.log_alpha_max__uniform": [-3, -2], "agent.algorithm.log_alpha_min__choice": [0, 1]}
+OFF_POLICY = {"agent.algorithm": {"name": "SoftActorCritic"}, "agent.memory": {"name": "Replay", "batch_size": 8}, "env.max_frame": 5000}
+LAM = {"search": {"agent.algorithm.lam__choice": [0.5]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (OFF_POLICY | {"search": LOG_ALPHA}, "search"),  # each key alone could be searched
+        (LAM | {"meta.search_algorithm": "grid"}, "meta.search_algorithm"),
+        (LAM | {"meta.max_trial": 0}, "meta.max_trial"),
+        (LAM | {"agent.net.loss_spec": {"name": "CrossEntropyLoss"}}, "agent.net.loss_spec.name"),  # once, not for each value
+    ],
+)
+def test_a_spec_that_does_not_fit_its_search(specs: Specs, changes: dict[str, Any], problem: str) -> None:
+    assert specs.problems(changes) == [problem]
 
 
 def test_search_over_an_optimizer_that_serves_both(specs: Specs) -> None:
@@ -128,37 +142,16 @@ def test_a_value_that_only_some_combinations_allow(specs: Specs) -> None:
     assert specs.load({**base, "search": {key: [8, 16], "agent.algorithm.time_horizon__choice": [8, 32]}}).search
 
 
-def test_no_combination_is_valid(specs: Specs) -> None:
-    """Each key alone could be searched."""
-    base = {"agent.algorithm": {"name": "SoftActorCritic"}, "agent.memory": {"name": "Replay", "batch_size": 8}, "env.max_frame": 5000}
-    search = {"agent.algorithm.log_alpha_min__choice": [0, 1], "agent.algorithm.log_alpha_max__uniform": [-3, -2]}
-    assert specs.problems({**base, "search": dict(reversed(search.items()))}) == ["search"]
-
-
 def test_lam_replaces_num_step_returns(specs: Specs) -> None:
     """SLM Lab uses lam where both are given."""
     base = {"agent.algorithm": {"name": "ActorCritic", "num_step_returns": 8}, "search": {"agent.algorithm.lam__uniform": [0.9, 0.95]}}
     assert specs.load(base).search
 
 
-def test_problems_of_the_spec_are_reported_once(specs: Specs) -> None:
-    changes = {"agent.net.loss_spec": {"name": "CrossEntropyLoss"}, "search": {"agent.algorithm.gamma__choice": [0.9, 0.99]}}
-    assert specs.problems(changes) == ["agent.net.loss_spec.name"]
-
-
 def test_a_key_that_lacks_an_underscore_and_has_no_effect_is_ignored(specs: Specs) -> None:
     """As published."""
     assert specs.load({"search": {"agent.algorithm": {"training_batch_iter_choice": [4, 6], "lam__uniform": [0.5, 0.9]}}}).search
     assert specs.notices() == ["search.agent.algorithm.training_batch_iter_choice"]
-
-
-def test_a_grid_needs_grid_search(specs: Specs) -> None:
-    changes = {"meta.search_algorithm": "grid", "search": {"agent.algorithm.lam__choice": [0.5]}}
-    assert specs.problems(changes) == ["meta.search_algorithm"]
-
-
-def test_no_trial(specs: Specs) -> None:
-    assert specs.problems({"meta.max_trial": 0, "search": {"agent.algorithm.lam__choice": [0.5]}}) == ["meta.max_trial"]
 
 
 WIDE: dict[str, Any] = {

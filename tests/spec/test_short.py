@@ -9,8 +9,8 @@ import pytest
 from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.load.loader import dump_spec, load_spec, load_specs
 from slm_lab.spec.models.algorithm import ALGORITHMS
-from slm_lab.spec.models.recommended import complete
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.rules.resolve import complete
 from tests.spec.conftest import PPO, Specs
 
 LEARNING = [name for name, model in ALGORITHMS.items() if model.learns]

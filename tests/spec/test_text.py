@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.spec.load.text import parse_json, parse_yaml, read
+from slm_lab.spec.load.files import parse_json, parse_yaml, read
 from slm_lab.spec.report import SpecError
 
 
@@ -98,7 +98,7 @@ def test_broken_yaml(text: str, words: str) -> None:
 
 
 def test_yaml_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slm_lab.spec.load.text.MAX_NODES", 10_000)
+    monkeypatch.setattr("slm_lab.spec.load.files.MAX_NODES", 10_000)
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     assert "too large" in problem(parse_yaml, "\n".join(lines))
 

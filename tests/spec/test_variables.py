@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import pydash
 import pytest
 
 from slm_lab.spec.load.files import spec_names
-from slm_lab.spec.load.loader import load_spec, load_specs
-from slm_lab.spec.load.variables import mark_sets, read_value
-from slm_lab.spec.report import Problem, SpecError, to_path
+from slm_lab.spec.load.loader import load_spec, load_specs, mark_sets, read_value
+from slm_lab.spec.report import Problem, SpecError
 from tests.spec.conftest import PPO, Specs, changed
 
 VARS = {"env.name": "${env}", "env.max_frame": "${max_frame}", "agent.name": "PPO on ${env} for ${max_frame}"}
-
-
-@pytest.mark.parametrize("text", ["a.b", "a.b[0].c", "a[0][1]", "agent.net.hid_layers.0", r"a\.b.c", "a"])
-def test_dotted_paths_are_those_of_pydash(text: str) -> None:
-    assert list(to_path(text)) == pydash.to_path(text)
 
 
 @pytest.mark.parametrize(
@@ -48,17 +41,9 @@ def test_variables_fill_values_and_text_and_name_the_spec(specs: Specs) -> None:
     assert specs.notices() == []
 
 
-def test_env_must_be_a_variable_of_the_spec(specs: Specs) -> None:
-    assert specs.problems({}, ["env=ALE/Pong-v5"]) == [" (unknown)"]
-
-
 def test_each_place_of_an_unfilled_variable_is_told_with_the_other_problems(specs: Specs) -> None:
     problems = specs.problems(VARS | {"agent.algorithm.gama": 1}, ["max_frame=10"])
-    assert problems == [
-        "agent.name (missing)",
-        "env.name (missing)",
-        "agent.algorithm.gama (unknown)",
-    ]
+    assert problems == ["agent.name (missing)", "env.name (missing)", "agent.algorithm.gama (unknown)"]
 
 
 def test_overrides_by_path(specs: Specs) -> None:
@@ -112,13 +97,7 @@ def test_overrides_that_do_not_fit(specs: Specs, text: str, problem: str) -> Non
 def test_problems_say_whether_they_come_from_set(specs: Specs) -> None:
     changes = {"env.name": "${env}", "env.num_envs": 0, "env.normalize_state": "${norm}", "agent.algorithm.lam": "${lam}"}
     found = specs.problems(changes | {"spec_params": {"lam": [7]}}, ["env=CartPol-v1", "norm=8", "agent.algorithm.gamma=2"])
-    assert found == [
-        "agent.algorithm.gamma",
-        "agent.algorithm.lam",
-        "env.num_envs",
-        "env.normalize_state",
-        "env.name",
-    ]
+    assert found == ["agent.algorithm.gamma", "agent.algorithm.lam", "env.num_envs", "env.normalize_state", "env.name"]
     body = changed(PPO, {}) | {"agent": [PPO["agent"]]}
     with pytest.raises(SpecError, match=r"agent\[0\].algorithm.gamma: .* not 2 \(from --set\)"):
         load_spec(specs.file({"ppo": body}), "ppo", ["agent.algorithm.gamma=2"])

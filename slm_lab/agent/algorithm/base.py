@@ -19,8 +19,8 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
 from slm_lab.lib.store import Arrays, Named, Shareable, Store, attach_parts, prefixed
+from slm_lab.spec.models.base import Schedule
 from slm_lab.spec.models.net import RecurrentNetSpec
-from slm_lab.spec.models.schedule import Schedule
 from slm_lab.spec.models.spec import AgentSpec
 
 

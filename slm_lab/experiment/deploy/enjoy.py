@@ -25,8 +25,7 @@ from slm_lab.experiment.training.evaluate import MAX_STEPS, play
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds
-from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.variables import mark_sets, parse_sets
+from slm_lab.spec.load.loader import load_spec, mark_sets, parse_sets
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, show_path

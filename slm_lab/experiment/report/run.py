@@ -26,7 +26,7 @@ from slm_lab.experiment.files.paths import DataMode, RunPaths, not_a_run, run_pa
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Table, curve
 from slm_lab.lib.log import notice
-from slm_lab.spec.models.sections import models_at
+from slm_lab.spec.models.spec import models_at
 from slm_lab.spec.report import Path as KeyPath
 from slm_lab.spec.report import nearest
 

@@ -24,16 +24,15 @@ from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.compat.env_ids import KNOWN, current_id, short_name, unavailable_reason
-from slm_lab.spec.compat.other_names import OTHER_ALGORITHMS
-from slm_lab.spec.load.files import SPEC_FOLDER, raw_specs, spec_summaries
+from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS
+from slm_lab.spec.load.files import SPEC_FOLDER, parse_json, raw_specs, spec_summaries
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.text import parse_json
 from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
+from slm_lab.spec.models.base import ExtensionError, find_model, is_extension
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.models.extension import ExtensionError, find_model, is_extension
-from slm_lab.spec.models.recommended import complete
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, closest, nearest
+from slm_lab.spec.rules.resolve import complete
 
 _FRAMES = {"classic_control": 200_000, "toy_text": 200_000, "jax": 200_000, "box2d": 500_000, "mujoco": 2_000_000, "atari": 10_000_000}
 """Kind of env → frames to train for. Algorithms with a replay buffer need about half as many, but for Atari."""

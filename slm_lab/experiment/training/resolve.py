@@ -13,9 +13,9 @@ from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.load.loader import dump_spec, load_spec
-from slm_lab.spec.models.recommended import complete
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
+from slm_lab.spec.rules.resolve import complete
 
 _ROWS = 10
 """Minimum number of rows of a Session if the spec does not say how often to write one."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from slm_lab.spec.compat.env_ids import KNOWN, current_id
 from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec, SARSASpec
+from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
 from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.models.net import DuelingMLPNetSpec, NetSpec, TorchArcNetSpec
-from slm_lab.spec.models.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Path, Report, value_at
 

@@ -1,4 +1,4 @@
-"""Migrate older forms of a spec to the current one, with a note for each change."""
+"""Names in other libraries; older forms of a spec, migrated to the current one with a note for each change."""
 
 from __future__ import annotations
 
@@ -47,6 +47,79 @@ DROPPED: dict[Path, str] = {
     },
 }
 """Keys that are no longer used → why."""
+
+OTHER_NAMES = {
+    "learning_rate": "agent.net.optim_spec.lr",
+    "lr": "agent.net.optim_spec.lr",
+    "actor_lr": "agent.net.actor_optim_spec.lr",
+    "critic_lr": "agent.net.critic_optim_spec.lr",
+    "policy_lr": "agent.net.actor_optim_spec.lr",
+    "q_lr": "agent.net.critic_optim_spec.lr",
+    "optimizer": "agent.net.optim_spec.name",
+    "max_grad_norm": "agent.net.clip_grad_val",
+    "policy_kwargs": "agent.net",
+    "net_arch": "agent.net.hid_layers",
+    "hidden_sizes": "agent.net.hid_layers",
+    "activation": "agent.net.hid_layers_activation",
+    "activation_fn": "agent.net.hid_layers_activation",
+    "tau": "agent.net.polyak_coef",
+    "target_update_interval": "agent.net.update_frequency",
+    "target_network_frequency": "agent.net.update_frequency",
+    "device": "agent.net.gpu",
+    "n_steps": "agent.algorithm.time_horizon (ActorCritic: num_step_returns)",
+    "num_steps": "agent.algorithm.time_horizon (ActorCritic: num_step_returns)",
+    "rollout_length": "agent.algorithm.time_horizon",
+    "n_epochs": "agent.algorithm.training_epoch",
+    "update_epochs": "agent.algorithm.training_epoch",
+    "num_epochs": "agent.algorithm.training_epoch",
+    "gae_lambda": "agent.algorithm.lam",
+    "clip_range": "agent.algorithm.clip_eps_spec",
+    "clip_coef": "agent.algorithm.clip_eps_spec",
+    "clip_param": "agent.algorithm.clip_eps_spec",
+    "clip_range_vf": "agent.algorithm.clip_vloss",
+    "ent_coef": "agent.algorithm.entropy_coef_spec",
+    "entropy_coeff": "agent.algorithm.entropy_coef_spec",
+    "vf_coef": "agent.algorithm.val_loss_coef",
+    "vf_loss_coeff": "agent.algorithm.val_loss_coef",
+    "normalize_advantage": "agent.algorithm.normalize_advantages",
+    "learning_starts": "agent.algorithm.training_start_step",
+    "train_freq": "agent.algorithm.training_frequency",
+    "gradient_steps": "agent.algorithm.training_iter",
+    "exploration_fraction": "agent.algorithm.explore_var_spec.end_step",
+    "exploration_initial_eps": "agent.algorithm.explore_var_spec.start_val",
+    "exploration_final_eps": "agent.algorithm.explore_var_spec.end_val",
+    "epsilon": "agent.algorithm.explore_var_spec",
+    "alpha": "agent.algorithm.fixed_alpha",
+    "batch_size": "agent.memory.batch_size (PPO: agent.algorithm.minibatch_size)",
+    "mini_batch_size": "agent.algorithm.minibatch_size",
+    "sgd_minibatch_size": "agent.algorithm.minibatch_size",
+    "buffer_size": "agent.memory.max_size",
+    "replay_size": "agent.memory.max_size",
+    "env_id": "env.name",
+    "n_envs": "env.num_envs",
+    "nenvs": "env.num_envs",
+    "total_timesteps": "env.max_frame",
+    "total_steps": "env.max_frame",
+    "max_episode_steps": "env.max_t",
+    "seed": "meta.random_seed",
+    "log_interval": "meta.log_frequency",
+    "eval_freq": "meta.eval_frequency",
+    "n_eval_episodes": "meta.rigorous_eval",
+}
+"""Name of a key in other libraries (Stable-Baselines3, CleanRL, RLlib, …) → path of the key here."""
+
+OTHER_ALGORITHMS = {
+    "A2C": "ActorCritic",
+    "A3C": "ActorCritic, with meta.distributed",
+    "SAC": "SoftActorCritic",
+    "DDQN": "DoubleDQN",
+    "RAINBOW": "DoubleDQN, with PrioritizedReplay",
+    "PPO2": "PPO",
+    "IMPALA": "PPO, with meta.sampler and with_vtrace",
+    "REINFORCE": "Reinforce",
+    "VPG": "Reinforce",
+}
+"""Name of an algorithm elsewhere, in capitals → the nearest here."""
 
 
 def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -19,15 +19,12 @@ from slm_lab.spec.compat.migrate import migrate
 from slm_lab.spec.load.files import read_arc_files
 from slm_lab.spec.load.search_check import check_search, drop_misplaced, note_search
 from slm_lab.spec.load.validate import likely_names, validate, wrong_parts
-from slm_lab.spec.load.variables import override
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
-from slm_lab.spec.models.sections import SECTION_KEYS, foreign_keys, models_at
-from slm_lab.spec.models.spec import SPEC_VERSION, Spec
-from slm_lab.spec.report import Path, Problem, Report, nearest, show, value_at
+from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, foreign_keys, models_at
+from slm_lab.spec.report import Path, Problem, Report, nearest, override, show, value_at
 from slm_lab.spec.rules.check import check_rules, check_updates
-from slm_lab.spec.rules.resolve import resolve
-from slm_lab.spec.rules.sampler_rules import derive_sizes
+from slm_lab.spec.rules.resolve import derive_sizes, resolve
 
 
 @dataclass(frozen=True)
@@ -131,17 +128,13 @@ def _left_out(problems: list[Problem]) -> str:
 
 def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> bool:
     """Return whether the search section is valid without the keys that --set changes, if any; variables keep their values."""
-    if not request.overrides:
-        return False
-    report = Report()
-    build(name, raw, Request(folder=request.folder), report)
-    return not any(problem.path.split(".")[0] == "search" for problem in report.problems)
+    problems = _problems(name, raw, request.folder) if request.overrides else []
+    return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
-def _problems(name: str, raw: dict[str, Any]) -> list[Problem]:
-    """Return the problems of a raw spec."""
-    report = Report()
-    build(name, raw, Request(), report)
+def _problems(name: str, raw: dict[str, Any], folder: FilePath | None = None) -> list[Problem]:
+    """Return the problems of a raw spec without --set."""
+    build(name, raw, Request(folder=folder), report := Report())
     return report.problems
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -12,14 +15,11 @@ from typing import Any
 
 from slm_lab.lib.log import notice
 from slm_lab.spec.compat import env_ids
-from slm_lab.spec.compat.migrate import migrate
-from slm_lab.spec.compat.other_names import OTHER_NAMES
+from slm_lab.spec.compat.migrate import OTHER_NAMES, migrate
 from slm_lab.spec.load.build import Request, build, drop_nulls
-from slm_lab.spec.load.files import Source, is_study, raw_entries
-from slm_lab.spec.load.variables import Sets, combinations, fill, parse_sets
-from slm_lab.spec.models.sections import models_at
-from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import Path, Problem, Report, SpecError, closest, nearest, show, show_path
+from slm_lab.spec.load.files import Source, is_study, plain, raw_entries
+from slm_lab.spec.models.spec import Spec, models_at
+from slm_lab.spec.report import Path, Problem, Report, SpecError, closest, mark, nearest, show, show_path, to_path
 
 _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
@@ -102,7 +102,9 @@ def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: b
     if problems:
         notify(loaded.notes)
         raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
-    _check_unique_names(loaded.specs, source)
+    counts = Counter(spec.name for spec in loaded.specs)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
+        raise SpecError(source, [Problem(name, "duplicate spec name") for name in twice])
     return loaded
 
 
@@ -120,13 +122,6 @@ def notify(notes: list[str]) -> None:
     """Log each notice once."""
     for note in dict.fromkeys(notes):
         notice(note)
-
-
-def _check_unique_names(specs: list[Spec], source: str) -> None:
-    names = [spec.name for spec in specs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise SpecError(source, [Problem(name, "duplicate spec name") for name in twice])
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
@@ -214,3 +209,106 @@ def _paths(raw: dict[str, Any]) -> Iterator[tuple[Path, bool, bool]]:
             yield (*place, key), key in there, any("name" in model.model_fields for model in below)
             if below:
                 places.append(((*place, key), there.get(key)))
+
+
+_VARIABLE = re.compile(r"\$\{([^${}]*)\}")
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The parsed --set arguments."""
+
+    variables: dict[str, Any] = field(default_factory=dict)
+    """Values of ${var}, by name."""
+    overrides: dict[Path, Any] = field(default_factory=dict)
+    """Values of keys, by path."""
+
+
+def parse_sets(sets: Sequence[str]) -> Sets:
+    """Parse --set arguments into variables (var=value) and overrides (path.to.key=value).
+
+    Raises: SpecError for an argument of another form.
+    """
+    parsed, problems = Sets(), []
+    for text in sets:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not to_path(name):
+            problems.append(Problem("", f"must be name=value or path.to.key=value, not {show(text)}"))
+        elif "." in name or "[" in name:
+            parsed.overrides[to_path(name)] = read_value(value)
+        else:
+            parsed.variables[name] = read_value(value)
+    if problems:
+        raise SpecError("--set", problems)
+    return parsed
+
+
+def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
+    """Return an error of building a spec in the form of load errors: with `source`, and "(from --set)" on keys of `sets`."""
+    given = parse_sets(sets).overrides
+    problems = []
+    for problem in error.problems:
+        place = to_path(problem.path)
+        named = mark(problem.message, place[1:], given)  # with several specs, paths begin with the name of the spec
+        problems.append(replace(problem, message=mark(named, place, given)))
+    return SpecError(source, problems)
+
+
+def read_value(text: str) -> Any:
+    """Parse a value of the command line: JSON, True, False or None, else the text itself."""
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return plain(value, f"--set {text[:40]}")
+
+
+def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
+    """Return the variables of each combination of `spec_params: {var: [values]}`; --set takes precedence."""
+    if not isinstance(params, dict) or not all(isinstance(values, list) and values for values in params.values()):
+        report.fail(("spec_params",), f"must be an object of lists (not empty), not {show(params)}")
+        return []
+    lists = {name: values for name, values in params.items() if name not in given}
+    if (count := math.prod(map(len, lists.values()))) > 10_000:
+        report.fail(("spec_params",), f"expands to {count} specs; at most 10000 are allowed")
+        return []
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+
+
+def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[Path]], report: Report, path: Path = ()) -> Any:
+    """Return `node` with each ${var} replaced: by the value itself if it is the whole string, else by its text.
+
+    Add the variables found to `used`, with their paths; a variable without a value is a problem at each path.
+    """
+    if isinstance(node, dict):
+        filled = {}
+        for key, inner in node.items():
+            name = str(fill(key, variables, used, report, (*path, key))) if "${" in key else key
+            if name in filled:
+                report.fail((*path, key), f"duplicate key '{name}' after filling variables")
+            filled[name] = fill(inner, variables, used, report, (*path, key))
+        return filled
+    if isinstance(node, list):
+        return [fill(inner, variables, used, report, (*path, index)) for index, inner in enumerate(node)]
+    return _fill_text(node, variables, used, report, path) if isinstance(node, str) and "${" in node else node
+
+
+def _fill_text(text: str, variables: Mapping[str, Any], used: dict[str, list[Path]], report: Report, path: Path) -> Any:
+    names = _VARIABLE.findall(text)
+    for name in names:
+        used.setdefault(name, []).append(path)
+        if name not in variables:
+            report.fail(path, f"${{{name}}} has no value; use --set {name}=…", "missing")
+    if any(name not in variables for name in names):
+        return text
+    whole = _VARIABLE.fullmatch(text)
+    if whole:
+        return variables[whole[1]]
+    return _VARIABLE.sub(lambda match: _as_text(variables[match[1]]), text)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

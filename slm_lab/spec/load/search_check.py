@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slm_lab.spec.compat.differences import SIZES, whole_envs
-from slm_lab.spec.load.variables import override
-from slm_lab.spec.models.search import DISTRIBUTIONS, NET, SearchKey, is_for_search, parse_search, search_entries, settings, walk
-from slm_lab.spec.models.sections import SECTION_KEYS
-from slm_lab.spec.report import Path, Problem, Report, show, show_path, to_path, value_at
+from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, is_for_search, parse_search, search_entries, settings, walk
+from slm_lab.spec.models.spec import SECTION_KEYS
+from slm_lab.spec.report import Path, Problem, Report, override, show, show_path, to_path, value_at, with_name
 
 Problems = Callable[[dict[str, Any]], list[Problem]]
 """Return the problems of a raw spec."""
@@ -19,8 +18,6 @@ _MOST_VALUES = 1000
 _MOST_CONTEXTS = 8
 """Combinations of the other keys' values in which a value is tried."""
 _ALGORITHM: Path = ("agent", "algorithm")
-NAMED = (NET, ("agent", "critic_net"))
-"""Sections whose `name` may be written as `type`."""
 _REPLACED: dict[Path, Path] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
 """Searched key → the spec's own key that it replaces: SLM Lab uses lam where both are given."""
 
@@ -83,7 +80,8 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
                 report.note(path, f"is no key of that section, which SLM Lab ignores; not searched ({found[0].message})")
                 del node[text]
             continue
-        if DISTRIBUTIONS.get(str(text).rpartition("__")[2]) is not None:
+        form = DISTRIBUTIONS.get(str(text).rpartition("__")[2])
+        if form is not None and not form.options:
             continue  # the ends of a range, which is an error as a whole
         bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
         if not bad:
@@ -114,8 +112,7 @@ def set_value(raw: dict[str, Any], path: Path, value: Any, report: Report) -> No
         section = value_at(raw, _REPLACED[path][:-1])
         if isinstance(section, dict):
             section.pop(_REPLACED[path][-1], None)
-    path = (*path[:2], "name") if len(path) == 3 and path[:2] in NAMED and path[2] == "type" else path
-    override(raw, path, value, report, source="search.")
+    override(raw, with_name(path), value, report, source="search.")
 
 
 def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Path] = frozenset()) -> None:

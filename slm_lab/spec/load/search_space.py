@@ -15,8 +15,7 @@ import numpy as np
 from slm_lab.spec.load.loader import dump_spec, load
 from slm_lab.spec.load.search_check import set_value
 from slm_lab.spec.models.search import SearchKey, is_for_search, parse_search, settings, walk
-from slm_lab.spec.models.sections import models_at
-from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
 
 Values = dict[str, Any]

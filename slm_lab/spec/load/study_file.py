@@ -13,13 +13,11 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from slm_lab.spec.load.files import find_spec_file, raw_entries
-from slm_lab.spec.load.loader import dump_spec, load, notify
+from slm_lab.spec.load.loader import dump_spec, load, notify, parse_sets
 from slm_lab.spec.load.validate import explain
-from slm_lab.spec.load.variables import override, parse_sets
-from slm_lab.spec.models.sections import models_at
-from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.models.study import Study, StudyEntry, StudyEnv, StudyRun, StudySpec
-from slm_lab.spec.report import Path, Problem, Report, SpecError, flat, nearest, show, show_path, to_path, value_at
+from slm_lab.spec.report import Path, Problem, Report, SpecError, flat, nearest, override, show, show_path, to_path, value_at
 
 OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",

@@ -11,12 +11,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import ErrorDetails
 
-from slm_lab.spec.compat.other_names import OTHER_ALGORITHMS, OTHER_NAMES
-from slm_lab.spec.models.base import Component
-from slm_lab.spec.models.extension import ERROR as EXTENSION
-from slm_lab.spec.models.extension import is_extension
-from slm_lab.spec.models.sections import SECTION_KEYS, below, chosen_models, is_model, models_at, names_of
-from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS, OTHER_NAMES
+from slm_lab.spec.models.base import ERROR as EXTENSION
+from slm_lab.spec.models.base import Component, is_extension
+from slm_lab.spec.models.spec import SECTION_KEYS, Spec, below, chosen_models, is_model, models_at, names_of
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, value_at
 
 

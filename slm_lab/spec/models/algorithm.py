@@ -6,9 +6,21 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from slm_lab.spec.models.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Real, SpecModel, by_name
-from slm_lab.spec.models.extension import Extensible
-from slm_lab.spec.models.schedule import Schedule, constant
+from slm_lab.spec.models.base import (
+    Component,
+    Count,
+    Extensible,
+    Flag,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveReal,
+    Real,
+    Schedule,
+    SpecModel,
+    by_name,
+    constant,
+)
 
 ActionPdtype = Literal[
     "default",

@@ -1,10 +1,23 @@
-"""Types and base classes that every spec model uses."""
+"""Types and base classes that the sections of a spec share: numbers, components, the user's own components, and schedules.
+
+The user's own algorithms, nets and memories: `name: "package.module:Class"` names a pydantic model outside this package, a subclass of
+AlgorithmSpec, NetSpec or MemorySpec. Its fields are the keys of the section, its ClassVars declare what rules need to know, and its
+classmethod `implementation()` returns the class to build. Its module is imported to check a spec, so it should import torch in
+`implementation()` only.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+import importlib
+import math
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from slm_lab.spec.report import nearest
 
 
 def whole(value: Any) -> Any:
@@ -30,7 +43,7 @@ class SpecModel(BaseModel):
 
 
 class Component(SpecModel):
-    """A section that is chosen by `name`: one of the built-in models, or the user's own by "package.module:Class" (see extension.py)."""
+    """A section that is chosen by `name`: one of the built-in models, or the user's own by "package.module:Class"."""
 
     name: str
 
@@ -43,3 +56,182 @@ class Component(SpecModel):
 def by_name(union: Any) -> dict[str, Any]:
     """Return name → model of an annotated union of built-in components."""
     return {get_args(model.model_fields["name"].annotation)[0]: model for model in get_args(get_args(union)[0])}
+
+
+PATTERN = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+"""Form of a name that is not built in."""
+ERROR = "extension"
+"""Type of the pydantic error for a name that cannot be resolved."""
+
+
+class ExtensionError(ValueError):
+    """A "package.module:Class" does not name a usable spec model; the message says why."""
+
+
+def is_extension(name: Any) -> bool:
+    """Return whether a component's name refers to a class of the user's."""
+    return isinstance(name, str) and ":" in name
+
+
+def kind_of(model: type[Component]) -> type[Component]:
+    """Return the base class of a kind of component: AlgorithmSpec, NetSpec or MemorySpec."""
+    return next(base for base in model.__mro__ if Component in base.__bases__)
+
+
+def import_class(name: str, base: type, expected: str = "") -> Any:
+    """Import the subclass of `base` that "package.module:Class" refers to. Raises ExtensionError if there is none."""
+    path, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(path)
+    except (Exception, SystemExit) as error:  # whatever the user's module raises
+        if isinstance(error, ModuleNotFoundError) and error.name and (path == error.name or path.startswith(f"{error.name}.")):
+            raise ExtensionError(f"cannot import '{path}': no module '{error.name}' is installed or in the current folder") from None
+        raise ExtensionError(f"importing '{path}' failed: {type(error).__name__}: {error}") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+        raise ExtensionError(f"'{path}' has no '{attribute}'{nearest(attribute, classes or [*vars(module)])}")
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ExtensionError(f"'{name}' is not a subclass of {base.__module__}.{base.__qualname__}{expected}")
+    return found
+
+
+def find_model(name: str, kind: type[Component]) -> type[Component]:
+    """Import the spec model that `name` refers to.
+
+    Raises: ExtensionError if there is none, or it is not a subclass of `kind` that can be built.
+    """
+    if not re.fullmatch(PATTERN, name):
+        raise ExtensionError(f"invalid import path '{name}'; expected \"package.module:Class\"")
+    found: type[Component] = import_class(name, kind, "; expected the pydantic model of its keys")
+    if found.implementation.__func__ is Component.implementation.__func__:  # type: ignore[attr-defined]  # a bound classmethod
+        raise ExtensionError(f"'{name}' has no classmethod implementation(), which returns the class to build")
+    if get_origin(found.model_fields["name"].annotation) is Literal:
+        raise ExtensionError(f"'{name}' inherits the name of a built-in model; declare `name: str` in it")
+    try:
+        found.model_rebuild()
+    except Exception as error:  # an annotation that pydantic cannot resolve
+        raise ExtensionError(f"'{name}' is not a valid pydantic model: {str(error).splitlines()[0]}") from error
+    return found
+
+
+@dataclass(frozen=True)
+class Extensible:
+    """Annotation of a union of built-in models: a "package.module:Class" as `name` is validated by that model."""
+
+    kind: type[Component]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        inner = handler(source)
+        serialization = core_schema.wrap_serializer_function_ser_schema(self._dump, info_arg=True, schema=inner)
+        return core_schema.no_info_wrap_validator_function(self._validate, inner, serialization=serialization)
+
+    def _validate(self, value: Any, validate: core_schema.ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(value, self.kind) and is_extension(value.name):
+            return value
+        name = value.get("name") if isinstance(value, dict) else None
+        if not isinstance(name, str) or not is_extension(name):
+            return validate(value)
+        try:
+            model = find_model(name, self.kind)
+        except ExtensionError as error:
+            raise PydanticCustomError(ERROR, "{message}", {"message": str(error)}) from None
+        return model.model_validate(value)
+
+    def _dump(self, value: Any, dump: core_schema.SerializerFunctionWrapHandler, info: core_schema.SerializationInfo) -> Any:
+        return value.model_dump(mode=info.mode) if is_extension(value.name) else dump(value)
+
+
+class NoDecay(SpecModel):
+    """Constant start_val."""
+
+    name: Literal["no_decay"]
+    start_val: Real
+    """The value."""
+    end_val: Real | None = None
+    """Not used."""
+    start_step: NonNegative = 0
+    """Not used."""
+    end_step: Real | None = None
+    """Not used."""
+
+    def value(self, frame: int) -> float:
+        return self.start_val
+
+    @property
+    def last(self) -> float:
+        """Return the value that it ends with."""
+        return self.start_val
+
+
+class _Decay(SpecModel):
+    start_val: Real
+    """Value up to start_step."""
+    end_val: Real
+    """Value from end_step on; may be above start_val, or 0."""
+    start_step: NonNegative = 0
+    """Frame at which the change starts."""
+    end_step: NonNegative
+    """Frame at which end_val is reached."""
+
+    def value(self, frame: int) -> float:
+        if frame <= self.start_step:
+            return self.start_val
+        if frame >= self.end_step:
+            return self.end_val
+        return self._between((frame - self.start_step) / (self.end_step - self.start_step), frame)
+
+    @property
+    def last(self) -> float:
+        """Return the value that it ends with."""
+        return self.end_val
+
+    def _between(self, fraction: float, frame: int) -> float:
+        raise NotImplementedError
+
+
+class LinearDecay(_Decay):
+    """Linear change from start_val at start_step to end_val at end_step."""
+
+    name: Literal["linear_decay"]
+
+    def _between(self, fraction: float, frame: int) -> float:
+        return self.start_val + fraction * (self.end_val - self.start_val)
+
+
+class RateDecay(_Decay):
+    """Exponential decay by decay_rate every (end_step − start_step) / frequency frames, shifted and scaled so that it ends at end_val:
+
+    end_val + (start_val − end_val) (rᵏ − rᶠ) / (1 − rᶠ) after k of f = frequency decays by r = decay_rate.
+    """
+
+    name: Literal["rate_decay"]
+    decay_rate: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.9
+    """Factor per decay."""
+    frequency: PositiveReal = 20.0
+    """Number of decays between start_step and end_step."""
+
+    def _between(self, fraction: float, frame: int) -> float:
+        exponent = math.log(self.decay_rate) * self.frequency
+        # expm1 keeps the quotient exact for few or weak decays, which are nearly linear
+        return self.end_val + (self.start_val - self.end_val) * (1.0 - math.expm1(exponent * fraction) / math.expm1(exponent))
+
+
+class PeriodicDecay(_Decay):
+    """Cosine wave between start_val and end_val whose amplitude decreases linearly to 0, at end_val."""
+
+    name: Literal["periodic_decay"]
+    frequency: PositiveReal = 60.0
+    """Number of periods between start_step and end_step."""
+
+    def _between(self, fraction: float, frame: int) -> float:
+        amplitude = (self.start_val - self.end_val) * (1.0 - fraction)
+        return self.end_val + amplitude * 0.5 * (1.0 + math.cos(2.0 * math.pi * self.frequency * fraction))
+
+
+Schedule = Annotated[NoDecay | LinearDecay | RateDecay | PeriodicDecay, Field(discriminator="name")]
+
+
+def constant(value: float) -> NoDecay:
+    """Return a constant schedule."""
+    return NoDecay(name="no_decay", start_val=value)

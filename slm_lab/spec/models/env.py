@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from slm_lab.spec.models.base import Flag, Positive, PositiveReal, Real, SpecModel
-from slm_lab.spec.models.extension import PATTERN
+from slm_lab.spec.models.base import PATTERN, Flag, Positive, PositiveReal, Real, SpecModel
 
 Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"] | Annotated[str, Field(pattern=f"^{PATTERN}$")]
 

@@ -6,9 +6,19 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from slm_lab.spec.models.base import Component, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, SpecModel, by_name
-from slm_lab.spec.models.extension import Extensible
-from slm_lab.spec.models.schedule import Schedule
+from slm_lab.spec.models.base import (
+    Component,
+    Count,
+    Extensible,
+    Flag,
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveReal,
+    Schedule,
+    SpecModel,
+    by_name,
+)
 
 
 class MemorySpec(Component):

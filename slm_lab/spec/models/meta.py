@@ -6,8 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict
 
-from slm_lab.spec.models.base import Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Seed, SpecModel
-from slm_lab.spec.models.extension import PATTERN
+from slm_lab.spec.models.base import PATTERN, Count, Flag, Fraction, NonNegative, Positive, PositiveReal, Seed, SpecModel
 
 
 class SearchResources(SpecModel):

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from slm_lab.spec.models.base import Component, Count, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name, whole
-from slm_lab.spec.models.extension import Extensible
+from slm_lab.spec.models.base import Component, Count, Extensible, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name, whole
 
 LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
 """Log standard deviation, inside the bounds at which the Normal distribution clips it: there its gradient is 0."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slm_lab.spec.models.meta import MetaSpec
-from slm_lab.spec.models.sections import is_ineffective
-from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.spec import Spec, foreign_keys
 from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
@@ -32,11 +31,14 @@ class _Form:
     log: bool = False
     ordered: bool = True
     """The first two are bounds, low and high."""
+    options: bool = False
+    """They are the values themselves."""
 
 
+_OPTIONS = _Form("[value, …]", 1, 1, ordered=False, options=True)
 DISTRIBUTIONS = {
-    "choice": None,
-    "grid_search": None,
+    "choice": _OPTIONS,
+    "grid_search": _OPTIONS,
     "uniform": _Form("[low, high]", 2, 2),
     "quniform": _Form("[low, high, step]", 3, 3),
     "loguniform": _Form("[low, high]", 2, 3, log=True),
@@ -49,10 +51,7 @@ DISTRIBUTIONS = {
     "lograndint": _Form("[low, high]", 2, 3, whole=True, log=True),
     "qlograndint": _Form("[low, high, step]", 3, 4, whole=True, log=True),
 }
-"""Distribution → form of its arguments; None: any values, of which one (choice) or each (grid_search) is used."""
-
-
-NET: Path = ("agent", "net")
+"""Distribution → form of its arguments: values, of which one (choice) or each (grid_search) is used, or numbers."""
 
 
 @dataclass(frozen=True)
@@ -78,25 +77,23 @@ class SearchKey:
     @property
     def has_options(self) -> bool:
         """Return whether `args` are the values themselves."""
-        return DISTRIBUTIONS[self.distribution] is None
+        return DISTRIBUTIONS[self.distribution].options
 
     @property
     def is_whole(self) -> bool:
         """Return whether all values are whole numbers."""
-        form = DISTRIBUTIONS[self.distribution]
-        return form is not None and form.whole
+        return DISTRIBUTIONS[self.distribution].whole
 
     @property
     def is_log(self) -> bool:
         """Return whether the logarithm of the value is uniformly distributed."""
-        form = DISTRIBUTIONS[self.distribution]
-        return form is not None and form.log
+        return DISTRIBUTIONS[self.distribution].log
 
     @property
     def is_normal(self) -> bool:
         """Return whether values are normally distributed, without bounds."""
         form = DISTRIBUTIONS[self.distribution]
-        return form is not None and not form.ordered
+        return not form.ordered and not form.options
 
     @property
     def step(self) -> float | None:
@@ -210,7 +207,7 @@ def _prune(node: dict[str, Any], path: Path, where: Path, raw: dict[str, Any], r
         elif key_path and key_path[-1] in RETIRED:
             report.ineffective((*where, text), "no longer exists; ignored")
             del node[text]
-        elif key_path and name and is_ineffective(key_path, raw):
+        elif key_path and name and key_path[-1] in foreign_keys(key_path[:-1], raw):
             report.ineffective((*where, text), "has no effect in this spec; ignored")
             del node[text]
 
@@ -221,17 +218,17 @@ def _misspelt(text: str, args: Any) -> str:
     return text.removesuffix(f"_{distribution}") if distribution and "__" not in text and isinstance(args, list) else ""
 
 
-def search_entries(search: dict[str, Any], report: Report) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield the well-formed keys of a search section with their arguments as given, and add a problem for each other one."""
-    yield from _keys(search, (), (), report)
+def search_entries(node: Any, report: Report, path: Path = (), where: Path = ()) -> Iterator[tuple[SearchKey, Any]]:
+    """Yield the well-formed keys of a search section with their arguments as given, and add a problem for each other one.
 
-
-def _keys(node: Any, path: Path, where: Path, report: Report) -> Iterator[tuple[SearchKey, Any]]:
+    Args: path, where: of `node` in the spec and in the section, if it is a part of the section.
+    """
     for text, value in _items(node):
         here = (*where, text)
         name, _, distribution = str(text).rpartition("__")
         if isinstance(value, (dict, list)) and not name and not _misspelt(str(text), value):
-            yield from _keys(value, (*path, *_key_path(text)), here, report)
+            inner = (text,) if isinstance(text, int) else to_path(text)
+            yield from search_entries(value, report, (*path, *inner), here)
         elif isinstance(node, list) and value is None:
             continue  # an item of the spec's list that is not searched
         elif not name or not to_path(name):
@@ -248,7 +245,7 @@ def _keys(node: Any, path: Path, where: Path, report: Report) -> Iterator[tuple[
 
 
 def _search_key(path: Path, distribution: str, args: list[Any], where: Path, report: Report) -> SearchKey:
-    if DISTRIBUTIONS[distribution] is not None:
+    if not DISTRIBUTIONS[distribution].options:
         return SearchKey(path, distribution, tuple(args), where=where)
     found = [_option(value, path, (*where, index), report) for index, value in enumerate(args)]
     nested = tuple(tuple(keys) for _, keys in found)
@@ -264,7 +261,7 @@ def _option(value: Any, path: Path, where: Path, report: Report) -> tuple[Any, l
     for text, inner in _items(value):
         if isinstance(text, str) and text.rpartition("__")[0]:
             del rest[text]
-            keys += [key for key, _ in _keys({text: inner}, path, where, report)]
+            keys += [key for key, _ in search_entries({text: inner}, report, path, where)]
         else:
             rest[text], below = _option(inner, (*path, text), (*where, text), report)
             keys += below
@@ -275,14 +272,10 @@ def _items(node: Any) -> list[tuple[Any, Any]]:
     return [*node.items()] if isinstance(node, dict) else [*enumerate(node)]
 
 
-def _key_path(text: str | int) -> Path:
-    return (text,) if isinstance(text, int) else to_path(text)
-
-
 def _wrong_arguments(distribution: str, args: Any) -> str | None:
     """Return the error in a distribution's arguments, if any."""
     form = DISTRIBUTIONS[distribution]
-    if form is None:
+    if form.options:
         return None if isinstance(args, list) and args else f"{distribution} expects a list of values (not empty), not {show(args)}"
     fit = isinstance(args, list) and form.least <= len(args) <= form.most
     if not fit or any(isinstance(arg, bool) or not isinstance(arg, (int, float)) or not math.isfinite(arg) for arg in args):

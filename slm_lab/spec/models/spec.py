@@ -1,18 +1,20 @@
-"""The whole spec, and quantities that depend on several sections."""
+"""The whole spec, quantities that depend on several sections, and which models and keys each section can have."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import types
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from slm_lab.spec.models.algorithm import Algorithm, AlgorithmSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec
-from slm_lab.spec.models.base import SpecModel
+from slm_lab.spec.models.base import Component, ExtensionError, LinearDecay, SpecModel, find_model, is_extension, kind_of
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES, Memory
 from slm_lab.spec.models.meta import MetaSpec
-from slm_lab.spec.models.net import Net
-from slm_lab.spec.models.schedule import LinearDecay
+from slm_lab.spec.models.net import Net, NetSpec
+from slm_lab.spec.report import Path, value_at
 
 if TYPE_CHECKING:
     from slm_lab.lib.records import InputKind
@@ -49,11 +51,15 @@ class AgentSpec(SpecModel):
     """SoftActorCritic, CrossQ: the critics' network; absent: the same as `net`."""
 
     @property
+    def nets(self) -> dict[str, NetSpec]:
+        """Return the nets that the spec has, by their keys."""
+        return {key: net for key, net in (("net", self.net), ("critic_net", self.critic_net)) if net is not None}
+
+    @property
     def input(self) -> InputKind | None:
         """Return what observations are by the nets of the spec; None: the env's space decides."""
-        nets = [net for net in (self.net, self.critic_net) if net is not None]
-        given = next((net.input for net in nets if net.input is not None), None)
-        return given or ("image" if any(net.images for net in nets) else None)
+        given = next((net.input for net in self.nets.values() if net.input is not None), None)
+        return given or ("image" if any(net.images for net in self.nets.values()) else None)
 
     @property
     def rollout_len(self) -> int:
@@ -110,7 +116,7 @@ class Spec(SpecModel):
 
     @property
     def is_short(self) -> bool:
-        """Return whether agent.net is absent and to be filled in by recommended.complete."""
+        """Return whether agent.net is absent and to be filled in by rules.resolve.complete."""
         return self.agent.net is None and self.agent.algorithm.learns
 
     @property
@@ -143,3 +149,77 @@ class Spec(SpecModel):
     def policies(self) -> int:
         """Return the number of policies that a Session trains."""
         return 1 if self.meta.sampler is None else self.meta.sampler.num_policies
+
+
+_LATER = frozenset({"device"})
+"""Keys of env in published specs that this version does not support."""
+
+
+def members(annotation: Any) -> list[Any]:
+    """Return the members of a union without None, or the annotation itself; each without Annotated."""
+    if isinstance(annotation, FieldInfo):
+        annotation = annotation.annotation
+    if get_origin(annotation) is Annotated:
+        return members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [inner for member in get_args(annotation) for inner in members(member)]
+    return [] if annotation is type(None) else [annotation]
+
+
+def models_at(path: Path, raw: Any, root: type[BaseModel] = Spec) -> list[type[BaseModel]]:
+    """Return the models allowed at `path`; only one if the data name it."""
+    annotations: list[Any] = [root]
+    for key in (None, *path):
+        if key is not None:
+            annotations = [inner for annotation in annotations for inner in below(annotation, key)]
+            raw = value_at(raw, (key,))
+        annotations = chosen_models(annotations, raw)
+    return [a for a in annotations if is_model(a)]
+
+
+def chosen_models(annotations: list[Any], raw: Any) -> list[Any]:
+    """Return the model that the data name, else all alternatives."""
+    name = raw.get("name") if isinstance(raw, dict) else None
+    kinds = [kind_of(a) for a in annotations if is_model(a) and issubclass(a, Component)] if is_extension(name) else []
+    if kinds:
+        try:
+            return [find_model(str(name), kinds[0])]
+        except ExtensionError:
+            return annotations
+    named = [a for a in annotations if is_model(a) and isinstance(name, str) and name in names_of([a])]
+    return named or annotations
+
+
+def names_of(annotations: list[Any]) -> list[str]:
+    """Return the values of `name` that identify the models of a union."""
+    fields = [a.model_fields["name"].annotation for a in annotations if is_model(a) and "name" in a.model_fields]
+    return [value for field in fields if get_origin(field) is Literal for value in get_args(field)]
+
+
+def below(annotation: Any, key: str | int) -> list[Any]:
+    if is_model(annotation) and isinstance(key, str) and key in annotation.model_fields:
+        return members(annotation.model_fields[key])
+    if get_origin(annotation) is list and isinstance(key, int):
+        return members(get_args(annotation)[0])
+    return []
+
+
+def is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+_SECTIONS: dict[Path, FieldInfo] = {
+    **{("agent", key): AgentSpec.model_fields[key] for key in ("algorithm", "memory", "net", "critic_net")},
+    **{(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")},
+}
+SECTION_KEYS = {
+    place: frozenset[str](name for model in members(section) for name in model.model_fields) for place, section in _SECTIONS.items()
+}
+"""Section → keys of all its components."""
+
+
+def foreign_keys(place: Path, raw: dict[str, Any]) -> frozenset[str]:
+    """Return the keys of a section that have no effect with the component that the spec names."""
+    models = models_at(place, raw)
+    known = SECTION_KEYS.get(place, frozenset()) | (_LATER if place == ("env",) else frozenset())
+    return known - models[0].model_fields.keys() if len(models) == 1 else frozenset()

@@ -7,20 +7,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from slm_lab.spec.compat import env_ids
-from slm_lab.spec.compat.other_names import OTHER_NAMES
-from slm_lab.spec.models.algorithm import AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
-from slm_lab.spec.models.base import SpecModel
-from slm_lab.spec.models.extension import is_extension
+from slm_lab.spec.compat.migrate import OTHER_NAMES
+from slm_lab.spec.models.algorithm import ALGORITHMS, ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
 from slm_lab.spec.models.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
+from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
-from slm_lab.spec.models.schedule import LinearDecay, NoDecay, PeriodicDecay, RateDecay
-from slm_lab.spec.models.sections import SECTION_KEYS
-from slm_lab.spec.models.spec import AgentSpec, Spec
+from slm_lab.spec.models.spec import SECTION_KEYS, AgentSpec, Spec
 from slm_lab.spec.report import Path, Report, nearest, show
-from slm_lab.spec.rules.sampler_rules import SAMPLER, check_sampler
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, check_net
 
 ALGORITHM: Path = ("agent", "algorithm")
+SAMPLER: Path = ("meta", "sampler")
 
 
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
@@ -32,10 +30,9 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         _algorithm(spec, report)
     _schedules(spec.agent.algorithm, ALGORITHM, report)
     _schedules(spec.agent.memory, ("agent", "memory"), report)
-    for key in ("net", "critic_net"):
-        if (net := getattr(spec.agent, key)) is not None:
-            check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
-            _net(spec.agent, net, ("agent", key), report)
+    for key, net in spec.agent.nets.items():
+        check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
+        _net(spec.agent, net, ("agent", key), report)
     _memory(spec.agent, report, algorithm_known=algorithm_known)
     _env(spec, report)
     if spec.meta.distributed:
@@ -44,7 +41,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         _meta(spec, report)
         _without_effect(spec, report)
     if spec.meta.sampler is not None and algorithm_known:
-        check_sampler(spec, spec.meta.sampler, report)
+        _sampler(spec, spec.meta.sampler, report)
 
 
 def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:
@@ -106,12 +103,11 @@ def _without_effect(spec: Spec, report: Report) -> None:
     """Refuse values given by --set that change nothing. In a file they are ignored, as SLM Lab does."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     groups: list[tuple[Path, Iterable[str], bool, str]] = [
-        (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0"),
+        (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
     ]
-    for key in ("net", "critic_net"):
-        if (net := getattr(spec.agent, key)) is None:
-            continue
-        place: Path = ("agent", key)
+    place: Path
+    for key, net in spec.agent.nets.items():
+        place = ("agent", key)
         groups.append((place, ("cuda_id",), net.gpu is False, "gpu is false"))
         if algorithm.learns and not algorithm.soft and not algorithm.has_critic:
             groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
@@ -273,10 +269,9 @@ def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
 
 def _global_nets(agent: AgentSpec, report: Report) -> None:
     """Refuse optimizers that several Sessions cannot use on one net."""
-    for place in ("net", "critic_net"):
+    for place, net in agent.nets.items():
         for key in OPTIMIZER_KEYS:
-            optim = getattr(getattr(agent, place), key, None)
-            if optim is not None and optim.name == "Lookahead":
+            if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
                 why = "'Lookahead' would reset the global net to the slow weights of one Session; use GlobalAdam"
                 report.fail(("agent", place, key, "name"), why)
 
@@ -329,3 +324,87 @@ def _env(spec: Spec, report: Report) -> None:
         other = OTHER_NAMES.get(key, "")
         if hint := f"; slm_lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"is passed to the env's constructor{hint}")
+
+
+def _sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
+    """Add a problem for everything that meta.sampler does not support."""
+    algorithm, memory = spec.agent.algorithm, spec.agent.memory
+    if spec.meta.distributed:
+        report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; remove one of them")
+    if "num_envs" in spec.env.model_fields_set and spec.env.num_envs != sampler.num_envs:
+        product = f"num_workers × num_envs_per_worker = {sampler.num_workers} × {sampler.num_envs_per_worker} = {sampler.num_envs}"
+        report.fail(("env", "num_envs"), f"must be {product}, or absent, not {spec.env.num_envs}")
+    if sampler.pbt is not None and sampler.pbt.perturb_min > sampler.pbt.perturb_max:
+        report.fail(
+            (*SAMPLER, "pbt", "perturb_min"), f"must be at most perturb_max ({sampler.pbt.perturb_max:g}), not {sampler.pbt.perturb_min:g}"
+        )
+    if sampler.pbt is not None and sampler.num_policies == 1:
+        report.fail((*SAMPLER, "pbt"), "has no effect with one policy; set num_policies to 2 or more")
+    if sampler.inference == "central" and sampler.num_envs_per_worker % sampler.worker_num_splits:
+        splits = [n for n in range(1, sampler.num_envs_per_worker + 1) if sampler.num_envs_per_worker % n == 0]
+        best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))
+        why = f"must divide num_envs_per_worker ({sampler.num_envs_per_worker}), not {sampler.worker_num_splits}; nearest: {best}"
+        report.fail((*SAMPLER, "worker_num_splits"), why)
+    if not algorithm.samplers:
+        report.fail(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported()}")
+    elif not algorithm.on_policy:
+        _replay(spec, sampler, report)
+    elif not memory.on_policy or memory.episodes:
+        why = "rollout workers collect rollouts of a fixed length"
+        report.fail(("agent", "memory", "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
+    else:
+        _sizes(spec, sampler, report)
+
+
+def _supported() -> str:
+    """Return the names of the algorithms that rollout workers can collect for."""
+    both = [name for name, model in ALGORITHMS.items() if "sync" in model.samplers]
+    only_async = [name for name, model in ALGORITHMS.items() if model.samplers == ("async",)]
+    return f"{', '.join(both)}, and with async_rl {', '.join(only_async)}"
+
+
+def _replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
+    name = spec.agent.algorithm.name
+    if not sampler.async_rl and "sync" not in spec.agent.algorithm.samplers:
+        report.fail((*SAMPLER, "async_rl"), f"must be true for {name}, which learns from a replay buffer")
+    for key in ("num_policies", "num_batches_per_epoch"):
+        if getattr(sampler, key) > 1:
+            report.fail((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
+    if spec.agent.net is not None and spec.agent.net.recurrent:
+        why = "rollout workers send a replay buffer no hidden states"
+        report.fail(("agent", "net", "name"), f"'{spec.agent.net.name}' cannot be combined with meta.sampler in {name}: {why}; remove one")
+    if sampler.max_policy_lag != SamplerSpec.model_fields["max_policy_lag"].default:
+        report.fail((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
+
+
+def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
+    """Check that datasets consist of whole rollouts, in sync mode of whole rounds of all workers."""
+    algorithm = spec.agent.algorithm
+    if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
+        why = "ActorCritic takes one gradient step on the rollouts of all workers together"
+        report.fail((*SAMPLER, "num_batches_per_epoch"), f"must be 1 ({why}), not {sampler.num_batches_per_epoch}")
+    if not isinstance(algorithm, PPOSpec):
+        return
+    rows, minibatch, batches = spec.rollout_rows, algorithm.minibatch_size, sampler.num_batches_per_epoch
+    unit = dataset_unit(spec, sampler)
+    if unit == rows:
+        what = f"rollouts of time_horizon = {rows} transitions"
+    else:
+        rounds = (
+            f"num_workers × num_envs_per_worker × time_horizon = {sampler.num_workers} × {sampler.num_envs_per_worker} × {rows} = {unit}"
+        )
+        what = f"rounds of {rounds} transitions"
+    dataset = minibatch * batches
+    if dataset % unit:
+        nearest = max(1, round(dataset / unit)) * unit
+        fitting = [n for n in range(1, nearest + 1) if nearest % n == 0]
+        by_batches = min(fitting, key=lambda n: (abs(n - batches), n))
+        found = [(minibatch, nearest // minibatch)] if nearest % minibatch == 0 else []
+        fits = " or ".join(f"{size} × {count}" for size, count in dict.fromkeys([*found, (nearest // by_batches, by_batches)]))
+        sizes = f"minibatch_size × num_batches_per_epoch = {minibatch} × {batches} = {dataset} transitions"
+        report.fail((*SAMPLER, "num_batches_per_epoch"), f"{sizes}, which is not a multiple of {what}; nearest: {fits}")
+
+
+def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
+    """Return the transitions of which a dataset of PPO is a multiple: one rollout, or in sync mode one of every env."""
+    return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

@@ -1,4 +1,4 @@
-"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, and note each change."""
+"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, fill in what is absent; note each change."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from slm_lab.spec.models.algorithm import (
     ActorCriticSpec,
     EntropyAnneal,
     PPOSpec,
+    QLearningSpec,
+    ReinforceSpec,
     ReplayAlgorithmSpec,
+    SARSASpec,
     SoftActorCriticSpec,
     VTraceSpec,
 )
+from slm_lab.spec.models.base import LinearDecay, constant
 from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
-from slm_lab.spec.models.net import LossSpec, NetSpec, RecurrentNetSpec
-from slm_lab.spec.models.schedule import constant
-from slm_lab.spec.models.search import NET, parse_search, redirect_search, walk
+from slm_lab.spec.models.meta import SamplerSpec
+from slm_lab.spec.models.net import NETS, LossSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.models.search import parse_search, redirect_search, walk
 from slm_lab.spec.models.spec import AgentSpec, Spec
-from slm_lab.spec.report import Path, Report
-from slm_lab.spec.rules.check import ALGORITHM, value_of
-from slm_lab.spec.rules.sampler_rules import SAMPLER, resolve_sampler
+from slm_lab.spec.report import CRITIC_NET, NET, Path, Report, with_name, without_index
+from slm_lab.spec.rules.check import ALGORITHM, SAMPLER, dataset_unit, value_of
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation
 
-CRITIC_NET: Path = ("agent", "critic_net")
 MEMORY: Path = ("agent", "memory")
 _NAME: Path = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
@@ -74,9 +76,8 @@ def resolve(spec: Spec, report: Report) -> Spec:
     """Return the spec as it will run, with a note for each change."""
     agent, draft = spec.agent, _Draft(spec, report)
     _algorithm(draft)
-    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
-        if net is not None:
-            _net(net, place, draft)
+    for key, net in agent.nets.items():
+        _net(net, ("agent", key), draft)
     if agent.critic_net is not None and not agent.algorithm.soft:
         soft = [name for name, model in ALGORITHMS.items() if model.soft]
         draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored", by=[_NAME])
@@ -92,12 +93,10 @@ def resolve(spec: Spec, report: Report) -> Spec:
 def _meta(draft: _Draft) -> None:
     """Resolve keys of distributed training and rollout workers."""
     agent, meta = draft.spec.agent, draft.spec.meta
-    for place, net in ((NET, agent.net), (CRITIC_NET, agent.critic_net)):
-        if net is not None:
-            _global_optimizers(net, place, bool(meta.distributed), draft.report)
+    for key, net in agent.nets.items():
+        _global_optimizers(net, ("agent", key), bool(meta.distributed), draft.report)
     if meta.sampler is not None:
-        draft.set(SAMPLER, resolve_sampler(draft.spec, meta.sampler, draft.report))
-        draft.set(("env", "num_envs"), meta.sampler.num_envs)
+        _sampler(meta.sampler, draft)
     if meta.distributed and meta.max_session == 1:
         why = f"'{meta.distributed}' is the same as false with one session; set meta.max_session to 2 or more"
         draft.report.note(("meta", "distributed"), why)
@@ -164,7 +163,7 @@ def _algorithm(draft: _Draft) -> None:
                 draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
         steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
         sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
-        is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see recommended.complete
+        is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see complete
         if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
             why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
             draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
@@ -244,14 +243,8 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
 
 def _is_searched(spec: Spec, *paths: Path) -> bool:
     """Return whether the search varies one of these keys, or a section that contains one."""
-    keys = [_named(key.path) for key, _ in walk(parse_search(spec.search))]
+    keys = [with_name(without_index(key.path)) for key, _ in walk(parse_search(spec.search))]
     return any(path[: len(key)] == key for path in paths for key in keys)
-
-
-def _named(path: Path) -> Path:
-    """Return a path without the index of SLM Lab v4 (agent[0]), and with `name` for the `type` of a net."""
-    path = (path[0], *path[2:]) if path[0] in ("agent", "env") and path[1:2] in ((0,), ("0",)) else path
-    return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
 def _optimizers(net: NetSpec, draft: _Draft) -> None:
@@ -281,3 +274,153 @@ def _optimizers(net: NetSpec, draft: _Draft) -> None:
         else:
             same = key.startswith("critic_") and getattr(net, key) == getattr(net, key.replace("critic_", "actor_"))
             draft.set((*NET, key), None, "" if same else f"has no effect: {reason}; ignored")
+
+
+def derive_sizes(spec: Spec) -> Spec:
+    """Return the spec with those of minibatch_size and num_batches_per_epoch that are absent, if PPO's defaults do not fit the workers.
+
+    A dataset is then one rollout of every env, in minibatches of the given size, or else of the size nearest to the default.
+    """
+    algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
+    if sampler is None or not isinstance(algorithm, PPOSpec):
+        return spec
+    minibatch, batches = algorithm.minibatch_size, sampler.num_batches_per_epoch
+    given = ("minibatch_size" in algorithm.model_fields_set, "num_batches_per_epoch" in sampler.model_fields_set)
+    if minibatch * batches % dataset_unit(spec, sampler) == 0 or all(given):
+        return spec
+    dataset = spec.rollout_rows * sampler.num_envs
+    if given[1]:
+        minibatch = dataset // batches
+    elif not given[0]:
+        minibatch = min((n for n in range(1, min(dataset, 4 * minibatch) + 1) if dataset % n == 0), key=lambda n: abs(n - minibatch))
+    if minibatch == 0 or dataset % minibatch or (given[1] and dataset % batches):
+        return spec  # check_sampler tells the nearest sizes that fit
+    agent = spec.agent.model_copy(update={"algorithm": algorithm.model_copy(update={"minibatch_size": minibatch})})
+    meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update={"num_batches_per_epoch": dataset // minibatch})})
+    return spec.model_copy(update={"agent": agent, "meta": meta})
+
+
+def _sampler(sampler: SamplerSpec, draft: _Draft) -> None:
+    """Resolve conflicts in meta.sampler, and set what follows from it."""
+    spec, report = draft.spec, draft.report
+    if sampler.num_policies > 1 and not sampler.async_rl:
+        report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
+    if sampler.serial_mode and sampler.async_rl:
+        asked = "async_rl" in sampler.model_fields_set and report.is_set((*SAMPLER, "async_rl"))
+        (report.fail if asked else report.note)((*SAMPLER, "async_rl"), "serial_mode collects and trains in turns, as with async_rl false")
+    if sampler.inference == "central" and (sampler.serial_mode or spec.agent.algorithm.action_policy == "random"):
+        why = "serial_mode has one process" if sampler.serial_mode else "random actions need no net"
+        draft.set((*SAMPLER, "inference"), "local", f"has no effect: {why}; each worker computes its own actions")
+    ineffective = {"worker_num_splits": "inference is 'local'"} if sampler.inference == "local" else {}
+    if sampler.serial_mode or not sampler.async_rl:
+        why = "serial_mode is true" if sampler.serial_mode else "async_rl is false"
+        ineffective["num_batches_to_accumulate"] = why
+        if sampler.serial_mode:
+            ineffective["worker_num_splits"] = why
+        if sampler.num_policies == 1:  # the data of one of several policies can wait for more
+            ineffective["max_policy_lag"] = why
+    for key, why in ineffective.items():
+        draft.ignore(SAMPLER, [key], why)
+    draft.set(("env", "num_envs"), sampler.num_envs)
+
+
+_POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 1.0, "clip_grad_val": 0.5}
+"""Initialisation and gradient clipping of policy gradients (Engstrom et al. 2020, arXiv:2005.12729)."""
+
+
+def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
+    """Return a short spec with a net, and with recommended values of algorithm keys that are absent; another spec as it is.
+
+    Args:
+        images: whether the env's observations are images, or contain some.
+        action_kind: lib.records.ActionKind of the env's actions.
+    """
+    if not spec.is_short:
+        return spec
+    agent = spec.agent
+    keys = _recommended_keys(spec, images)
+    change = {key: value for key, value in keys.items() if key not in agent.algorithm.model_fields_set}
+    net = _recommended_net(spec, images, action_kind)
+    agent = agent.model_copy(update={"algorithm": agent.algorithm.model_copy(update=change), "net": net})
+    return spec.model_copy(update={"agent": agent})
+
+
+def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
+    """Return recommended values of algorithm keys."""
+    algorithm, frames = spec.agent.algorithm, spec.session_frames
+    if isinstance(algorithm, PPOSpec):
+        keys: dict[str, Any] = {
+            "val_loss_coef": 0.5,
+            "training_epoch": 4 if images else 10,
+            "clip_eps_spec": constant(0.1 if images else 0.2),
+        }
+        if images:
+            keys["entropy_coef_spec"] = constant(0.01)
+        if spec.meta.sampler is None:  # else the sizes of datasets decide
+            rollout = _power_of_2(min(1024 if images else 2048, frames // 10))
+            horizon = max(1, rollout // spec.env.num_envs)
+            given = algorithm.time_horizon if "time_horizon" in algorithm.model_fields_set else horizon
+            keys |= {"time_horizon": horizon, "minibatch_size": min(256 if images else 64, given * spec.env.num_envs)}
+        return keys
+    if isinstance(algorithm, ReinforceSpec):
+        episodes = {"training_frequency": 4} if spec.agent.memory.episodes else {}
+        return {"center_return": True, **episodes, "entropy_coef_spec": constant(0.01)}
+    if isinstance(algorithm, QLearningSpec):
+        return {"training_frequency": 4, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
+    if isinstance(algorithm, SoftActorCriticSpec):
+        return {"training_start_step": min(10_000 if images else 1_000, frames // 10)}
+    if isinstance(algorithm, SARSASpec):
+        if {"action_policy", "explore_var_spec"} & algorithm.model_fields_set:
+            return {}
+        explore = LinearDecay(name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.2 * spec.env.max_frame)
+        return {"action_pdtype": "Argmax", "action_policy": "epsilon_greedy", "explore_var_spec": explore}
+    if algorithm.on_policy and algorithm.has_critic:  # ActorCritic, SIL
+        keys = {"val_loss_coef": 0.5, "entropy_coef_spec": constant(0.01)}
+        return keys if "num_step_returns" in algorithm.model_fields_set else keys | {"lam": 0.95}
+    return {}
+
+
+def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
+    """Return the recommended net."""
+    algorithm = spec.agent.algorithm
+    width = 64 if algorithm.on_policy else 256 if algorithm.soft else 128
+    net: dict[str, Any] = (
+        {"name": "ConvNet", "normalize": True, "batch_norm": False} if images else {"name": "MLPNet", "hid_layers": [width, width]}
+    )
+    optim: dict[str, Any] = {"name": "Adam"}
+    if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
+        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 5e-4
+        if algorithm.values:
+            net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
+        if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
+            # a target net that follows slowly is steadier than one that is replaced
+            net |= {"update_type": "replace", "update_frequency": 1_000} if images else _moving(0.01, spec.env.num_envs)
+        if isinstance(algorithm, QLearningSpec):
+            net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
+            if not images:
+                net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
+        if algorithm.soft:
+            # CrossQ's critics need batch norm instead of target nets
+            net |= _moving(0.005) if algorithm.has_target else {"batch_norm": "before" if images else True}
+    else:
+        net |= _POLICY | {"hid_layers_activation": "relu" if images else "tanh", "shared": images and algorithm.has_critic}
+        if not algorithm.has_critic:
+            del net["critic_init_std"]
+        optim |= {"lr": 2.5e-4 if images else 3e-4 if isinstance(algorithm, PPOSpec) else 1e-3, "eps": 1e-5}
+        net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.1}
+        if action_kind == "continuous":
+            net["log_std_init"] = 0.0
+    net["gpu"] = False  # most of these nets are faster on the CPU
+    if spec.meta.distributed:
+        optim["name"] = "GlobalAdam"  # one net of several Sessions, which share its statistics
+    return NETS[net["name"]].model_validate(net | {"optim_spec": optim})
+
+
+def _moving(coef: float, times: int = 1) -> dict[str, Any]:
+    """Return keys of target nets that each update moves as far as `times` updates with polyak_coef `coef` would."""
+    return {"update_type": "polyak", "polyak_coef": round(1.0 - (1.0 - coef) ** times, 6)}
+
+
+def _power_of_2(number: int) -> int:
+    """Return the largest power of 2 that is at most `number`; at least 1."""
+    return 1 << max(0, number.bit_length() - 1)

@@ -64,9 +64,9 @@ def check_net(net: NetSpec, place: Path, report: Report, *, has_loss: bool = Tru
         _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
     elif net.loss_spec.name not in LOSSES:
         report.ineffective((*place, "loss_spec", "name"), f"'{net.loss_spec.name}' has no effect: the algorithm learns no values; ignored")
-    if isinstance(net, (LayersSpec, TorchArcNetSpec)) and net.init_fn is not None:
-        _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
     if isinstance(net, LayersSpec | TorchArcNetSpec):
+        if net.init_fn is not None:
+            _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
                 report.fail((*place, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
@@ -119,17 +119,13 @@ def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, rep
         if key not in words and "**" not in words:
             hint = nearest(key, words) or f"; allowed: {', '.join(words) or 'none'}"
             report.fail((*place, key), f"unknown argument of {name}{hint}", "unknown")
-        elif key in WHOLE and any(not isinstance(number, int) or isinstance(number, bool) for number in _numbers(given[key])):
-            report.fail(
-                (*place, key), f"must be {'whole numbers' if isinstance(given[key], list) else 'a whole number'}, not {show(given[key])}"
-            )
+        elif key in WHOLE:
+            numbers, what = (given[key], "whole numbers") if isinstance(given[key], list) else ([given[key]], "a whole number")
+            if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
+                report.fail((*place, key), f"must be {what}, not {show(given[key])}")
     for key, must in words.items():
         if must and key not in given:
             report.fail((*place, key), f"missing; required by {name}", "missing")
-
-
-def _numbers(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:

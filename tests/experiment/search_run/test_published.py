@@ -15,8 +15,8 @@ import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.spec.compat.env_ids import unavailable_reason
+from slm_lab.spec.load.files import read
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.text import read
 from slm_lab.spec.models.search import parse_search
 from slm_lab.spec.report import SpecError
 from tests.experiment.commands import ROOT

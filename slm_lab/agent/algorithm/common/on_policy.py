@@ -23,7 +23,7 @@ from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Minibatch, Values
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
-from slm_lab.spec.models.schedule import Schedule
+from slm_lab.spec.models.base import Schedule
 
 
 class PolicyGradient(Algorithm):

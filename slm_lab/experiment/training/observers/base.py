@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from slm_lab.experiment.events import Row
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.records import Episode, Metrics
-from slm_lab.spec.models.extension import ExtensionError, import_class
+from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 

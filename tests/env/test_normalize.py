@@ -303,15 +303,6 @@ def build_raw_last(actions: list[np.ndarray]) -> np.ndarray:
     return play(build(PREFIX + "Toy-v0"), actions).steps[-1].obs_N
 
 
-def test_state_of_older_checkpoints_is_read() -> None:
-    keys = {"normalize_obs": True, "normalize_reward": True}
-    env, other = build(PREFIX + "Toy-v0", **keys), build(PREFIX + "Toy-v0", **keys)
-    play(env, random_actions(20, 3, 3))
-    state = env.state_dict()
-    other.normalizers.copy_obs_statistics({key: state[key] for key in ("obs_stats", "reward_stats", "rng", "sampler", "resumes")})
-    assert other.normalizers.state_dict()["obs_stats"] == env.normalizers.state_dict()["obs_stats"]
-
-
 def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:
     keys = {"normalize_obs": True, "normalize_reward": True}
     env, other = build("CartPole-v1", 4, max_t=20, **keys), build("CartPole-v1", 4, seed=99, max_t=20, **keys)

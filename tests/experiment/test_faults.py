@@ -15,11 +15,10 @@ import pytest
 from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import TrialFailed, UserError
-from slm_lab.experiment.report import analyze
 from slm_lab.experiment.run import sessions as sessions_module
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.models.spec import Spec
-from tests.experiment.commands import Command, alive, frame_of, rows, run_while, session_processes, until
+from tests.experiment.commands import Command, frame_of, gone, rows, run_while, session_processes, until
 
 ENV = "tests.experiment.faulty_env:Flawed-v0"
 MakeSpec = Callable[..., Spec]
@@ -30,18 +29,11 @@ def env_of(folder: Path, **faults: Any) -> dict[str, Any]:
     return {"name": ENV, "num_envs": 1, "backend": "sync", "folder": str(folder), **faults}
 
 
-@pytest.fixture(autouse=True)
-def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The random baseline is not measured in this process, which takes ten more envs."""
-    monkeypatch.setattr(analyze, "measure_baseline", lambda *arguments: None)
+pytestmark = pytest.mark.usefixtures("no_baseline")
 
 
 def simulators(folder: Path) -> list[int]:
     return [int(path.name.rpartition("_")[2]) for path in folder.glob("simulator_*")]
-
-
-def gone(pids: list[int], seconds: float = 5.0) -> None:
-    until(lambda: not any(map(alive, pids)), seconds=seconds)
 
 
 # ---- what an env starts, and its close()
@@ -54,7 +46,7 @@ def test_an_env_that_runs_a_simulator(simulator: str, make_spec: MakeSpec, tmp_p
     metrics = Trial(make_spec(env=env, meta={"max_session": 2}), tmp_path).run()
     assert (metrics["sessions"], metrics["status"]) == (2, "done")
     assert len(simulators(tmp_path)) == 2 * (2 + 1)  # with that of the trial step
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
 
 
 def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +64,7 @@ def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypa
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 (tmp_path / f"simulator_{pid}").unlink()
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
 
 
 @pytest.mark.slow
@@ -94,7 +86,7 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
         run_while(trial, kill)
     assert "killed by SIGKILL" in capsys.readouterr().out
     assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
 
 
 @pytest.mark.slow
@@ -107,7 +99,7 @@ def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBod
     process.kill()
     run.leaves_nothing(30.0)
     assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
     for index in (0, 1):
         assert (
             0

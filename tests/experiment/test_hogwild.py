@@ -37,32 +37,6 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
-FRAGILE = '''
-"""CartPole of which one copy, in whichever Session, raises at step 300."""
-import os
-from pathlib import Path
-import gymnasium as gym
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Fragile(CartPoleEnv):
-    def __init__(self, mark="raises", **kwargs):
-        super().__init__(**kwargs)
-        self.left = -1
-        try:
-            os.close(os.open(Path(mark), os.O_CREAT | os.O_EXCL))
-            self.left = 300
-        except FileExistsError:
-            pass
-
-    def step(self, action):
-        self.left -= 1
-        if self.left == 0:
-            raise ArithmeticError("the pole is broken")
-        return super().step(action)
-
-gym.register("Fragile-v0", entry_point=Fragile, max_episode_steps=500)
-'''
-
 HOLDER = """
 import sys, time
 from slm_lab.lib.store import SharedArrays
@@ -375,13 +349,13 @@ def test_ctrl_c_while_a_session_is_replaced(command: Callable[..., Command]) -> 
 
 
 @pytest.mark.slow
-def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command]) -> None:
-    run = command(body(env={"name": "fragile:Fragile-v0", "num_envs": 1, "backend": "sync", "max_frame": 2000}))
-    (run.folder / "fragile.py").write_text(FRAGILE)
+def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command], tmp_path: Path) -> None:
+    fatal = {"name": "tests.experiment.fatal_env:Fatal-v0", "does": "ValueError", "after": 300, "folder": str(tmp_path), "copy": 3}
+    run = command(body(env={**fatal, "num_envs": 1, "backend": "sync", "max_frame": 2000}))
     process = run.start()
     said = process.communicate()[0]
     assert process.returncode == 1, said
-    assert 'raise ArithmeticError("the pole is broken")' in said
+    assert "ValueError: the reason" in said
     assert "restarting" not in said
     failed = re.fullmatch(r"1 of 2 sessions failed: (\d)", said.splitlines()[-1])
     assert failed is not None

@@ -170,9 +170,7 @@ def test_a_run_finds_its_checkpoints_again(stored_run: RunPaths, make_spec: Call
     Trial.resume(stored_run.root, ["env.max_frame=2000"]).run()
     assert list(stored_run.model_dir.iterdir()) == []
     assert read_run(RunPaths(stored_run.root, "small")).starts[0].status == "finished"
-    straight = Trial(make_spec(env={"max_frame": 2000}), plan=Plan(data_dir=tmp_path / "straight"))
-    straight.run()
-    assert straight.paths is not None
+    straight = Trial(make_spec(env={"max_frame": 2000}), plan=Plan(data_dir=tmp_path / "straight")).run()
     assert rows(stored_run.session_df(0)) == rows(straight.paths.session_df(0))
 
 

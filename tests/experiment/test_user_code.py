@@ -21,7 +21,6 @@ from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files.lock import RunLock, unfinished
 from slm_lab.experiment.plan import Interrupted, TrialFailed, UserError
-from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.retro_analyze import retro_analyze
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
@@ -34,9 +33,7 @@ FLAWED = "tests.experiment.faulty_env:Flawed-v0"
 EXITS = ["sys.exit", "os._exit", "KeyboardInterrupt", "GeneratorExit"]
 
 
-@pytest.fixture(autouse=True)
-def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyze, "measure_baseline", lambda *arguments: None)
+pytestmark = pytest.mark.usefixtures("no_baseline")
 
 
 @pytest.fixture

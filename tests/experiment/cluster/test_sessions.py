@@ -54,9 +54,7 @@ def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes
     assert len({one.node for entry in started for one in entry}) >= 3
     assert sorted(len(entry) for entry in started) == [1, 1, 1, 2]
     assert read_run(trial.paths).to_run == []
-    straight = Trial(spec, plan=Plan(data_dir=tmp_path / "straight"))
-    straight.run()
-    assert straight.paths is not None
+    straight = Trial(spec, plan=Plan(data_dir=tmp_path / "straight")).run()
     for index in range(4):
         assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))
 
@@ -92,9 +90,7 @@ def test_sessions_on_nodes_without_the_data_folder(
     again = Plan(cluster=cluster.address)
     Trial.resume(trial.paths.root, ["env.max_frame=110000"], plan=again).run()
     assert capsys.readouterr().out.count("continues at frame 100,000; exact") == 2
-    straight = Trial(make_spec(env={"max_frame": 110_000}, meta=meta), plan=Plan(data_dir=tmp_path / "straight"))
-    straight.run()
-    assert straight.paths is not None
+    straight = Trial(make_spec(env={"max_frame": 110_000}, meta=meta), plan=Plan(data_dir=tmp_path / "straight")).run()
     for index in range(2):
         assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))
 

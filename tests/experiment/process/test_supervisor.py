@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from multiprocessing import forkserver, process
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalExecutor, Local
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.process import THREAD_LIMITS
 from slm_lab.spec.report import SpecError
+from tests.experiment.commands import alive, gone
 from tests.experiment.process import light, targets
 
 PATIENCE = 30.0
@@ -95,20 +95,6 @@ def run(parent: LocalExecutor, target: Any, *args: Any) -> tuple[list[Message], 
     *messages, end = until(parent, died)
     assert isinstance(end, Died)
     return [message for message in messages if isinstance(message, Message)], end
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
-def gone(pid: int, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
 
 
 # ---- what a child is

@@ -258,7 +258,6 @@ def test_misfits_are_spec_errors(algorithm: dict[str, Any], action: ActionSpace,
 
 
 def test_device(caplog: pytest.LogCaptureFixture) -> None:
-    assert spec(PPO).agent.net is not None
     assert spec(PPO).agent.net.gpu == "auto"
     assert resolve_device(spec(PPO, {**MLP, "gpu": False})) == "cpu"
     if not torch.cuda.is_available():

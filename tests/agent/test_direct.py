@@ -91,7 +91,6 @@ def test_which_products_are_small() -> None:
         net = torch.nn.Sequential(torch.nn.Linear(*sizes))
         flat = FlatParams(net)
         mlp = DirectChain.from_modules(list(net), Products())
-        assert mlp is not None
         assert isinstance(mlp.layers[0], DirectLayer)
         return mlp.layers[0].small_rows if flat.size else 0
 
@@ -291,7 +290,6 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
         handle = net.actor_body.layers[0].register_forward_pre_hook(lambda *args: None)
     else:
         module = {"hook": net.actor_body.layers[0], "hook of the body": net.critic_body, "hook of the head": net.actor_head}[change]
-        assert module is not None
         handle = module.register_forward_hook(lambda *args: None)
     assert passes.get() is None
     assert (passes.get(learn=False) is None) == (change != "frozen")
@@ -331,7 +329,6 @@ def test_products_in_bfloat16_are_near() -> None:
     """Hidden layers in bfloat16, which has 8 bits of mantissa, outputs in float32."""
     net, flat, obs = build(dtype="bfloat16")
     (mlp, _) = net.direct.fast or (None, None)
-    assert mlp is not None
     assert [isinstance(layer, DirectLayer) and layer.products.bfloat16 for layer in mlp.layers] == [True, True, False]
     assert [isinstance(layer, DirectLayer) and layer.small_rows > 0 for layer in mlp.layers] == [False, False, True]
     for body in net.bodies:

@@ -277,7 +277,6 @@ def test_q_learning_of_several_actions(net: dict[str, Any]) -> None:
     batch: Any = algorithm.memory.sample()
     rows = len(batch.reward_B)
     batch = batch._replace(weight_B=torch.rand(rows))
-    assert algorithm.target is not None
     if isinstance(batch, SequenceBatch):
         q, after = batch.now(batch.unroll(algorithm.net)[1]), batch.after(batch.unroll(algorithm.target.net)[1])
     else:

@@ -184,7 +184,6 @@ def test_simple_arc_acts_in_numpy() -> None:
 def test_actor_and_critic_arcs_differ() -> None:
     other = {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 5}}, "ReLU"]}}}
     net = ActorCriticNet(TorchArcNetSpec(name="TorchArcNet", actor_arc=ARC, critic_arc=other), VECTOR, 2)
-    assert net.critic_body is not None
     assert net.critic_body.features == 5
 
 

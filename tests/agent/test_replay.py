@@ -354,7 +354,6 @@ def test_importance_weights_are_the_papers(beta: float) -> None:
     batch = memory.sample()
     probability = memory.tree.get(batch.row_B) / memory.tree.get(np.arange(40)).sum()
     weight = (memory.size * probability) ** -beta
-    assert batch.weight_B is not None
     assert batch.weight_B.dtype == torch.float32
     np.testing.assert_allclose(batch.weight_B, weight / weight.max(), rtol=1e-6)
     assert float(batch.weight_B.max()) == 1.0

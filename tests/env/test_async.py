@@ -159,7 +159,6 @@ env.step(numpy.zeros(1, int))
 time.sleep(60)
 """
     parent = start(tmp_path, script)
-    assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
     simulator, worker = number_in(tmp_path / "simulator"), number_in(tmp_path / "worker")
     parent.kill()
@@ -182,7 +181,6 @@ except KeyboardInterrupt:
     print("interrupted", multiprocessing.active_children())
 """
     process = start(tmp_path, script)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     number_in(tmp_path / "blocks")
     process.send_signal(signal.SIGINT)

@@ -98,7 +98,6 @@ def test_descriptions_are_short_and_keep_the_order_of_entries() -> None:
 def test_codecs_of_the_info_equal_those_of_the_env(name: str, num_envs: int) -> None:
     """An agent can observe and act without the env."""
     env = build(name, num_envs)
-    assert env.info.spaces is not None
     known, encode = observation_codec(space_from_dict(env.info.spaces["observation"]))
     action, decode = action_codec(space_from_dict(env.info.spaces["action"]))
     assert (known, action) == (env.info.observation, env.info.action)

@@ -135,7 +135,6 @@ def test_an_env_that_blocks_in_this_process(
     phase = {"reset": "resetting", "step": "stepping"}[where]
     assert output.count(f" s ({phase})") == 1, "a notice"
     assert f"session 0 failed: the env has been {phase} for" in output
-    assert trial.paths is not None
     assert json.loads(trial.paths.session_metrics(0).read_text())["status"] == "failed"
     assert trial.paths.checkpoint(0, "last").is_file()
     frames = [int(row["frame"]) for row in rows(trial.paths.session_df(0))]
@@ -156,7 +155,6 @@ def test_an_env_that_blocks_in_one_of_two_sessions(
     phase = {"constructor": "building", "reset": "resetting", "step": "stepping"}[where]
     assert f": no progress for 0 s ({phase})" in output
     assert f"failed: made no progress for 3 s ({phase}; meta.stall_limit)" in output
-    assert trial.paths is not None
     metrics = json.loads(trial.paths.trial_metrics().read_text())
     assert (metrics["sessions"], metrics["failed"], metrics["frame"]) == (1, 1, 1000)
 
@@ -175,7 +173,6 @@ def test_an_env_that_blocks_where_sessions_train_one_net(
     assert (metrics["sessions"], metrics["status"]) == (2, "done")
     phase = {"constructor": "building", "step": "stepping"}[where]
     assert f"made no progress for 3 s ({phase}; meta.stall_limit); restarting it (1 of 1)" in capsys.readouterr().out
-    assert trial.paths is not None
     assert [rows(trial.paths.session_df(index))[-1]["frame"] for index in (0, 1)] == ["500", "500"]
 
 
@@ -230,7 +227,6 @@ def test_a_signal_while_the_random_baseline_is_measured(
     env = {"name": "tests.experiment.faulty_env:Slow-v0", "num_envs": 2, "max_frame": 100, "backend": "sync"}
     run = command(spec_body(env=env, meta={"max_session": sessions, "log_frequency": 50}))
     process = run.start()
-    assert process.stdout is not None
     output = ""
     while "measuring the random baseline" not in output:
         line = process.stdout.readline()
@@ -264,7 +260,6 @@ def test_an_env_that_changes_the_folder(
     )
     assert trial.run()["sessions"] == sessions
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert trial.paths is not None
     assert trial.paths.root.parent == tmp_path / "data"
     for index in range(sessions):
         assert trial.paths.checkpoint(index, "best").is_file()

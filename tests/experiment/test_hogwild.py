@@ -117,7 +117,6 @@ def table(paths: RunPaths, index: int) -> list[dict[str, float | None]]:
 
 def check_complete(trial: Trial, sessions: Sequence[int] = (0, 1)) -> None:
     """The tables of `sessions` run to their quota, the checkpoints too."""
-    assert trial.paths is not None
     quota = trial.spec.session_frames
     for index in sessions:
         assert table(trial.paths, index)[-1]["frame"] == quota
@@ -189,7 +188,6 @@ def test_a_trial(mode: str, sessions: int, tmp_path: Path) -> None:
     check_complete(trial, range(sessions))
     assert metrics["sessions"] == sessions
     assert not metrics.get("failed")
-    assert trial.paths is not None
     assert all(trial.paths.session_metrics(index).is_file() for index in range(sessions))
 
 
@@ -203,7 +201,6 @@ def check_kills(trial: Trial, kills: int, deeds: Sequence[Deed], said: Callable[
     for index in "01":
         count = sum(one[0] == index for one in notices)
         assert [int(one[1]) for one in notices if one[0] == index] == [*range(1, count + 1)]
-    assert trial.paths is not None
     for session in range(2):
         begun = trial.paths.session_log(session).read_text().count("begins: index")
         assert 1 <= begun <= 1 + sum(one[0] == str(session) for one in notices)
@@ -275,7 +272,6 @@ def test_a_dead_process_holds_no_lock() -> None:
     fd = shared_file()
     store = SharedArrays(fd, 0, 2, synced=True, locked=True)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "inside\n"
         with store.claim("update") as mine:
             assert not mine
@@ -358,7 +354,6 @@ def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command], 
     assert "ValueError: the reason" in said
     assert "restarting" not in said
     failed = re.fullmatch(r"1 of 2 sessions failed: (\d)", said.splitlines()[-1])
-    assert failed is not None
     assert table(run.paths, 1 - int(failed[1]))[-1]["frame"] == 1000
     metrics = json.loads(run.paths.trial_metrics().read_text())
     assert (metrics["sessions"], metrics["failed"]) == (1, 1)
@@ -371,7 +366,6 @@ def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command], 
 def flat(session: Session) -> torch.Tensor:
     """The global weights."""
     trainer = session.agent.algorithm.trainer
-    assert trainer is not None
     return trainer.flat.master
 
 

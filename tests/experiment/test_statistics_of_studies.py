@@ -24,7 +24,6 @@ DRAWS: dict[str, tuple[Draw, float]] = {
 
 def covers(one: Estimate | None, value: float) -> bool:
     """Whether an estimate's interval holds a value; it must have one."""
-    assert one is not None
     assert one.low is not None
     assert one.high is not None
     return one.low <= value <= one.high
@@ -58,10 +57,8 @@ def test_coverage_of_the_difference() -> None:
 def test_a_paired_difference_is_that_of_the_pairs() -> None:
     seeds = np.random.default_rng(2).normal(0.0, 50.0, 8)
     one = difference((seeds + 1.0).tolist(), seeds.tolist(), paired=True)
-    assert one is not None
     assert (one.value, one.low, one.high) == pytest.approx((1.0, 1.0, 1.0))
     apart = difference((seeds + 1.0).tolist(), seeds.tolist())
-    assert apart is not None
     assert apart.low is not None
     assert apart.low < -20.0
     assert difference([1.0], [2.0, 3.0]) == (-1.5, None, None)
@@ -71,7 +68,6 @@ def test_a_paired_difference_is_that_of_the_pairs() -> None:
 def test_welch_by_hand() -> None:
     """Means 3 and 7, variances 2.5 / 5 and 10 / 4: t with 4.25 → 4 degrees of freedom is 2.776."""
     one = difference([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0])
-    assert one is not None
     parts = 2.5 / 5 + 10.0 / 4
     freedom = parts**2 / ((2.5 / 5) ** 2 / 4 + (10.0 / 4) ** 2 / 3)
     assert math.floor(freedom) == 4

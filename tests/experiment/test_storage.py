@@ -155,7 +155,6 @@ def stored_run(make_spec: Callable[..., Spec], tmp_path: Path) -> RunPaths:
     """A run of 1000 frames, as one whose checkpoints were written to a URL."""
     trial = Trial(make_spec(), plan=Plan(data_dir=tmp_path / "data"))
     trial.run()
-    assert trial.paths is not None
     shutil.move(trial.paths.model_dir, tmp_path / "store")
     trial.paths.model_dir.mkdir()
     body = json.loads(trial.paths.spec.read_text())

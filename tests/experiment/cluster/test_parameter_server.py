@@ -164,10 +164,6 @@ def test_statistics_counts_and_episodes_are_those_of_all(served: Callable[..., l
     alone = make_normalizers(spec.env, case.info(2), 0.99)
     for turn, part in enumerate([one, other, other, one]):
         batch = rng.normal(size=(2, *case.info().observation.shape)).astype(np.float32)
-        assert part.normalizers.obs is not None
-        assert alone.obs is not None
-        assert part.normalizers.obs.stats is not None
-        assert alone.obs.stats is not None
         part.normalizers.obs.stats.update(batch)
         alone.obs.stats.update(batch)
         np.testing.assert_array_equal(part.normalizers.obs.stats.inv_std, alone.obs.stats.inv_std)

@@ -48,7 +48,6 @@ def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes
     spec = make_spec(env={"max_frame": 60_000}, meta=meta)
     trial = Trial(spec, plan=plan(nodes, tmp_path))
     run_while(trial, exchange_a_node(nodes, 4, 4000))
-    assert trial.paths is not None
     started = processes(trial.paths, 4)
     assert len({one.pid for entry in started for one in entry}) >= 5
     assert len({one.node for entry in started for one in entry}) >= 3
@@ -78,7 +77,6 @@ def test_sessions_on_nodes_without_the_data_folder(
         cluster.add(hidden=data)
 
     run_while(trial, deed)
-    assert trial.paths is not None
     started = processes(trial.paths, 2)
     assert len({one.node for entry in started for one in entry}) >= 2
     assert sorted(len(entry) for entry in started) == [1, 2]
@@ -121,7 +119,6 @@ def test_a3c_learns_while_a_node_is_killed_and_another_comes(nodes: Nodes, tmp_p
     spec = Spec.model_validate({"name": "a3c", **A3C})
     trial = Trial(spec, plan=plan(nodes, tmp_path))
     metrics = run_while(trial, exchange_a_node(nodes, 3, 4000)).metrics
-    assert trial.paths is not None
     started = processes(trial.paths, 3)
     assert len({one.node for entry in started for one in entry}) >= 3
     assert sorted(len(entry) for entry in started) == [1, 1, 2]
@@ -146,7 +143,6 @@ def server_pids(nodes: Nodes) -> list[int]:
 def kill_a_server(trial: Trial, nodes: Nodes, number: int, frame: int) -> list[int]:
     """Kill a process of the parameter server once both Sessions have come to a frame; return all its processes."""
     until(lambda: all(frame_of(trial.paths, index) >= frame for index in range(2)))
-    assert trial.paths is not None
     until(trial.paths.trial_checkpoint().exists)
     pids = server_pids(nodes)
     os.kill(pids[number], signal.SIGKILL)
@@ -160,7 +156,6 @@ def test_a_parameter_server_that_is_killed_continues_from_the_checkpoint(nodes: 
     pids: list[int] = []
     metrics = run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 0, 6000))).metrics
     assert len(pids) == 1
-    assert trial.paths is not None
     assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]  # the Sessions went on
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
     assert int(arrays["clock/frames"].sum()) == 150_000
@@ -184,7 +179,6 @@ def test_one_of_several_processes_of_a_parameter_server_is_killed(nodes: Nodes, 
     pids: list[int] = []
     run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 1, 3000)))
     assert len(pids) > 1
-    assert trial.paths is not None
     assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
     assert int(arrays["clock/frames"].sum()) == 30_000

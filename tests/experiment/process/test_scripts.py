@@ -145,7 +145,6 @@ class Script:
         )
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def end(self, seconds: float = 60.0) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
@@ -69,6 +71,20 @@ def spec(algorithm: dict[str, Any], net: dict[str, Any] | None = None, memory: s
     return Spec.model_validate({"name": "toy", "agent": agent, "env": {"name": "Toy-v0", "num_envs": num_envs, "max_frame": 1000}})
 
 
+def changed(toy: Spec, **sections: dict[str, Any]) -> Spec:
+    """Return a spec with other keys in sections of `agent`, such as `net={"tf32": True}`; they are not validated."""
+    update = {name: getattr(toy.agent, name).model_copy(update=keys) for name, keys in sections.items()}
+    return toy.model_copy(update={"agent": toy.agent.model_copy(update=update)})
+
+
+def reloaded(state: Any) -> Any:
+    """Return a state that went through a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def agent_of(toy: Spec, env_info: EnvInfo, seed: int = 0) -> Agent:
     return build_agent(toy, env_info, session_seeds(seed, 0, 0), Clock())
 
@@ -90,6 +106,31 @@ class Acting:
             self.state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
 
 
+def steps_of(agent: Agent, env: ToyEnv) -> Iterator[tuple[np.ndarray, ActOut, VecStep]]:
+    """Act, step, tick and observe without end; yields (observations, what was done, what came of it). Updates are the caller's."""
+    obs, acting = env.reset(), Acting(agent, env.info.num_envs)
+    while True:
+        out = acting.act(obs)
+        step = env.step(out.action_N)
+        agent.clock.tick(env.info.num_envs)
+        acting.observe(obs, out, step)
+        yield obs, out, step
+        obs = step.obs_N
+
+
+def gathered(
+    algorithm: dict[str, Any],
+    memory: str = "OnPolicyBatchReplay",
+    next_step: bool = False,
+    net: dict[str, Any] | None = None,
+    action: ActionSpace = DISCRETE,
+) -> Any:
+    """Return an agent whose on-policy memory is ready; it has not learned yet."""
+    agent = agent_of(spec(algorithm, net, memory), info(3, action))
+    next(None for _ in steps_of(agent, ToyEnv(info(3, action), 4, next_step)) if agent.ready())
+    return agent
+
+
 def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
     """Act, step, observe and update for so many vector steps; returns the metrics of the updates."""
     return [metrics for metrics in islice(drive_on(agent, env), steps) if metrics is not None]
@@ -97,13 +138,7 @@ def drive(agent: Agent, env: ToyEnv, steps: int) -> list[Any]:
 
 def drive_on(agent: Agent, env: ToyEnv) -> Iterator[Any]:
     """Act, step, observe and update without end; yields the metrics of the update after each vector step, None without one."""
-    obs, acting = env.reset(), Acting(agent, env.info.num_envs)
-    while True:
-        act = acting.act(obs)
-        step = env.step(act.action_N)
-        agent.clock.tick(env.info.num_envs)
-        acting.observe(obs, act, step)
+    for _ in steps_of(agent, env):
         metrics = agent.update() if agent.ready() else None
         agent.end_step()
-        obs = step.obs_N
         yield metrics

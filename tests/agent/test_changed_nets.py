@@ -32,7 +32,6 @@ def _scaled(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
 
 
 def _halve_grad(p: Tensor) -> None:
-    assert p.grad is not None
     p.grad.mul_(0.5)
 
 

@@ -79,7 +79,6 @@ def weights_after(case: Case, steps: int) -> tuple[torch.Tensor, Agent]:
     agent = build_agent(case.spec(2, {"hid_layers_activation": "relu"}), case.info(), session_seeds(0, 0, 0), Clock())
     drive(agent, ToyEnv(case.info(), 1), steps)
     trainer = agent.algorithm.trainer
-    assert trainer is not None
     return trainer.flat.param.clone(), agent
 
 

@@ -14,15 +14,14 @@ from slm_lab.agent.net.passes.critics import CriticsPass
 from slm_lab.agent.net.passes.direct import DirectChain, DirectPass
 from slm_lab.agent.net.passes.direct_layers import SMALL, SMALL_ROWS, DirectLayer
 from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
-from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.autograd import GraphPass
 from slm_lab.agent.ops.linear import Products
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
-from tests.agent.helpers import drive
-from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, REINFORCE, gathered
+from tests.agent.helpers import MLP, drive, gathered
+from tests.agent.test_algorithms import ACTOR_CRITIC, PPO, REINFORCE
 from tests.agent.test_soft_actor_critic import BRN
 from tests.agent.test_soft_actor_critic import build as build_sac
 
@@ -92,7 +91,6 @@ def test_which_products_are_small() -> None:
         net = torch.nn.Sequential(torch.nn.Linear(*sizes))
         flat = FlatParams(net)
         mlp = DirectChain.from_modules(list(net), Products())
-        assert mlp is not None
         assert isinstance(mlp.layers[0], DirectLayer)
         return mlp.layers[0].small_rows if flat.size else 0
 
@@ -101,41 +99,32 @@ def test_which_products_are_small() -> None:
     assert rows(256, 256) == 32
 
 
-@pytest.mark.parametrize("algorithm", [REINFORCE, ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
-def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    after = []
-    for on in (True, False):
-        monkeypatch.setattr(direct, "DIRECT", on)
-        agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay")
-        passes: list[Any] = []
-        net = agent.algorithm.net
-        forward_pass = net.forward_pass
-        net.forward_pass = lambda *args, own=forward_pass, seen=passes, **kwargs: seen.append(own(*args, **kwargs)) or seen[-1]
-        metrics = agent.update()
-        assert passes
-        assert all(isinstance(one, DirectPass if on else GraphPass) for one in passes)
-        after.append((metrics.loss, metrics.grad_norm, agent.weights()))
-    assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-5)
-    for name, value in after[0][2].items():
-        torch.testing.assert_close(value, after[1][2][name], rtol=1e-4, atol=1e-5)
+RENORM_NET = {
+    "name": "TorchArcNet",
+    "arc": {
+        "modules": {
+            "body": {"Sequential": [{"LazyBatchRenorm1d": {"warmup_steps": 3}}, {"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}
+        }
+    },
+    "optim_spec": {"name": "Adam", "lr": 0.01},
+}
 
 
+@pytest.mark.parametrize("net", [MLP, RENORM_NET], ids=["mlp", "batch renorm"])
 @pytest.mark.parametrize("algorithm", [REINFORCE, ACTOR_CRITIC, PPO], ids=lambda algorithm: algorithm["name"])
-def test_an_update_with_batch_renorm_is_that_of_autograd(algorithm: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of the moving statistics: the net learns in training mode."""
-    layers = {"Sequential": [{"LazyBatchRenorm1d": {"warmup_steps": 3}}, {"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}
-    net = {
-        "name": "TorchArcNet",
-        "arc": {"modules": {"body": layers}, "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}},
-        "optim_spec": {"name": "Adam", "lr": 0.01},
-    }
+def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], net: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of moving statistics: the net learns in training mode."""
     after = []
     for on in (True, False):
         monkeypatch.setattr(direct, "DIRECT", on)
         agent = gathered(algorithm, "OnPolicyReplay" if algorithm is REINFORCE else "OnPolicyBatchReplay", net=net)
-        start = agent.algorithm.trainer.flat.buffer.clone()
+        start, passes = agent.algorithm.trainer.flat.buffer.clone(), list[Any]()
+        forward_pass = agent.algorithm.net.forward_pass
+        agent.algorithm.net.forward_pass = lambda *args, own=forward_pass, seen=passes, **keys: seen.append(own(*args, **keys)) or seen[-1]
         metrics, flat = agent.update(), agent.algorithm.trainer.flat
-        assert not torch.equal(flat.buffer, start)
+        assert passes
+        assert all(isinstance(one, DirectPass if on else GraphPass) for one in passes)
+        assert torch.equal(flat.buffer, start) == (net is MLP)
         after.append((metrics.loss, metrics.grad_norm, flat.param.clone(), flat.buffer.clone()))
     assert after[0][:2] == pytest.approx(after[1][:2], rel=1e-4)
     for own, expected in zip(after[0][2:], after[1][2:], strict=True):
@@ -290,24 +279,6 @@ def test_batch_statistics_belong_to_one_pass() -> None:
         passed.backward(torch.ones(2, 4, 3))
 
 
-@pytest.mark.parametrize("rows", [20, 700])
-def test_action_values(rows: int) -> None:
-    torch.manual_seed(0)
-    net = QNet(MLPNetSpec(name="MLPNet", hid_layers=[16]), VECTOR, (3,))
-    flat, obs, grad_q = FlatParams(net), torch.randn(rows, 5), torch.randn(rows, 3)
-    net.use_direct(flat)
-    expected = net.critic(obs)
-    expected.backward(grad_q)
-    grad = flat.grad.clone()
-    flat.grad.zero_()
-    found = net.forward_pass(obs)
-    assert isinstance(found, DirectPass)
-    near(found.values[0], expected)
-    near(net.values(obs), expected)
-    found.backward(grad_q.numpy())
-    near(flat.grad, grad)
-
-
 @pytest.mark.parametrize("change", ["frozen", "hook", "pre-hook", "hook of the body", "hook of the head"])
 def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
     net, *_ = build()
@@ -319,7 +290,6 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
         handle = net.actor_body.layers[0].register_forward_pre_hook(lambda *args: None)
     else:
         module = {"hook": net.actor_body.layers[0], "hook of the body": net.critic_body, "hook of the head": net.actor_head}[change]
-        assert module is not None
         handle = module.register_forward_hook(lambda *args: None)
     assert passes.get() is None
     assert (passes.get(learn=False) is None) == (change != "frozen")
@@ -359,7 +329,6 @@ def test_products_in_bfloat16_are_near() -> None:
     """Hidden layers in bfloat16, which has 8 bits of mantissa, outputs in float32."""
     net, flat, obs = build(dtype="bfloat16")
     (mlp, _) = net.direct.fast or (None, None)
-    assert mlp is not None
     assert [isinstance(layer, DirectLayer) and layer.products.bfloat16 for layer in mlp.layers] == [True, True, False]
     assert [isinstance(layer, DirectLayer) and layer.small_rows > 0 for layer in mlp.layers] == [False, False, True]
     for body in net.bodies:

@@ -113,8 +113,6 @@ def test_a_policy_needs_nothing_that_learns() -> None:
         obs_N, state_N = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32), policy.initial_state(2)
         ours, theirs = policy.act(obs_N, state_N), agent.act(obs_N, state_N)
         assert np.array_equal(ours.action_N, theirs.action_N)
-        assert policy.flat is not None
-        assert agent.policy.flat is not None
         assert torch.equal(policy.flat.param, agent.policy.flat.param)
         greedy = [policy.act(obs_N, state_N, deterministic=True).action_N for _ in range(2)]
         assert np.array_equal(*greedy)

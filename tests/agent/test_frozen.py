@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.models.net import MLPNetSpec
+from tests.agent.helpers import reloaded
 from tests.agent.test_hogwild import Stores, stores  # noqa: F401  # a fixture
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -76,11 +76,9 @@ def test_steps_are_torchs(name: str, kwargs: dict[str, Any], on_device: bool, mo
     theirs = None if kind is None else kind(twin.parameters(), lr=0.01, **kwargs)
     for seed, frozen in enumerate(FROZEN):
         if seed == 5:
-            file = io.BytesIO()
-            torch.save(trainer.state_dict(), file)
-            file.seek(0)
+            saved = reloaded(trainer.state_dict())
             module, trainer = trainer_of(name, kwargs)
-            trainer.load_state_dict(torch.load(file))
+            trainer.load_state_dict(saved)
         before = {name: p.detach().clone() for name, p in module.named_parameters()}
         norm = step(module, trainer, frozen, seed)
         for one, p in module.named_parameters():

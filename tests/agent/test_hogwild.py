@@ -85,7 +85,6 @@ def gradients(agent: Agent) -> list[torch.Tensor]:
     """Filled with each gradient that the agent steps by."""
     seen: list[torch.Tensor] = []
     trainer = agent.algorithm.trainer
-    assert trainer is not None
     step = trainer._step
 
     def spy() -> None:
@@ -97,7 +96,6 @@ def gradients(agent: Agent) -> list[torch.Tensor]:
 
 
 def flat(agent: Agent) -> Any:
-    assert agent.algorithm.trainer is not None
     return agent.algorithm.trainer.flat
 
 
@@ -252,7 +250,6 @@ def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(stores: St
 
     def late(name: str) -> Callable[..., Any]:
         step, common = getattr(algorithm, name), trainers[name].shared
-        assert common is not None
 
         def wrapped(*args: Any) -> Any:
             other.update()
@@ -449,10 +446,8 @@ def test_batch_statistics_are_the_mean_over_sessions(synced: bool, stores: Store
     base = flat(agents[0]).master_buffer.clone()
     changes = [torch.full_like(base, value) for value in (0.5, -0.25, 1.0)]
     for net in nets:
-        assert net is not None
         net.refresh()
     for net, change in zip(nets, changes, strict=True):
-        assert net is not None
         net.flat.buffer.add_(change)
         with net.updating():
             pass
@@ -467,10 +462,8 @@ def test_stale_batch_statistics_stay_within_bounds(stores: Stores) -> None:
     nets = [agent.algorithm.trainer.shared for agent in agents]  # type: ignore[union-attr]
     for _ in range(20):
         for net in nets:
-            assert net is not None
             net.flat.buffer.lerp_(torch.full_like(net.flat.buffer, 1e-3), 0.1)  # as batch norm does, from the statistics of its last pull
         for net in nets:
-            assert net is not None
             with net.updating():
                 pass
             assert (net.flat.master_buffer > -1e-6).all()

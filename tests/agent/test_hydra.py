@@ -25,7 +25,6 @@ def hydra(tails: list[list[int]], heads: list[list[int]] = HEADS, **keys: Any) -
 
 def linears(module: torch.nn.Module | None) -> list[tuple[int, int]]:
     """(inputs, outputs) of the Linear layers inside, in order."""
-    assert module is not None
     return [(m.in_features, m.out_features) for m in module.modules() if isinstance(m, torch.nn.Linear)]
 
 

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.passes.activations import ACTIVATIONS
-from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, _LinearLayers
-from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.models.net import MLPNetSpec
+from slm_lab.lib.records import ActionSpace
 
 CONTINUOUS = ActionSpace("continuous", dim=3)
 
@@ -126,26 +124,6 @@ def test_hooks_are_called_and_a_layer_that_is_replaced_computes() -> None:
     net[2].weight = nn.Parameter(torch.zeros(2, 8))
     torch.testing.assert_close(run(net, x), net(x))
     assert called == [1, 1]
-
-
-@pytest.mark.parametrize("activation", ["relu", "tanh", "elu"])
-def test_stacked_critics_are_separate_ones(activation: str) -> None:
-    spec = MLPNetSpec(name="MLPNet", hid_layers=[32, 16], hid_layers_activation=activation)
-    torch.manual_seed(0)
-    stacked = build_critics(spec, ObservationSpace((5,)), CONTINUOUS)
-    assert isinstance(stacked, StackedCritics)
-    torch.manual_seed(0)
-    separate = SeparateCritics([QCritic(spec, ObservationSpace((5,)), CONTINUOUS) for _ in range(2)])
-    obs, action, grad = torch.randn(7, 5), torch.randn(7, 3, requires_grad=True), torch.randn(2, 7)
-    ours, theirs = stacked(obs, action), separate(obs, action)
-    torch.testing.assert_close(ours, theirs)
-    grad_params = torch.autograd.grad(ours, [action, *stacked.parameters()], grad)
-    expected = torch.autograd.grad(theirs, [action, *separate.parameters()], grad)
-    assert_equal([grad_params[0]], [expected[0]])
-    layers = len(grad_params[1:])
-    for index, grads in enumerate(grad_params[1:]):
-        pair = expected[1 + index], expected[1 + layers + index]
-        assert_equal([grads], [torch.stack(pair).view_as(grads)])
 
 
 def test_a_stack_of_one_input_for_all_nets() -> None:

@@ -64,7 +64,6 @@ def test_a_ratio_that_overflows_has_a_finite_gradient(log_ratio: float, advantag
     logp = torch.tensor([log_ratio, 0.1], requires_grad=True)
     loss = clipped_surrogate_loss(logp, torch.zeros(2), torch.tensor([advantage, 1.0]), 0.2)
     loss.backward()
-    assert logp.grad is not None
     assert loss.isfinite()
     assert logp.grad.isfinite().all()
     assert float(logp.grad[1]) < 0.0, "the others learn"
@@ -73,7 +72,6 @@ def test_a_ratio_that_overflows_has_a_finite_gradient(log_ratio: float, advantag
 def test_clipping_stops_the_gradient() -> None:
     logp = torch.tensor([math.log(1.5), 0.0], requires_grad=True)
     clipped_surrogate_loss(logp, torch.zeros(2), torch.ones(2), 0.2).backward()
-    assert logp.grad is not None
     assert logp.grad.tolist() == pytest.approx([0.0, -0.5])
 
 

@@ -25,7 +25,7 @@ from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive, info, spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, changed, drive, info, spec
 from tests.agent.test_linear import all_grads, chain_of
 
 ONEDNN, BFLOAT16 = Products(onednn=ONEDNN_LEAST), Products(bfloat16=True)
@@ -171,14 +171,11 @@ def test_agents_learn_the_same(
     """Every net of an agent, target nets too, uses what meta.matmul names."""
     env_info = info(3, action, (LEAST,))
     keys = {**MLP, "hid_layers": [LEAST, LEAST], "optim_spec": {"name": "SGD", "lr": 0.01}, **net}
-    toy = spec(algorithm, keys, memory)
-    if memory == "Replay":
-        replay = toy.agent.memory.model_copy(update={"batch_size": LEAST, "max_size": 1000})
-        toy = toy.model_copy(update={"agent": toy.agent.model_copy(update={"memory": replay})})
+    toy = changed(spec(algorithm, keys, memory), memory={"batch_size": LEAST, "max_size": 1000} if memory == "Replay" else {})
     weights = {}
     for asked in ("mkl", "onednn"):
         agent = agent_of(with_matmul(toy, asked), env_info)
-        drive(agent, ToyEnv(env_info, 1), 60 if memory == "Replay" else 100)
+        drive(agent, ToyEnv(env_info, 1), 20 if memory == "Replay" else 100)
         assert bool(products) == (asked == "onednn")
         assert all(module.products == Products(onednn=ONEDNN_LEAST if asked == "onednn" else 0) for module in nets(agent))
         weights[asked] = [

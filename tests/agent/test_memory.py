@@ -68,7 +68,6 @@ def test_hidden_state_at_the_start_and_at_truncations() -> None:
     assert len(cut.t_K) > 0
     for t, n, state_S in zip(cut.t_K, cut.n_K, cut.state_KS, strict=True):
         expected = happened[int(t)][1].state_N
-        assert expected is not None
         assert np.array_equal(state_S, expected[int(n)])
 
 

@@ -15,7 +15,7 @@ from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.models.spec import Spec
-from tests.agent.helpers import MLP, RNN, ToyEnv, agent_of, drive, info, spec
+from tests.agent.helpers import MLP, RNN, ToyEnv, agent_of, changed, drive, info, spec
 
 NVEC = (2, 3)
 MULTI = ActionSpace("multi_discrete", NVEC, 2)
@@ -25,9 +25,7 @@ DUELING = {**MLP, "name": "DuelingMLPNet"}
 
 def multi_spec(name: str, net: dict[str, Any], memory: str = "Replay", **algorithm: Any) -> Spec:
     explore = {"action_policy": "epsilon_greedy", "explore_var_spec": {"name": "no_decay", "start_val": 0.3}}
-    toy = spec({"name": name, **explore, "gamma": 0.9, **algorithm}, net, memory).model_dump(exclude_none=True)
-    toy["agent"]["memory"] |= {"batch_size": 8, "max_size": 90}
-    return Spec.model_validate(toy)
+    return changed(spec({"name": name, **explore, "gamma": 0.9, **algorithm}, net, memory), memory={"batch_size": 8, "max_size": 90})
 
 
 def test_values_by_component_by_hand() -> None:

@@ -5,8 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
@@ -72,16 +70,6 @@ def test_shared_and_separate_bodies() -> None:
     assert shared.actor_body.layers[0].weight.grad is not None
     separate.critic(x).sum().backward()
     assert separate.actor_body.layers[0].weight.grad is None
-
-
-def test_output_gains() -> None:
-    spec = MLPNetSpec(name="MLPNet", hid_layers=[64], init_fn="orthogonal_", actor_init_std=0.01, critic_init_std=2.0)
-    net = ActorCriticNet(spec, VECTOR, 6)
-    assert net.critic_head is not None
-    rows = net.actor_head.linear.weight
-    assert torch.allclose(rows @ rows.T, 1e-4 * torch.eye(6), atol=1e-8)  # orthogonal rows of length 0.01
-    assert float(net.critic_head.weight.detach().norm()) == pytest.approx(2.0, rel=1e-4)
-    assert float(net.critic_head.bias.detach().abs().max()) == 0.0
 
 
 @pytest.mark.parametrize("cell", ["RNN", "LSTM", "GRU"])
@@ -150,6 +138,7 @@ def test_norm_of_convolutions() -> None:
 def test_norm_before_activations() -> None:
     """batch_norm "before": in every hidden layer, as a chain of torch's modules with the same weights."""
     spec = ConvNetSpec(name="ConvNet", conv_hid_layers=[[4, 4, 2], [5, 3, 1]], fc_hid_layers=[7], batch_norm="before")
+    torch.manual_seed(0)
     body = build_body(spec, IMAGE, "actor").train()
     a, b, c = [layer for layer in body.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
     nn = torch.nn
@@ -195,7 +184,6 @@ def test_simple_arc_acts_in_numpy() -> None:
 def test_actor_and_critic_arcs_differ() -> None:
     other = {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 5}}, "ReLU"]}}}
     net = ActorCriticNet(TorchArcNetSpec(name="TorchArcNet", actor_arc=ARC, critic_arc=other), VECTOR, 2)
-    assert net.critic_body is not None
     assert net.critic_body.features == 5
 
 
@@ -218,16 +206,6 @@ def test_bad_arcs_are_spec_errors(change: dict[str, Any], part: str) -> None:
     }
     with pytest.raises(SpecError, match=part):
         build_body(TorchArcNetSpec(name="TorchArcNet", arc=arc), VECTOR, "actor")
-
-
-@settings(max_examples=25, deadline=None)
-@given(hidden=st.lists(st.integers(1, 9), max_size=3), shape=st.lists(st.integers(1, 4), min_size=1, max_size=3), rows=st.integers(1, 4))
-def test_mlp_takes_any_shape(hidden: list[int], shape: list[int], rows: int) -> None:
-    space = ObservationSpace(tuple(shape))
-    net = ActorCriticNet(MLPNetSpec(name="MLPNet", hid_layers=hidden), space, 3)
-    params, value = net(obs(space, rows))
-    assert params.shape == (rows, 3)
-    assert value.shape == (rows,)
 
 
 def test_a_net_larger_than_memory_is_a_spec_error() -> None:

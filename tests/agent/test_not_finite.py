@@ -13,12 +13,9 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.temperature import Temperature
 from slm_lab.agent.algorithm.common.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
-from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.sum_tree import SumTree
 from slm_lab.lib.records import VecStep
-from slm_lab.spec.models.net import MLPNetSpec, OptimSpec
-from tests.agent.helpers import ToyEnv, agent_of, drive
+from tests.agent.helpers import ToyEnv, agent_of, changed, drive
 from tests.contract.combinations import Case
 
 ARC = {"modules": {"body": {"Sequential": [{"LazyBatchRenorm1d": {}}, {"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}}}
@@ -65,9 +62,7 @@ def numbers(state: Any) -> Iterator[np.ndarray]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_lone_agent_stays_finite(name: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
     case, algorithm, net = CASES[name]
-    toy = case.spec(2, net)
-    toy = toy.model_copy(update={"agent": toy.agent.model_copy(update={"algorithm": toy.agent.algorithm.model_copy(update=algorithm)})})
-    agent = agent_of(toy, case.info())
+    agent = agent_of(changed(case.spec(2, net), algorithm=algorithm), case.info())
     learned = drive(agent, ToyEnv(case.info(), 1), 40)
     before = agent.weights()
     with np.errstate(all="ignore"):
@@ -82,27 +77,6 @@ def test_a_lone_agent_stays_finite(name: str, what: str, caplog: pytest.LogCaptu
         assert all(torch.equal(value, before[key]) for key, value in agent.weights().items() if "batches" not in key)
     if case.memory.startswith("OnPolicy"):
         assert np.isfinite(drive(agent, ToyEnv(case.info(), 3), 100)[-1].loss)
-
-
-def test_skipped_steps_leave_buffers_and_statistics_alone() -> None:
-    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2, momentum=None), torch.nn.Linear(2, 1))
-    trainer = Trainer(FlatParams(net), MLPNetSpec(name="MLPNet", optim_spec=OptimSpec(name="Adam", lr=0.1)))
-
-    def step(x: torch.Tensor, factor: float = 1.0) -> None:
-        trainer.begin(0)
-        trainer.set_train_mode(True)
-        trainer.backward(factor * net(x).square().mean())
-        trainer.step()
-        trainer.set_train_mode(False)
-
-    step(torch.randn(4, 3))
-    before = str(trainer.state_dict())
-    step(torch.full((4, 3), torch.nan))
-    step(torch.randn(4, 3), factor=torch.inf)
-    assert str(trainer.state_dict()) == before
-    assert trainer.skipped == 2
-    step(torch.randn(4, 3))
-    assert str(trainer.state_dict()) != before
 
 
 @pytest.mark.parametrize("make", [TargetDeviation, PercentileScale])

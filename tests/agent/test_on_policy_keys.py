@@ -11,8 +11,8 @@ from torch import Tensor
 
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.arrays import tensor
-from tests.agent.helpers import MLP
-from tests.agent.test_algorithms import ACTOR_CRITIC, ENTROPY, PPO, gathered, log_pi
+from tests.agent.helpers import MLP, gathered
+from tests.agent.test_algorithms import ACTOR_CRITIC, ENTROPY, PPO, log_pi
 
 SMALL = {**PPO, "minibatch_size": 7, "training_epoch": 3, "lam": 0.9}
 CLIP = 0.05

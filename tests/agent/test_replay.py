@@ -172,40 +172,6 @@ def test_it_holds_the_newest_of_what_happened(kind: str, next_step: bool, num_en
     assert {(True, False), (False, True), (False, False)} == set(ends), "all kinds of steps have come"
 
 
-@pytest.mark.parametrize("next_step", [False, True])
-def test_no_state_is_paired_with_the_next_episodes_first(next_step: bool) -> None:
-    """Defect 11. Observations here tell episode and step."""
-
-    class Counting(ToyEnv):
-        episode = 0
-        at: np.ndarray
-
-        def step(self, action_N: np.ndarray) -> VecStep:
-            before = self.at
-            step = super().step(action_N)
-            done = step.terminated_N | step.truncated_N
-            self.at = before + np.array([0.0, 1.0])
-            last = self.at.copy()
-            over = step.first_N if next_step else done
-            for i in np.flatnonzero(over):
-                Counting.episode += 1
-                self.at[i] = [Counting.episode, 0.0]
-            return step._replace(last_obs_N=self.at.copy() if next_step else last, obs_N=self.at.copy())
-
-        def reset(self) -> np.ndarray:
-            self.at = np.stack([[-1.0 - i, 0.0] for i in range(self.info.num_envs)])
-            return self.at.copy()
-
-    env_info = info(3, shape=(2,))
-    memory = build(env_info, max_size=10**4)
-    *_, happened = feed(memory, Counting(env_info, 1, next_step), 200)
-    batch = everything(memory)
-    assert torch.equal(batch.next_obs_B, batch.obs_B + torch.tensor([0.0, 1.0]))
-    truncated = np.array([one.truncated for one in happened])
-    assert truncated.sum() > 20
-    assert not batch.terminated_B[torch.from_numpy(truncated)].any(), "a truncation keeps its bootstrap"
-
-
 @pytest.mark.parametrize("action", [DISCRETE, CONTINUOUS, MULTI])
 def test_dtypes_are_kept(action: ActionSpace) -> None:
     for env_info, env in (
@@ -355,13 +321,6 @@ def prioritised(size: int = 40, batch_size: int = 16, **keys: Any) -> Prioritize
     return memory
 
 
-def test_priorities_are_the_papers() -> None:
-    memory = prioritised(alpha=0.7, epsilon=0.01)
-    errors = torch.tensor([-2.0, 0.0, 0.5])
-    memory.update_priorities(np.array([3, 5, 39]), errors)
-    assert memory.tree.get(np.array([3, 5, 39])) == pytest.approx((np.abs(errors.numpy()) + 0.01) ** 0.7, rel=1e-6)
-
-
 def test_draws_follow_the_priorities() -> None:
     memory = prioritised()
     rng = np.random.default_rng(0)
@@ -395,7 +354,6 @@ def test_importance_weights_are_the_papers(beta: float) -> None:
     batch = memory.sample()
     probability = memory.tree.get(batch.row_B) / memory.tree.get(np.arange(40)).sum()
     weight = (memory.size * probability) ** -beta
-    assert batch.weight_B is not None
     assert batch.weight_B.dtype == torch.float32
     np.testing.assert_allclose(batch.weight_B, weight / weight.max(), rtol=1e-6)
     assert float(batch.weight_B.max()) == 1.0

@@ -100,24 +100,6 @@ def test_against_brute_force(seed: int, T: int, N: int, steps: int) -> None:
             assert float(advantage[t, n]) == pytest.approx(brute_gae(r, t, n, GAMMA, LAM))
 
 
-def test_scan_is_the_recursion() -> None:
-    x, c = torch.rand(13, 2, dtype=torch.float64), torch.rand(13, 2, dtype=torch.float64)
-    y, expected = torch.zeros(2, dtype=torch.float64), []
-    for t in reversed(range(13)):
-        y = x[t] + c[t] * y
-        expected.append(y)
-    assert torch.allclose(discounted_scan(x, c), torch.stack(expected[::-1]))
-
-
-def test_hand_worked_gae() -> None:
-    # one env, terminated at the last of three steps: δ = [1 + .5·2 − 1, 1 + .5·3 − 2, 1 − 3] = [1, .5, −2], γλ = .25
-    reward = torch.ones(3, 1)
-    value, next_value = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[2.0], [3.0], [99.0]])
-    terminated = torch.tensor([[False], [False], [True]])
-    advantage = gae(reward, value, next_value, terminated, terminated, 0.5, 0.5)
-    assert advantage.flatten().tolist() == pytest.approx([1.0 + 0.25 * (0.5 + 0.25 * -2.0), 0.5 + 0.25 * -2.0, -2.0])
-
-
 def test_gae_on_tensors_equals_gae_on_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = torch.Generator().manual_seed(0)
     reward, value, next_value = (torch.randn(17, 3, generator=rng) for _ in range(3))
@@ -136,15 +118,6 @@ def test_returns_that_diverge_are_told_elsewhere(recwarn: pytest.WarningsRecorde
     assert gae(infinite, infinite, infinite, no, no, 0.9, 0.9).isnan().any()
     assert gae(infinite, infinite - infinite, 3e38 + infinite, no, no, 0.9, 0.9).isnan().any()
     assert not recwarn.list
-
-
-def test_truncation_keeps_the_bootstrap() -> None:
-    reward, next_value = torch.zeros(2, 1), torch.tensor([[10.0], [20.0]])
-    no, first = torch.zeros(2, 1, dtype=torch.bool), torch.tensor([[True], [False]])
-    truncated = discounted_returns(reward, next_value, no, first, 0.5)
-    terminated = discounted_returns(reward, next_value, first, first, 0.5)
-    assert truncated.flatten().tolist() == [5.0, 10.0]
-    assert terminated.flatten().tolist() == [0.0, 10.0]
 
 
 def test_shapes_are_checked() -> None:

@@ -282,7 +282,6 @@ def test_priorities_by_hand() -> None:
     batch = memory.sample()
     assert np.bincount(batch.row_M, minlength=3) / 4_000 == pytest.approx(expected / expected.sum(), abs=0.01)
     weight = (expected**-0.5 / (expected**-0.5).max())[batch.row_M]
-    assert batch.weight_B is not None
     assert batch.weight_B.numpy() == pytest.approx(np.concatenate([weight, weight]), rel=1e-5)
     feed(memory, ToyEnv(info(1), 1), 1)
     assert memory.tree.get(np.array([3]))[0] == pytest.approx(expected.max()), "a new one has the greatest so far"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.sil_replay import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.lib.clock import Clock
@@ -29,9 +28,7 @@ CASES = [(A2C, "OnPolicyBatchReplay"), (A2C, "OnPolicyReplay"), (A2C, "OnPolicyC
 def sil_spec(algorithm: dict[str, Any], memory: str = "OnPolicyBatchReplay", net: dict[str, Any] | None = None, **keys: Any) -> Spec:
     """A toy spec with a replay of batches of 8."""
     toy = spec(algorithm, net, memory)
-    return Spec.model_validate(
-        {**toy.model_dump(), "agent": {**toy.agent.model_dump(), "memory": {"name": memory, "batch_size": 8, **keys}}}
-    )
+    return Spec.model_validate(toy.model_dump() | {"agent": toy.agent.model_dump() | {"memory": {"name": memory, "batch_size": 8, **keys}}})
 
 
 def first_value(obs_K: torch.Tensor, state_KS: torch.Tensor | None = None) -> torch.Tensor:
@@ -191,10 +188,8 @@ def test_gradients_of_the_loss() -> None:
     returns, weight = torch.tensor([3.0, 4.0, 0.0]), torch.ones(3)
     self_imitation_policy_loss(logp, returns, value, weight).backward()
     assert value.grad is None
-    assert logp.grad is not None
     assert logp.grad.tolist() == pytest.approx([-2.0 / 3, 0.0, 0.0])
     self_imitation_value_loss(value, returns, weight).backward()
-    assert value.grad is not None
     assert value.grad.tolist() == pytest.approx([-2.0 / 3, 0.0, 0.0])
 
 
@@ -260,10 +255,11 @@ SEPARATE = {**MLP, "use_same_optim": False, "critic_optim_spec": {"name": "RMSpr
 ARC = {"name": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": [{"LazyLinear": [8]}, "Tanh"]}}}}
 NETS: list[dict[str, Any]] = [MLP, HYDRA, SEPARATE, ARC, {**MLP, "batch_norm": True}]
 ACTIONS = [DISCRETE, CONTINUOUS, ActionSpace("multi_discrete", (2, 3), 2), ActionSpace("multi_binary", (), 2)]
+PAIRS = [*product(NETS, ACTIONS[:2]), *((MLP, action) for action in ACTIONS[2:])]
+TOGETHER = [(*case, *PAIRS[(i + j) % len(PAIRS)]) for j, case in enumerate(CASES) for i in range(0, len(PAIRS), 2)]
 
 
-@pytest.mark.parametrize(("algorithm", "memory"), CASES)
-@pytest.mark.parametrize(("net", "action"), list(product(NETS, ACTIONS[:2])) + [(MLP, action) for action in ACTIONS[2:]])
+@pytest.mark.parametrize(("algorithm", "memory", "net", "action"), TOGETHER)
 def test_everything_trains_together(algorithm: dict[str, Any], memory: str, net: dict[str, Any], action: ActionSpace) -> None:
     agent = agent_of(sil_spec(algorithm, memory, net), info(3, action))
     before = agent.weights()
@@ -282,26 +278,6 @@ def test_images() -> None:
     assert all(np.isfinite(m.loss) for m in drive(agent_of(toy, env_info), ToyEnv(env_info, 1), 40))
     with pytest.raises(SpecError, match=r"agent.memory.max_size: .* transitions take"):
         agent_of(sil_spec(PPO, net=conv, max_size=10**12), env_info)
-
-
-@pytest.mark.parametrize(("algorithm", "memory"), CASES)
-def test_resumed_is_straight(algorithm: dict[str, Any], memory: str) -> None:
-    """A state and the memory's contents that another agent takes over give the same weights after the same experience."""
-    toy, env_info = sil_spec(algorithm, memory), info(3)
-    first = agent_of(toy, env_info)
-    drive(first, ToyEnv(env_info, 1), 30)
-    resumed: list[Agent] = []
-    for seed in (5, 9):
-        agent = agent_of(toy, env_info, seed)
-        agent.load_state_dict(first.state_dict())
-        agent.clock.load_state_dict(first.clock.state_dict())
-        source, mine = first.algorithm, agent.algorithm
-        mine.replay.load_contents(source.replay.contents())  # type: ignore[attr-defined]
-        drive(agent, ToyEnv(env_info, 2), 40)
-        resumed.append(agent)
-    assert resumed[0].clock.opt_step > first.clock.opt_step
-    for a, b in zip(resumed[0].weights().values(), resumed[1].weights().values(), strict=True):
-        assert torch.equal(a, b)
 
 
 class Corridor:

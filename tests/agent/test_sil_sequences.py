@@ -29,8 +29,6 @@ def filled(algorithm: dict[str, Any], shared: bool = False, **keys: Any) -> tupl
     obs_N = env.reset()
     for _ in range(60):
         before_N, out = acting.state_N, acting.act(obs_N)
-        assert before_N is not None
-        assert out.state_N is not None
         step: VecStep = env.step(out.action_N)
         acting.observe(obs_N, out, step)
         for n in range(3):
@@ -105,8 +103,6 @@ def test_resumed_is_straight(memory: str) -> None:
     other.load_state_dict(one.state_dict())
     other.load_rollout_state(one.rollout_state())
     other.clock.load_state_dict(one.clock.state_dict())
-    assert one.replay is not None
-    assert other.replay is not None
     contents = one.replay.contents()
     assert len(contents["last_state"]) == len(contents["last_obs"]) > 0
     other.replay.load_contents(contents)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.models.spec import Spec
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, Acting, ToyEnv, agent_of, info
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive_on, info
 
 ENVS = 3
 
@@ -30,20 +32,9 @@ def target_of(toy: Agent) -> TargetNet[Any]:
     return toy.algorithm.target
 
 
-def steps(toy: Agent, number: int) -> Any:
-    """Yield after each vector step whether the agent has trained in it."""
-    env = ToyEnv(toy.algorithm.info, seed=1)
-    obs, acting = env.reset(), Acting(toy, ENVS)
-    for _ in range(number):
-        out = acting.act(obs)
-        step = env.step(out.action_N)
-        toy.clock.tick(ENVS)
-        acting.observe(obs, out, step)
-        if trained := toy.ready():
-            toy.update()
-        toy.end_step()
-        yield trained
-        obs = step.obs_N
+def steps(toy: Agent, number: int) -> Iterator[bool]:
+    """Return an iterator that tells after each vector step whether the agent has trained in it."""
+    return (metrics is not None for metrics in islice(drive_on(toy, ToyEnv(toy.algorithm.info, seed=1)), number))
 
 
 def source(toy: Agent) -> Tensor:

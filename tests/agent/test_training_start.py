@@ -14,7 +14,7 @@ from slm_lab.agent.replay.replay import Replay
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, Acting, ToyEnv, agent_of, info
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, info, steps_of
 
 NET = {**MLP, "batch_norm": True}
 
@@ -52,16 +52,8 @@ def test_training_starts(name: str, batch: int, algorithm: dict[str, Any], start
     spec = toy_spec(name, batch, **algorithm)
     assert spec.agent.algorithm.model_dump()["training_start_step"] == start, "as it is saved"
     agent, replay = built(spec)
-    env, seen = ToyEnv(info(3)), []
-    obs, acting = env.reset(), Acting(agent, 3)
-    while not agent.ready():
-        out = acting.act(obs)
-        step = env.step(out.action_N)
-        agent.clock.tick(3)
-        acting.observe(obs, out, step)
-        seen.append(replay.seen)
-        obs = step.obs_N
-    assert seen[-2] < start <= seen[-1]
+    next(None for _ in steps_of(agent, ToyEnv(info(3))) if agent.ready())
+    assert replay.seen - 3 < start <= replay.seen
 
 
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])

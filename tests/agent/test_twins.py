@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.agent import Agent
 from slm_lab.lib.records import EnvInfo
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, drive, info, spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, info, spec, steps_of
 from tests.agent.test_distributions import reference
 from tests.agent.test_packed import CONV, KNOWN, PackedEnv
 
@@ -54,13 +54,8 @@ def gathered(case: Case) -> tuple[Agent, Any]:
     pdf = {"action_pdtype": kind} if continuous else {}
     agent = agent_of(spec({**algorithm, **pdf}, {**net, **SGD}), env_info)
     env = (PackedEnv if kind == "packed" else ToyEnv)(env_info)
-    update, rollouts = agent.algorithm.learn, []
-    agent.algorithm.learn = lambda rollout: rollouts.append(rollout) or update(rollout)  # type: ignore[method-assign, func-returns-value]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent, "update", lambda: rollouts.append(agent.algorithm.memory.rollout()))
-        drive(agent, env, STEPS)
-    del agent.algorithm.learn
-    return agent, rollouts[0]
+    next(None for _ in steps_of(agent, env) if agent.ready())
+    return agent, agent.algorithm.memory.rollout()  # type: ignore[union-attr]
 
 
 def features(body: Any, obs_N: Tensor, first_N: Tensor, state: Any) -> tuple[Tensor, Any]:

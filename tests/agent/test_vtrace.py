@@ -15,7 +15,7 @@ from slm_lab.agent.ops.returns import VTrace, discounted_returns, gae, vtrace
 from slm_lab.agent.rollout.minibatch import critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, Acting, ToyEnv, agent_of, info, spec
+from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, agent_of, gathered, spec
 from tests.agent.test_algorithms import ACTOR_CRITIC, ENTROPY, PPO
 from tests.agent.test_returns import random_rollout
 
@@ -88,18 +88,6 @@ def test_without_lag(seed: int, T: int, lam: float) -> None:
         assert torch.allclose(trace.target_TN, returns)
 
 
-def test_hand_worked() -> None:
-    # ratio 4 and ½, γ ½, λ 1: δ = [1 + ½·2 − 1, 1 + ½·4 − 2] = [1, 1]; vs_1 = 2 + ½·1; vs_0 = 1 + ρ̄·1 + ½ c̄ (2.5 − 2)
-    log_ratio_TN, reward = torch.tensor([[4.0], [0.5]]).log(), torch.ones(2, 1)
-    value, next_value = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
-    no = torch.zeros(2, 1, dtype=torch.bool)
-    for rho_bar, c_bar, first in ((1.0, 1.0, 2.25), (3.0, 1.0, 4.25), (1.0, 2.0, 2.5), (9.0, 9.0, 6.0)):
-        trace = vtrace(log_ratio_TN, reward, value, next_value, no, no, 0.5, 1.0, rho_bar, c_bar)
-        assert trace.target_TN.flatten().tolist() == pytest.approx([first, 2.5])
-        assert trace.advantage_TN.flatten().tolist() == pytest.approx([1.0 + 0.5 * 2.5 - 1.0, 1.0])
-        assert trace.rho_TN.flatten().tolist() == pytest.approx([min(4.0, rho_bar), 0.5])
-
-
 def test_impossible_and_certain_actions_are_bounded() -> None:
     r = stale_rollout(0, 6, 1)
     r["log_ratio"][2], r["log_ratio"][4] = math.inf, -math.inf
@@ -113,19 +101,10 @@ def test_shapes_are_checked() -> None:
         vtrace(no[:2], no, no, no, no.bool(), no.bool(), GAMMA, LAM, 1.0, 1.0)
 
 
-def gathered(
-    algorithm: dict[str, Any], net: dict[str, Any] = MLP, action: ActionSpace = DISCRETE, next_step: bool = False
-) -> tuple[Agent, Rollout]:
+def with_rollout(algorithm: dict[str, Any], **how: Any) -> tuple[Agent, Rollout]:
     """An agent and a rollout that it has gathered."""
-    agent, env = agent_of(spec(algorithm, net), info(3, action)), ToyEnv(info(3, action), 4, next_step)
-    obs, acting = env.reset(), Acting(agent, 3)
-    while not agent.ready():
-        out = acting.act(obs)
-        step = env.step(out.action_N)
-        agent.clock.tick(3)
-        acting.observe(obs, out, step)
-        obs = step.obs_N
-    return agent, agent.algorithm.memory.rollout()  # type: ignore[union-attr]
+    agent = gathered(algorithm, **how)
+    return agent, agent.algorithm.memory.rollout()
 
 
 LOG_STD = {**MLP, **SGD, "log_std_init": 0.0}
@@ -151,7 +130,7 @@ def test_its_own_rollouts_are_learned_from_as_ever(
     """Contract: on what the very policy has gathered, an update with V-trace is the update without."""
     weights, losses = [], []
     for with_vtrace in (False, True):
-        agent, rollout = gathered({**algorithm, "with_vtrace": with_vtrace}, net, action, next_step)
+        agent, rollout = with_rollout({**algorithm, "with_vtrace": with_vtrace}, net=net, action=action, next_step=next_step)
         before = {name: weight.clone() for name, weight in agent.weights().items()}
         losses.append(agent.algorithm.learn(rollout).loss)
         weights.append(agent.weights())
@@ -166,7 +145,7 @@ def test_its_own_rollouts_are_learned_from_as_ever(
 def test_bounds_have_an_effect(algorithm: dict[str, Any], key: str) -> None:
     losses = []
     for bound in (0.1, 1.0):
-        agent, rollout = gathered({**algorithm, "with_vtrace": True, key: bound})
+        agent, rollout = with_rollout({**algorithm, "with_vtrace": True, key: bound})
         losses.append(agent.algorithm.learn(rollout).loss)
     assert losses[0] != pytest.approx(losses[1], rel=1e-3)
 
@@ -174,7 +153,7 @@ def test_bounds_have_an_effect(algorithm: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize("net", [MLP, {**MLP, "shared": True}, RNN])
 def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """In microbatches and in chunks of seq_len, from the stored hidden state; what is not asked for is not computed."""
-    agent, rollout = gathered({**ACTOR_CRITIC, "with_vtrace": True}, net, next_step=True)
+    agent, rollout = with_rollout({**ACTOR_CRITIC, "with_vtrace": True}, net=net, next_step=True)
     agent.update()
     algorithm, actor = agent.algorithm, agent.policy.net
     passes: list[int] = []
@@ -197,10 +176,10 @@ def test_log_ratio_is_the_present_policy_to_the_one_that_acted(net: dict[str, An
 
 
 def test_a_row_that_is_no_transition_spreads_nothing() -> None:
-    clean, rollout = gathered({**ACTOR_CRITIC, "with_vtrace": True}, next_step=True)
+    clean, rollout = with_rollout({**ACTOR_CRITIC, "with_vtrace": True}, next_step=True)
     loss = clean.algorithm.learn(rollout).loss
     for garbage in (math.nan, math.inf, -math.inf):
-        agent, rollout = gathered({**ACTOR_CRITIC, "with_vtrace": True}, next_step=True)
+        agent, rollout = with_rollout({**ACTOR_CRITIC, "with_vtrace": True}, next_step=True)
         assert not bool(rollout.valid_TN.all())
         rollout.logp_TN[~rollout.valid_TN] = garbage
         assert agent.algorithm.learn(rollout).loss == loss
@@ -208,7 +187,7 @@ def test_a_row_that_is_no_transition_spreads_nothing() -> None:
 
 def test_actor_critic_weighs_after_standardising() -> None:
     """−mean ρ Â log π with Â standardised, on a rollout of an older policy."""
-    agent, rollout = gathered({**ACTOR_CRITIC, "with_vtrace": True, "val_loss_coef": 0.0, "entropy_coef_spec": ZERO})
+    agent, rollout = with_rollout({**ACTOR_CRITIC, "with_vtrace": True, "val_loss_coef": 0.0, "entropy_coef_spec": ZERO})
     rollout.logp_TN[:] += torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
     trace, logp = by_hand(agent, rollout, 0.9)
     standard = (trace.advantage_TN - trace.advantage_TN.mean()) / trace.advantage_TN.std()
@@ -218,7 +197,7 @@ def test_actor_critic_weighs_after_standardising() -> None:
 def test_ppo_weighs_by_the_ratio_once() -> None:
     """The surrogate's ratio is to the policy that acted, so that ρ must not come in a second time."""
     keys = {"training_epoch": 1, "minibatch_size": 1000, "val_loss_coef": 0.0, "entropy_coef_spec": ZERO, "normalize_advantages": False}
-    agent, rollout = gathered({**PPO, **keys, "with_vtrace": True, "lam": 0.9})
+    agent, rollout = with_rollout({**PPO, **keys, "with_vtrace": True, "lam": 0.9})
     rollout.logp_TN[:] += torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
     trace, logp = by_hand(agent, rollout, 0.9)
     ratio = (logp - rollout.logp_TN).exp()

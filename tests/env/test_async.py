@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from slm_lab.lib.signals import STOP_SIGNALS
 from slm_lab.spec.models.env import EnvSpec
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
+from tests.experiment.commands import gone, number_in
 
 ROOT = Path(__file__).parents[2]
 HEAD = "from slm_lab.env import make_env\nfrom slm_lab.spec.models.env import EnvSpec\n"
@@ -46,27 +46,6 @@ def shown_by(process: subprocess.Popen[str]) -> str:
     except subprocess.TimeoutExpired as error:
         process.kill()
         pytest.fail(f"no end after 60 s; exit status {process.returncode}, output: {error.output!r}")
-
-
-def wait_for(path: Path, seconds: float = 30) -> int:
-    """The number in a file, once it is there."""
-    end = time.monotonic() + seconds
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < end, f"{path} has not been written"
-        time.sleep(0.05)
-    return int(path.read_text())
-
-
-def gone(pid: int, seconds: float = 10) -> bool:
-    """The process ends, or has ended, in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                time.sleep(0.05)
-                continue
-        return True
-    return False
 
 
 def test_a_script_without_main_guard_that_never_closes(tmp_path: Path) -> None:
@@ -126,7 +105,7 @@ def test_a_simulator_gets_no_blocked_and_no_ignored_signals(tmp_path: Path) -> N
         pytest.skip("needs /proc")
     env = build(PREFIX + "Simulated-v0", 1, backend="async", folder=str(tmp_path))
     env.reset()
-    simulator, worker = wait_for(tmp_path / "simulator"), wait_for(tmp_path / "worker")
+    simulator, worker = number_in(tmp_path / "simulator"), number_in(tmp_path / "worker")
     for line in Path(f"/proc/{simulator}/status").read_text().splitlines():
         if line.startswith(("SigBlk", "SigIgn")):
             mask = int(line.split()[1], 16)
@@ -142,7 +121,7 @@ def test_a_simulator_gets_no_blocked_and_no_ignored_signals(tmp_path: Path) -> N
 
 def test_a_simulator_that_the_env_forgets_ends_with_its_worker(tmp_path: Path) -> None:
     env = build(PREFIX + "Simulated-v0", 1, backend="async", folder=str(tmp_path))
-    simulator = wait_for(tmp_path / "simulator")
+    simulator = number_in(tmp_path / "simulator")
     env.close()
     assert gone(simulator)
 
@@ -180,9 +159,8 @@ env.step(numpy.zeros(1, int))
 time.sleep(60)
 """
     parent = start(tmp_path, script)
-    assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
-    simulator, worker = wait_for(tmp_path / "simulator"), wait_for(tmp_path / "worker")
+    simulator, worker = number_in(tmp_path / "simulator"), number_in(tmp_path / "worker")
     parent.kill()
     parent.wait()
     parent.stdout.close()
@@ -203,9 +181,8 @@ except KeyboardInterrupt:
     print("interrupted", multiprocessing.active_children())
 """
     process = start(tmp_path, script)
-    assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    wait_for(tmp_path / "blocks")
+    number_in(tmp_path / "blocks")
     process.send_signal(signal.SIGINT)
     assert shown_by(process) == "interrupted []\n"  # without the signal it would block for ever
 
@@ -213,7 +190,7 @@ except KeyboardInterrupt:
 def test_a_step_that_blocks_can_be_interrupted(tmp_path: Path) -> None:
     env = build(PREFIX + "Simulated-v0", 1, backend="async", folder=str(tmp_path), blocks=True)
     env.reset()
-    worker = wait_for(tmp_path / "worker")
+    worker = number_in(tmp_path / "worker")
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

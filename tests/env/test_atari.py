@@ -11,7 +11,7 @@ import pytest
 from slm_lab.env import Env, make_env
 from slm_lab.env.single import register_atari
 from slm_lab.spec.models.env import EnvSpec
-from tests.env.by_hand import play
+from tests.env.by_hand import Played, play
 
 pytest.importorskip("ale_py")
 pytest.importorskip("cv2")
@@ -23,8 +23,17 @@ def build(game: str = "Breakout", num_envs: int = 2, *, seed: int = 3, training:
     return make_env(EnvSpec(name=f"ALE/{game}-v5", max_frame=1000, num_envs=num_envs, **keys), seed, training=training)
 
 
-def random_actions(count: int, num_envs: int = 2) -> list[np.ndarray]:
-    return list(np.random.default_rng(1).integers(4, size=(count, num_envs)))
+def played(game: str, actions: list[np.ndarray], **keys: Any) -> Played:
+    """Play with these actions and close the env."""
+    env = build(game, len(actions[0]), **keys)
+    try:
+        return play(env, actions)
+    finally:
+        env.close()
+
+
+def random_actions(count: int, num_envs: int = 2, choices: int = 4, seed: int = 1) -> list[np.ndarray]:
+    return list(np.random.default_rng(seed).integers(choices, size=(count, num_envs)))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +42,7 @@ def random_actions(count: int, num_envs: int = 2) -> list[np.ndarray]:
 )
 def test_sync_equals_ale_frame_for_frame(keys: dict[str, Any]) -> None:
     actions = random_actions(150)
-    ours, theirs = (play(build(backend=backend, **DETERMINISTIC, **keys), actions) for backend in ("sync", "ale"))
+    ours, theirs = (played("Breakout", actions, backend=backend, **DETERMINISTIC, **keys) for backend in ("sync", "ale"))
     assert ours.episodes == theirs.episodes
     ended = 0
     for a, b in zip(ours.steps, theirs.steps, strict=True):
@@ -45,17 +54,15 @@ def test_sync_equals_ale_frame_for_frame(keys: dict[str, Any]) -> None:
 
 def test_ale_against_the_emulator_by_hand() -> None:
     """Whole-game raw returns though a lost life terminates, and though the agent's rewards are clipped."""
-    env = build("SpaceInvaders", life_loss_info=True, use_fire_reset=False, **DETERMINISTIC)
-    actions = list(np.random.default_rng(1).integers(6, size=(500, 2)))
-    played = play(env, actions)
-    env.close()
+    actions = random_actions(500, choices=6)
+    ours = played("SpaceInvaders", actions, life_loss_info=True, use_fire_reset=False, **DETERMINISTIC)
     register_atari()
     single = gym.make("ALE/SpaceInvaders-v5", repeat_action_probability=0.0, disable_env_checker=True)
     lost = 0
     for i in range(2):
         _, info = single.reset(seed=0)
         lives, total, length, games = info["lives"], 0.0, 0, []
-        for action, step in zip(actions, played.steps, strict=True):
+        for action, step in zip(actions, ours.steps, strict=True):
             _, reward, over, _, info = single.step(action[i])
             total, length = total + float(reward), length + 1
             life = not over and info["lives"] < lives
@@ -67,14 +74,14 @@ def test_ale_against_the_emulator_by_hand() -> None:
                 total, length = 0.0, 0
                 _, info = single.reset()
             lives = info["lives"]
-        assert played.episodes[i] == games
+        assert ours.episodes[i] == games
         assert max(total for total, _ in games) > 20
     assert lost > 2
 
 
 def test_episodic_life_means_the_same_in_every_backend() -> None:
     actions = random_actions(120)
-    first, second = (play(build(**DETERMINISTIC, **{key: True}), actions) for key in ("episodic_life", "life_loss_info"))
+    first, second = (played("Breakout", actions, **DETERMINISTIC, **{key: True}) for key in ("episodic_life", "life_loss_info"))
     assert first.episodes == second.episodes
     for a, b in zip(first.steps, second.steps, strict=True):
         np.testing.assert_array_equal(a.terminated_N, b.terminated_N)
@@ -88,7 +95,7 @@ def test_defaults_of_every_backend(backend: str) -> None:
     assert env.info.observation.shape == (4, 84, 84)
     assert env.info.observation.dtype == "uint8"
     assert env.info.action.nvec == (6,)
-    played = play(env, list(np.random.default_rng(0).integers(6, size=(205, 2))))
+    played = play(env, random_actions(205, choices=6, seed=0))
     env.close()
     rewards = np.stack([step.reward_N for step in played.steps])
     assert rewards.max() >= 5  # raw: no clipping hides in the backend
@@ -103,11 +110,9 @@ def test_envpool_counts_lives_as_ale_does() -> None:
     pytest.importorskip("envpool")
     ends = {}
     for backend in ("envpool", "ale"):
-        env = build(backend=backend, life_loss_info=True)
-        played = play(env, random_actions(300))
-        env.close()
-        lost = sum(t.terminated for row in played.transitions for t in row)
-        games = sum(len(row) for row in played.episodes)
+        found = played("Breakout", random_actions(300), backend=backend, life_loss_info=True)
+        lost = sum(t.terminated for row in found.transitions for t in row)
+        games = sum(len(row) for row in found.episodes)
         ends[backend] = (lost, games)
         assert games >= 2
         assert abs(lost / games - 5) < 2.5  # Breakout has five lives
@@ -118,11 +123,8 @@ def test_training_reward_is_its_sign_by_default() -> None:
     keys = {"use_fire_reset": False, **DETERMINISTIC}
     rewards = {}
     for name, more in {"default": {}, "raw": {"clip_reward": False}, "two": {"clip_reward": 2.0}}.items():
-        env = build("SpaceInvaders", 1, **keys, **more)
-        rewards[name] = np.concatenate(
-            [step.reward_N for step in play(env, list(np.random.default_rng(0).integers(6, size=(150, 1)))).steps]
-        )
-        env.close()
+        found = played("SpaceInvaders", random_actions(150, 1, choices=6, seed=0), **keys, **more)
+        rewards[name] = np.concatenate([step.reward_N for step in found.steps])
     assert rewards["raw"].max() >= 5
     np.testing.assert_array_equal(rewards["default"], np.sign(rewards["raw"]))
     np.testing.assert_array_equal(rewards["two"], np.clip(rewards["raw"], -2, 2))

@@ -136,7 +136,6 @@ def test_stacked_observations_are_what_single_ones_are(form: str, shape: tuple[i
     assert (env.info.observation.shape, env.info.observation.text) == (shape, text)
     assert env.reset().shape == (2, *shape)
     described = env.info.spaces
-    assert described is not None
     space = space_from_dict(described["observation"])
     assert is_stacked(space)
     assert observation_codec(space)[0] == env.info.observation

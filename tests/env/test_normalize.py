@@ -211,7 +211,6 @@ def test_a_reward_that_is_not_finite_spoils_no_return(bad: float) -> None:
     normalize(np.array([1.0, 2.0])), clean(np.array([1.0, 2.0]))
     with np.errstate(invalid="ignore"):
         normalize(np.array([bad, 3.0]))
-    assert normalize.stats is not None
     assert normalize.stats.count == 3
     np.testing.assert_allclose(normalize.return_N, [1.0, 2.0 * 0.9 + 3.0])
     assert np.isfinite(normalize(np.array([1.0, 1.0]))).all()
@@ -250,9 +249,6 @@ def test_shared_statistics_equal_those_of_one_that_saw_both() -> None:
     envs, raw_envs = shared_pair(**keys), [build(PREFIX + "Toy-v0", seed=seed) for seed in (1, 2)]
     one = make_normalizers(EnvSpec(name="X", max_frame=1, num_envs=3, **keys), envs[0].info, 0.99)
     other = make_normalizers(EnvSpec(name="X", max_frame=1, num_envs=3, **keys), envs[0].info, 0.99)
-    assert one.obs is not None
-    assert one.reward is not None
-    assert other.reward is not None
     other.reward.stats = other.reward.delta = one.reward.stats  # returns of its own, statistics of both
     for env, raw in zip(envs, raw_envs, strict=True):
         env.reset()
@@ -301,15 +297,6 @@ def test_deltas_and_vector() -> None:
 
 def build_raw_last(actions: list[np.ndarray]) -> np.ndarray:
     return play(build(PREFIX + "Toy-v0"), actions).steps[-1].obs_N
-
-
-def test_state_of_older_checkpoints_is_read() -> None:
-    keys = {"normalize_obs": True, "normalize_reward": True}
-    env, other = build(PREFIX + "Toy-v0", **keys), build(PREFIX + "Toy-v0", **keys)
-    play(env, random_actions(20, 3, 3))
-    state = env.state_dict()
-    other.normalizers.copy_obs_statistics({key: state[key] for key in ("obs_stats", "reward_stats", "rng", "sampler", "resumes")})
-    assert other.normalizers.state_dict()["obs_stats"] == env.normalizers.state_dict()["obs_stats"]
 
 
 def test_running_episodes_go_on_where_the_backend_exposes_them() -> None:

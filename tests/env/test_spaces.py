@@ -66,45 +66,6 @@ observations = st.recursive(
 actions = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
 
 
-def divided(space: spaces.Space[Any], sample: Any) -> Any:
-    """Divide integers from 0 to at most 255 by their upper bounds."""
-    match space:
-        case spaces.Dict():
-            return {key: divided(inner, sample[key]) for key, inner in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(divided(inner, part) for inner, part in zip(space.spaces, sample, strict=True))
-        case spaces.Box() if space.dtype.kind in "iu" and space.low.size and space.low.min() >= 0 and space.high.max() <= 255:
-            return sample / space.high
-    return sample
-
-
-def floats(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Return the space with Boxes of float64, so that Gymnasium flattens without rounding."""
-    match space:
-        case spaces.Dict():
-            return spaces.Dict({key: floats(inner) for key, inner in space.spaces.items()})
-        case spaces.Tuple():
-            return spaces.Tuple([floats(inner) for inner in space.spaces])
-        case spaces.Box():
-            return spaces.Box(-np.inf, np.inf, space.shape, np.float64)
-    return space
-
-
-@given(observations, st.integers(1, 3), st.integers(0, 1000))
-@settings(max_examples=80, deadline=None)
-def test_observations_equal_gymnasiums_flattening(space: spaces.Space[Any], count: int, seed: int) -> None:
-    space.seed(seed)
-    samples = [space.sample() for _ in range(count)]
-    batch = concatenate(space, samples, create_empty_array(space, count))
-    known, encode = observation_codec(space)
-    encoded = encode(batch)
-    expected = np.stack([spaces.flatten(floats(space), divided(space, sample)) for sample in samples]).astype(np.float32)
-    assert encoded.dtype == np.float32
-    assert encoded.shape == (count, *known.shape)
-    np.testing.assert_allclose(encoded, expected, rtol=1e-6)
-    np.testing.assert_array_equal(encode(batch_of_one(samples[0]))[0], encoded[0])
-
-
 @given(observations)
 @settings(max_examples=120, deadline=None)
 def test_a_description_gives_the_space_back(space: spaces.Space[Any]) -> None:
@@ -137,7 +98,6 @@ def test_descriptions_are_short_and_keep_the_order_of_entries() -> None:
 def test_codecs_of_the_info_equal_those_of_the_env(name: str, num_envs: int) -> None:
     """An agent can observe and act without the env."""
     env = build(name, num_envs)
-    assert env.info.spaces is not None
     known, encode = observation_codec(space_from_dict(env.info.spaces["observation"]))
     action, decode = action_codec(space_from_dict(env.info.spaces["action"]))
     assert (known, action) == (env.info.observation, env.info.action)

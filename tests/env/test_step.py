@@ -106,15 +106,6 @@ def test_dummy_rows_of_next_step_autoreset() -> None:
     assert dummies > 10
 
 
-def test_same_step_autoreset_has_no_dummy_rows() -> None:
-    for step in play(build(PREFIX + "Toy-v0"), random_actions(60, 3, 3)).steps:
-        assert step.valid_N.all()
-        ended = step.terminated_N | step.truncated_N
-        np.testing.assert_array_equal(step.first_N, ended)
-        assert (step.obs_N[ended, 0] == 0).all()
-        assert (step.last_obs_N[:, 0] > 0).all()
-
-
 @pytest.mark.parametrize("backend", ["sync", "native", "envpool"])
 def test_records_stay_as_they_were(backend: str) -> None:
     """Memories keep arrays without copying them."""

@@ -90,17 +90,22 @@ class Command:
 
     def processes(self) -> list[int]:
         """Those that run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                marked = entry.name.isdecimal() and self.mark.encode() in (entry / "environ").read_bytes().split(b"\0")
-                if marked and "State:\tZ" not in (entry / "status").read_text():
-                    found.append(int(entry.name))
-        return found
+        return processes_with(self.mark)
 
     def leaves_nothing(self, seconds: float = 10.0) -> None:
         """No process and no temporary file is left."""
         until(lambda: self.processes() == [] and list(self.temp.iterdir()) == [], seconds=seconds)
+
+
+def processes_with(variable: str) -> list[int]:
+    """Return the processes, zombies left out, that have NAME=value in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            marked = variable.encode() in (entry / "environ").read_bytes().split(b"\0")
+            if marked and "State:\tZ" not in (entry / "status").read_text():
+                found.append(int(entry.name))
+    return found
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None, seconds: float = PATIENCE) -> None:
@@ -115,14 +120,22 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[str] | None =
 def alive(pid: int) -> bool:
     """Whether a process runs."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
+
+
+def gone(*pids: int, seconds: float = 10.0) -> bool:
+    """Whether the processes have ended, or end in time."""
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not any(map(alive, pids))
 
 
 def number_in(path: Path) -> int:
     """The number that another process writes to a file, once it is there."""
-    until(lambda: path.exists() and path.read_text().endswith("\n"))
-    return int(path.read_text().split()[-1])
+    until(lambda: path.exists() and path.read_text() != "")
+    return int(path.read_text())
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -44,6 +44,14 @@ def make_spec() -> Callable[..., Spec]:
 
 
 @pytest.fixture
+def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The random baseline is not measured in this process, which takes ten more envs."""
+    from slm_lab.experiment.report import analyze
+
+    monkeypatch.setattr(analyze, "measure_baseline", lambda *arguments: None)
+
+
+@pytest.fixture
 def command(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """command(body): what it starts is killed after the test."""
     made: list[Command] = []

@@ -64,7 +64,6 @@ def bundle_of(kind: str, spec_body: Make, folder: Path) -> Location:
                 Spec.model_validate({"name": "small", **spec_body(**few, meta={"distributed": "shared", "max_session": 2})}), folder
             )
             trial.run()
-            assert trial.paths is not None
             return trial.paths.trial_checkpoint()
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (64, 4, 84, 84), np.uint8))
     state.save(folder / "images.pt", {"version": state.VERSION, "policies": [{"replay": {"frames": images, "seen": 64}}]})
@@ -127,7 +126,6 @@ def test_what_can_be_used_instead_is_named(spec_body: Make, tmp_path: Path) -> N
     trial = Trial(Spec.model_validate({"name": "small", **spec_body()}), plan=Plan(data_dir=tmp_path))
     trial.run()
     paths = trial.paths
-    assert paths is not None
     best, last = paths.checkpoint(0, "best"), paths.checkpoint(0, "last")
     assert isinstance(best, Path)
     assert isinstance(last, Path)

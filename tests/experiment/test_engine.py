@@ -6,17 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
 import pytest
-from gymnasium.envs.classic_control import CartPoleEnv
 
 from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.experiment import plan
 from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
 from slm_lab.experiment.files.paths import RunPaths, new_run
-from slm_lab.experiment.plan import Plan, Stop, TrialFailed
+from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.run import sessions, trial
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.run.sessions import Job
@@ -83,28 +80,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
     monkeypatch.setattr(trial, "choose_engine", lambda *spec: "in turns")
     made = Trial(make_spec(meta={"max_session": 2}), tmp_path)
     assert made.run()["sessions"] == 2
-    assert made.paths is not None
     assert made.paths.sessions() == [0, 1]
-
-
-class Exits(CartPoleEnv):
-    """Ends the program at its tenth step, as an env may do when its window is closed."""
-
-    steps = 0
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps == 10:
-            sys.exit()
-        return super().step(action)
-
-
-gym.register("Exits-v0", entry_point=Exits)
-
-
-def test_an_env_that_ends_the_program_is_a_failure(make_spec: MakeSpec, tmp_path: Path) -> None:
-    with pytest.raises(TrialFailed, match=r"sys\.exit"):
-        Trial(make_spec(env={"name": "Exits-v0", "num_envs": 1}), data_dir=tmp_path).run()
 
 
 def test_failures_are_those_that_failed() -> None:

@@ -288,7 +288,6 @@ def test_without_a_number_of_episodes_a_video_is_short(coin: RunPaths, monkeypat
     """The episode that reaches the limit is the last one in it; all are played."""
     monkeypatch.setattr(module, "VIDEO_FRAMES", 60)
     played = enjoy(coin, EnjoyOptions(show="video"), Plan())
-    assert played.video is not None
     lengths = np.array([50 if value > 10 else 1 for value in played.returns])
     assert len(lengths) == 10
     assert lengths.sum() > 100
@@ -360,7 +359,6 @@ def test_videos_of_mujoco_and_atari(env: dict[str, Any], size: tuple[int, int], 
     net = {"name": "ConvNet"} if "Pong" in env["name"] else {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
     paths = trained(tmp_path, env, net=net)
     video = enjoy(paths, EnjoyOptions(episodes=2, show="video", sets=["env.max_t=40"]), Plan()).video
-    assert video is not None
     assert frames(video.path) == video.frames == 80
     reader = imageio_ffmpeg.read_frames(str(video.path))
     about = next(reader)

@@ -15,11 +15,10 @@ import pytest
 from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import TrialFailed, UserError
-from slm_lab.experiment.report import analyze
 from slm_lab.experiment.run import sessions as sessions_module
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.models.spec import Spec
-from tests.experiment.commands import Command, alive, frame_of, rows, run_while, session_processes, until
+from tests.experiment.commands import Command, frame_of, gone, rows, run_while, session_processes, until
 
 ENV = "tests.experiment.faulty_env:Flawed-v0"
 MakeSpec = Callable[..., Spec]
@@ -30,18 +29,11 @@ def env_of(folder: Path, **faults: Any) -> dict[str, Any]:
     return {"name": ENV, "num_envs": 1, "backend": "sync", "folder": str(folder), **faults}
 
 
-@pytest.fixture(autouse=True)
-def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The random baseline is not measured in this process, which takes ten more envs."""
-    monkeypatch.setattr(analyze, "measure_baseline", lambda *arguments: None)
+pytestmark = pytest.mark.usefixtures("no_baseline")
 
 
 def simulators(folder: Path) -> list[int]:
     return [int(path.name.rpartition("_")[2]) for path in folder.glob("simulator_*")]
-
-
-def gone(pids: list[int], seconds: float = 5.0) -> None:
-    until(lambda: not any(map(alive, pids)), seconds=seconds)
 
 
 # ---- what an env starts, and its close()
@@ -54,7 +46,7 @@ def test_an_env_that_runs_a_simulator(simulator: str, make_spec: MakeSpec, tmp_p
     metrics = Trial(make_spec(env=env, meta={"max_session": 2}), tmp_path).run()
     assert (metrics["sessions"], metrics["status"]) == (2, "done")
     assert len(simulators(tmp_path)) == 2 * (2 + 1)  # with that of the trial step
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
 
 
 def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +64,7 @@ def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypa
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 (tmp_path / f"simulator_{pid}").unlink()
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
 
 
 @pytest.mark.slow
@@ -94,7 +86,7 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
         run_while(trial, kill)
     assert "killed by SIGKILL" in capsys.readouterr().out
     assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
 
 
 @pytest.mark.slow
@@ -107,7 +99,7 @@ def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBod
     process.kill()
     run.leaves_nothing(30.0)
     assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
-    gone(simulators(tmp_path))
+    assert gone(*simulators(tmp_path))
     for index in (0, 1):
         assert (
             0
@@ -143,7 +135,6 @@ def test_an_env_that_blocks_in_this_process(
     phase = {"reset": "resetting", "step": "stepping"}[where]
     assert output.count(f" s ({phase})") == 1, "a notice"
     assert f"session 0 failed: the env has been {phase} for" in output
-    assert trial.paths is not None
     assert json.loads(trial.paths.session_metrics(0).read_text())["status"] == "failed"
     assert trial.paths.checkpoint(0, "last").is_file()
     frames = [int(row["frame"]) for row in rows(trial.paths.session_df(0))]
@@ -164,7 +155,6 @@ def test_an_env_that_blocks_in_one_of_two_sessions(
     phase = {"constructor": "building", "reset": "resetting", "step": "stepping"}[where]
     assert f": no progress for 0 s ({phase})" in output
     assert f"failed: made no progress for 3 s ({phase}; meta.stall_limit)" in output
-    assert trial.paths is not None
     metrics = json.loads(trial.paths.trial_metrics().read_text())
     assert (metrics["sessions"], metrics["failed"], metrics["frame"]) == (1, 1, 1000)
 
@@ -183,7 +173,6 @@ def test_an_env_that_blocks_where_sessions_train_one_net(
     assert (metrics["sessions"], metrics["status"]) == (2, "done")
     phase = {"constructor": "building", "step": "stepping"}[where]
     assert f"made no progress for 3 s ({phase}; meta.stall_limit); restarting it (1 of 1)" in capsys.readouterr().out
-    assert trial.paths is not None
     assert [rows(trial.paths.session_df(index))[-1]["frame"] for index in (0, 1)] == ["500", "500"]
 
 
@@ -238,7 +227,6 @@ def test_a_signal_while_the_random_baseline_is_measured(
     env = {"name": "tests.experiment.faulty_env:Slow-v0", "num_envs": 2, "max_frame": 100, "backend": "sync"}
     run = command(spec_body(env=env, meta={"max_session": sessions, "log_frequency": 50}))
     process = run.start()
-    assert process.stdout is not None
     output = ""
     while "measuring the random baseline" not in output:
         line = process.stdout.readline()
@@ -272,7 +260,6 @@ def test_an_env_that_changes_the_folder(
     )
     assert trial.run()["sessions"] == sessions
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert trial.paths is not None
     assert trial.paths.root.parent == tmp_path / "data"
     for index in range(sessions):
         assert trial.paths.checkpoint(index, "best").is_file()

@@ -37,32 +37,6 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
 
-FRAGILE = '''
-"""CartPole of which one copy, in whichever Session, raises at step 300."""
-import os
-from pathlib import Path
-import gymnasium as gym
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Fragile(CartPoleEnv):
-    def __init__(self, mark="raises", **kwargs):
-        super().__init__(**kwargs)
-        self.left = -1
-        try:
-            os.close(os.open(Path(mark), os.O_CREAT | os.O_EXCL))
-            self.left = 300
-        except FileExistsError:
-            pass
-
-    def step(self, action):
-        self.left -= 1
-        if self.left == 0:
-            raise ArithmeticError("the pole is broken")
-        return super().step(action)
-
-gym.register("Fragile-v0", entry_point=Fragile, max_episode_steps=500)
-'''
-
 HOLDER = """
 import sys, time
 from slm_lab.lib.store import SharedArrays
@@ -143,7 +117,6 @@ def table(paths: RunPaths, index: int) -> list[dict[str, float | None]]:
 
 def check_complete(trial: Trial, sessions: Sequence[int] = (0, 1)) -> None:
     """The tables of `sessions` run to their quota, the checkpoints too."""
-    assert trial.paths is not None
     quota = trial.spec.session_frames
     for index in sessions:
         assert table(trial.paths, index)[-1]["frame"] == quota
@@ -215,7 +188,6 @@ def test_a_trial(mode: str, sessions: int, tmp_path: Path) -> None:
     check_complete(trial, range(sessions))
     assert metrics["sessions"] == sessions
     assert not metrics.get("failed")
-    assert trial.paths is not None
     assert all(trial.paths.session_metrics(index).is_file() for index in range(sessions))
 
 
@@ -229,7 +201,6 @@ def check_kills(trial: Trial, kills: int, deeds: Sequence[Deed], said: Callable[
     for index in "01":
         count = sum(one[0] == index for one in notices)
         assert [int(one[1]) for one in notices if one[0] == index] == [*range(1, count + 1)]
-    assert trial.paths is not None
     for session in range(2):
         begun = trial.paths.session_log(session).read_text().count("begins: index")
         assert 1 <= begun <= 1 + sum(one[0] == str(session) for one in notices)
@@ -301,7 +272,6 @@ def test_a_dead_process_holds_no_lock() -> None:
     fd = shared_file()
     store = SharedArrays(fd, 0, 2, synced=True, locked=True)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "inside\n"
         with store.claim("update") as mine:
             assert not mine
@@ -375,16 +345,15 @@ def test_ctrl_c_while_a_session_is_replaced(command: Callable[..., Command]) -> 
 
 
 @pytest.mark.slow
-def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command]) -> None:
-    run = command(body(env={"name": "fragile:Fragile-v0", "num_envs": 1, "backend": "sync", "max_frame": 2000}))
-    (run.folder / "fragile.py").write_text(FRAGILE)
+def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command], tmp_path: Path) -> None:
+    fatal = {"name": "tests.experiment.fatal_env:Fatal-v0", "does": "ValueError", "after": 300, "folder": str(tmp_path), "copy": 3}
+    run = command(body(env={**fatal, "num_envs": 1, "backend": "sync", "max_frame": 2000}))
     process = run.start()
     said = process.communicate()[0]
     assert process.returncode == 1, said
-    assert 'raise ArithmeticError("the pole is broken")' in said
+    assert "ValueError: the reason" in said
     assert "restarting" not in said
     failed = re.fullmatch(r"1 of 2 sessions failed: (\d)", said.splitlines()[-1])
-    assert failed is not None
     assert table(run.paths, 1 - int(failed[1]))[-1]["frame"] == 1000
     metrics = json.loads(run.paths.trial_metrics().read_text())
     assert (metrics["sessions"], metrics["failed"]) == (1, 1)
@@ -397,7 +366,6 @@ def test_a_session_that_raises_is_not_replaced(command: Callable[..., Command]) 
 def flat(session: Session) -> torch.Tensor:
     """The global weights."""
     trainer = session.agent.algorithm.trainer
-    assert trainer is not None
     return trainer.flat.master
 
 

@@ -49,20 +49,7 @@ class BadReward(CartPoleEnv):
         return obs, self.reward if self.count == 60 else reward, terminated, truncated, info
 
 
-class Wreck(CartPoleEnv):
-    """CartPole that raises in its 60th step."""
-
-    count = 0
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        if self.count == 60:
-            raise ArithmeticError("the pole is broken")
-        return super().step(action)
-
-
 gym.register("BadReward-v0", entry_point=BadReward, max_episode_steps=500)
-gym.register("Wreck-v0", entry_point=Wreck, max_episode_steps=500)
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
@@ -169,23 +156,17 @@ def test_info_is_in_tables_and_graphs(make_spec: MakeSpec, tmp_path: Path, monke
     assert result.paths.session_graph(0, "info_steps", "html").is_file()
 
 
-@pytest.mark.parametrize(("env", "sessions"), [("Wreck-v0", 1), ("Wreck-v0", 2)])
+@pytest.mark.parametrize("sessions", [1, 2])
 def test_a_failure_in_training_names_frame_and_env(
-    env: str,
-    sessions: int,
-    make_spec: MakeSpec,
-    spec_body: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    sessions: int, spec_body: Callable[..., dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "spec.json"
-    name = f"{__name__}:{env}"
-    body = spec_body(env={"name": name, "backend": "sync"}, meta={"max_session": sessions})
+    file, name = tmp_path / "spec.json", "tests.experiment.fatal_env:Fatal-v0"
+    body = spec_body(env={"name": name, "does": "ValueError", "after": 60}, meta={"max_session": sessions})
     file.write_text(json.dumps({"small": body}))
     assert main([str(file), "small", "--data-dir", str(tmp_path / "data")]) == 1
     (folder,) = (tmp_path / "data").iterdir()
     metrics = json.loads((folder / "small_t0_trial_metrics_scalar.json").read_text(), parse_constant=pytest.fail)
-    assert metrics["failures"]["0"] == f"ArithmeticError: the pole is broken (at frame 236 of {name})"
+    assert metrics["failures"]["0"] == f"ValueError: the reason (at frame 236 of {name})"
     assert f"(at frame 236 of {name})" in capsys.readouterr().out.replace("\n", "")
 
 

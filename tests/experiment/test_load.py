@@ -126,7 +126,6 @@ def test_three_lines(case: str, tmp_path: Path, no_env: Callable[[], None]) -> N
     assert len(actions) == 5
     assert np.allclose([agent.act(single, deterministic=True)[0] for single in singles], actions, atol=1e-5)
     if hidden is not None:
-        assert hiddens is not None
         assert hiddens.shape == (5, hidden.shape[1])
         assert np.array_equal(agent.act(singles[0], np.zeros_like(hidden), deterministic=True)[1], hidden), "no state: an episode begins"
         assert not np.allclose(agent.act(singles[0], hidden)[1], hidden)

@@ -194,6 +194,7 @@ def test_best_weights_on_disk_are_not_replaced_by_worse_ones() -> None:
     """A restarted process may find a best file that is newer than the last checkpoint."""
     after = Saved()
     after.observer.resume_best({"weights": 1.0, "total_reward_ma": 5.0})
+    after.observer.resume_best({"weights": 1.0, "total_reward_ma": 3.0})
     after.observer.resume_best({"weights": 1.0, "total_reward_ma": None})
     after.observer.resume_best(None)
     after.row(4.0)

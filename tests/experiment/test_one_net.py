@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +17,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import Episode
 from slm_lab.lib.store import SharedArrays, shared_file
+from tests.experiment.test_observers import Rates
 
 STEP, EPISODE, JUMP, END, ROWS = 10, 90, 50_000, 80_000, 1000
 """In global frames: of a vector step, of an episode, where the return jumps, of the trial, and between two rows of one worker."""
@@ -26,10 +25,6 @@ STEP, EPISODE, JUMP, END, ROWS = 10, 90, 50_000, 80_000, 1000
 
 def return_at(frame: int) -> float:
     return (20.0 if frame <= JUMP else 500.0) + frame % 7 / 10
-
-
-class Rates:
-    lr, explore_var, entropy_coef = 0.001, None, None
 
 
 class Worker:
@@ -96,16 +91,6 @@ def test_a_worker_has_its_own_episodes_in_a_column() -> None:
     assert not np.allclose(one["worker_reward"], other["worker_reward"])
     played = [frame for frame in range(EPISODE, END + 1, EPISODE) if frame // STEP % 2 == 1][-100:]
     assert one["worker_reward"][-1] == pytest.approx(np.mean([return_at(frame) for frame in played]))
-
-
-def older(returns: Mapping[int, list[float]]) -> dict[int, Table]:
-    """Tables in which total_reward is over a worker's own episodes: row i of worker w at global frame 200 i + 50 w."""
-    tables: dict[int, Table] = {}
-    for worker, values in returns.items():
-        count = np.arange(1.0, len(values) + 1)
-        columns: dict[str, Any] = {"frame": 100 * count, "global_frame": 200 * count + 50 * worker, "opt_step": 10 * count}
-        tables[worker] = columns | {"total_reward": np.array(values), "total_reward_ma": np.array(values)}
-    return tables
 
 
 def test_a_threshold_is_judged_on_ten_episodes_or_more() -> None:

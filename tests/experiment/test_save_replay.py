@@ -6,9 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from slm_lab.agent.replay import replay as replay_module
 from slm_lab.agent.replay.replay import Replay
@@ -74,25 +72,6 @@ def test_a_run_that_continues_without_its_replay_collects_a_batch_first(spec_bod
         after.close()
 
 
-@pytest.mark.parametrize("name", ["Replay", "PrioritizedReplay"])
-def test_a_run_continues_with_its_replay(spec_body: SpecBody, tmp_path: Path, name: str) -> None:
-    spec = off_policy(spec_body, memory={"name": name}, save_replay=True)
-    before, bundle = saved(spec, tmp_path)
-    after = resumed(spec, bundle)
-    try:
-        ours, theirs = before.agent.replay, after.agent.replay
-        assert isinstance(ours, Replay)
-        assert isinstance(theirs, Replay)
-        assert (theirs.seen, theirs.size) == (ours.seen, ours.size)
-        assert ours.seen > ours.size == 200
-        for left, right in zip(ours.sample(), theirs.sample(), strict=True):
-            assert left is right is None or np.asarray(left).tobytes() == np.asarray(right).tobytes()
-        step(after)
-        assert after.agent.ready(), "it trains at once"
-    finally:
-        after.close()
-
-
 def test_without_it_the_memory_fills_again_before_training(spec_body: SpecBody, tmp_path: Path) -> None:
     spec = off_policy(spec_body)
     _, bundle = saved(spec, tmp_path)
@@ -109,18 +88,6 @@ def test_without_it_the_memory_fills_again_before_training(spec_body: SpecBody, 
         after.close()
 
 
-def test_self_imitation_keeps_its_episodes(spec_body: SpecBody, tmp_path: Path) -> None:
-    spec = off_policy(spec_body, SIL, save_replay=True)
-    before, bundle = saved(spec, tmp_path)
-    after = resumed(spec, bundle)
-    after.close()
-    assert before.agent.replay is not None
-    assert after.agent.replay is not None
-    ours, theirs = before.agent.replay.sample(), after.agent.replay.sample()
-    assert torch.equal(ours.obs_B, theirs.obs_B)
-    assert torch.equal(ours.reward_B, theirs.reward_B)
-
-
 def test_on_policy_there_is_nothing_to_save(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
     session, bundle = saved(make_spec(env={"max_frame": 200}, meta={"save_replay": True}), tmp_path)
     assert session.agent.replay is None
@@ -135,7 +102,6 @@ def test_memories_of_sessions_that_run_at_once_must_fit(
     spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
     session = Session(spec, plan=Plan(jobs=1)).build()
     session.close()
-    assert session.agent.replay is not None
     one = session.agent.replay.nbytes
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: 2 * one)
     check_builds([spec], Plan(jobs=2), "x.json")

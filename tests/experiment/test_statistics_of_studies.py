@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.report.compare import SeedResult
-from slm_lab.experiment.report.statistics import difference, estimate, median_reached
+from slm_lab.experiment.report.statistics import Estimate, difference, estimate, median_reached
 from slm_lab.experiment.report.study_report import verdict
 from slm_lab.experiment.report.study_result import thin
 
@@ -22,17 +22,20 @@ DRAWS: dict[str, tuple[Draw, float]] = {
 }
 
 
+def covers(one: Estimate | None, value: float) -> bool:
+    """Whether an estimate's interval holds a value; it must have one."""
+    assert one.low is not None
+    assert one.high is not None
+    return one.low <= value <= one.high
+
+
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("count", [4, 16])
 def test_coverage_of_the_mean(name: str, count: int) -> None:
     draw, mean = DRAWS[name]
     rng, covered = np.random.default_rng(0), 0
     for _ in range(2000):
-        one = estimate(draw(rng, count).tolist())
-        assert one is not None
-        assert one.low is not None
-        assert one.high is not None
-        covered += one.low <= mean <= one.high
+        covered += covers(estimate(draw(rng, count).tolist()), mean)
     assert (0.89 if name == "skewed" else 0.93) <= covered / 2000 <= 0.97  # four skewed values: 0.906
 
 
@@ -40,32 +43,22 @@ def test_an_interval_without_a_rare_failure_misses_the_mean() -> None:
     """One seed of 16 stays at -500 on average: in 36 % of studies none does. docs/study.md states the figure."""
     rng, covered = np.random.default_rng(4), 0
     for _ in range(2000):
-        one = estimate(np.where(rng.random(16) < 1 / 16, -500.0, rng.normal(-80.0, 3.0, 16)).tolist())
-        assert one is not None
-        assert one.low is not None
-        assert one.high is not None
-        covered += one.low <= -80.0 - 420.0 / 16 <= one.high
+        covered += covers(estimate(np.where(rng.random(16) < 1 / 16, -500.0, rng.normal(-80.0, 3.0, 16)).tolist()), -80.0 - 420.0 / 16)
     assert 0.6 <= covered / 2000 <= 0.68
 
 
 def test_coverage_of_the_difference() -> None:
     rng, covered = np.random.default_rng(1), 0
     for _ in range(2000):
-        one = difference(rng.normal(1.0, 1.0, 5).tolist(), rng.normal(0.0, 4.0, 12).tolist())
-        assert one is not None
-        assert one.low is not None
-        assert one.high is not None
-        covered += one.low <= 1.0 <= one.high
+        covered += covers(difference(rng.normal(1.0, 1.0, 5).tolist(), rng.normal(0.0, 4.0, 12).tolist()), 1.0)
     assert 0.94 <= covered / 2000 <= 0.975
 
 
 def test_a_paired_difference_is_that_of_the_pairs() -> None:
     seeds = np.random.default_rng(2).normal(0.0, 50.0, 8)
     one = difference((seeds + 1.0).tolist(), seeds.tolist(), paired=True)
-    assert one is not None
     assert (one.value, one.low, one.high) == pytest.approx((1.0, 1.0, 1.0))
     apart = difference((seeds + 1.0).tolist(), seeds.tolist())
-    assert apart is not None
     assert apart.low is not None
     assert apart.low < -20.0
     assert difference([1.0], [2.0, 3.0]) == (-1.5, None, None)
@@ -75,7 +68,6 @@ def test_a_paired_difference_is_that_of_the_pairs() -> None:
 def test_welch_by_hand() -> None:
     """Means 3 and 7, variances 2.5 / 5 and 10 / 4: t with 4.25 → 4 degrees of freedom is 2.776."""
     one = difference([1.0, 2.0, 3.0, 4.0, 5.0], [3.0, 6.0, 9.0, 10.0])
-    assert one is not None
     parts = 2.5 / 5 + 10.0 / 4
     freedom = parts**2 / ((2.5 / 5) ** 2 / 4 + (10.0 / 4) ** 2 / 3)
     assert math.floor(freedom) == 4
@@ -96,10 +88,7 @@ def test_medians_count_what_never_happened() -> None:
 def test_coverage_of_the_median() -> None:
     rng, covered = np.random.default_rng(3), 0
     for _ in range(2000):
-        one = median_reached(rng.exponential(1.0, 16).tolist())
-        assert one.low is not None
-        assert one.high is not None
-        covered += one.low <= math.log(2.0) <= one.high
+        covered += covers(median_reached(rng.exponential(1.0, 16).tolist()), math.log(2.0))
     assert covered / 2000 >= 0.94
 
 

@@ -155,7 +155,6 @@ def stored_run(make_spec: Callable[..., Spec], tmp_path: Path) -> RunPaths:
     """A run of 1000 frames, as one whose checkpoints were written to a URL."""
     trial = Trial(make_spec(), plan=Plan(data_dir=tmp_path / "data"))
     trial.run()
-    assert trial.paths is not None
     shutil.move(trial.paths.model_dir, tmp_path / "store")
     trial.paths.model_dir.mkdir()
     body = json.loads(trial.paths.spec.read_text())
@@ -170,9 +169,7 @@ def test_a_run_finds_its_checkpoints_again(stored_run: RunPaths, make_spec: Call
     Trial.resume(stored_run.root, ["env.max_frame=2000"]).run()
     assert list(stored_run.model_dir.iterdir()) == []
     assert read_run(RunPaths(stored_run.root, "small")).starts[0].status == "finished"
-    straight = Trial(make_spec(env={"max_frame": 2000}), plan=Plan(data_dir=tmp_path / "straight"))
-    straight.run()
-    assert straight.paths is not None
+    straight = Trial(make_spec(env={"max_frame": 2000}), plan=Plan(data_dir=tmp_path / "straight")).run()
     assert rows(stored_run.session_df(0)) == rows(straight.paths.session_df(0))
 
 

@@ -149,7 +149,6 @@ def test_a_trial_of_which_every_session_fails(sessions: int, make_spec: Callable
     trial = Trial(make_spec(env=env, meta={"max_session": sessions, "log_frequency": 20}), tmp_path)
     with pytest.raises(TrialFailed, match="session 0 failed: " if sessions == 1 else "2 of 2 sessions failed: 0, 1") as failed:
         trial.run()
-    assert trial.paths is not None
     metrics = json.loads(trial.paths.trial_metrics().read_text())
     assert metrics == json.loads(json.dumps(failed.value.metrics))
     assert (metrics["status"], metrics["failed"], metrics["sessions"]) == ("failed", sessions, 0)
@@ -236,7 +235,6 @@ def test_a_run_is_enjoyed(make_spec: Callable[..., Spec], spec_body: SpecBody, t
     """With the best checkpoint of its Sessions, of which one is damaged."""
     trial = Trial(make_spec(meta={"max_session": 2}), tmp_path)
     trial.run()
-    assert trial.paths is not None
     trial.paths.checkpoint(0, "best").write_bytes(b"PK half")
     (tmp_path / "spec.json").write_text(json.dumps({"small": spec_body(env={"num_envs": "${envs}"})}))
     words = ["enjoy@latest", "--data-dir", str(tmp_path)]
@@ -262,7 +260,6 @@ def test_ctrl_c_before_the_first_step(sessions: int, command: Callable[..., Comm
         }
     run = command(body)
     process = run.start()
-    assert process.stdout is not None
     assert process.stdout.readline() == "starting small …\n"
     until(lambda: sessions == 1 or (tmp_path / "blocks").exists(), process)
     os.killpg(process.pid, signal.SIGINT)
@@ -295,7 +292,6 @@ def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_
 def test_a_reader_that_leaves_does_not_end_the_run(command: Callable[..., Command], spec_body: SpecBody) -> None:
     run = command(spec_body(meta={"max_session": 2}))
     process = run.start()
-    assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=150) == 0
@@ -314,7 +310,6 @@ def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, mo
     trial = Trial(make_spec(), tmp_path)
     with pytest.raises(TrialFailed, match="session 0 failed: "):
         trial.run()
-    assert trial.paths is not None
     output = capsys.readouterr().out.splitlines()
     assert "session 0 failed: the disk of the data folder is full (No space left on device)" in output
     assert all(Path(line).stat().st_size > 0 for line in output if line.startswith(str(trial.paths.root)))

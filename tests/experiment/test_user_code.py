@@ -21,7 +21,6 @@ from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files.lock import RunLock, unfinished
 from slm_lab.experiment.plan import Interrupted, TrialFailed, UserError
-from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.retro_analyze import retro_analyze
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
@@ -34,9 +33,7 @@ FLAWED = "tests.experiment.faulty_env:Flawed-v0"
 EXITS = ["sys.exit", "os._exit", "KeyboardInterrupt", "GeneratorExit"]
 
 
-@pytest.fixture(autouse=True)
-def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyze, "measure_baseline", lambda *arguments: None)
+pytestmark = pytest.mark.usefixtures("no_baseline")
 
 
 @pytest.fixture
@@ -69,7 +66,6 @@ def test_an_env_that_ends_the_process(does: str, make_spec: MakeSpec, tmp_path: 
     with pytest.raises(TrialFailed, match=f"{does}.*fatal_env.py.*at frame 69"):
         trial.run()
     assert "Traceback" not in capsys.readouterr().out
-    assert trial.paths is not None
     assert [row["frame"] for row in rows(trial.paths.session_df(0))] == ["20", "40", "60"]
     assert json.loads(trial.paths.session_metrics(0).read_text())["status"] == "failed"
     assert trial.paths.trial_graph("mean_returns", "png").is_file()
@@ -121,7 +117,6 @@ def test_a_run_whose_process_was_ended(make_spec: MakeSpec, tmp_path: Path) -> N
     """What reads the run says so, until it is continued."""
     trial = Trial(make_spec(env={"max_frame": 200}, meta={"log_frequency": 50}), tmp_path)
     trial.run()
-    assert trial.paths is not None
     root, file = trial.paths.root, trial.paths.lock
     assert unfinished(root, file) is None
     lock = RunLock(file)
@@ -211,7 +206,6 @@ def test_an_env_that_ignores_signals(make_spec: MakeSpec, tmp_path: Path) -> Non
 
     with pytest.raises(Interrupted):
         run_while(trial, end)
-    assert trial.paths is not None
     assert json.loads(trial.paths.trial_metrics().read_text())["status"] == "stopped"
 
 
@@ -226,7 +220,6 @@ def test_an_env_that_changes_torchs_settings(where: str, make_spec: MakeSpec, tm
         for does in ("nothing", "sets torch"):
             trial = Trial(make_spec(env=fatal(does, where), meta={"log_frequency": 20}), tmp_path / does.replace(" ", "_"))
             trial.run()
-            assert trial.paths is not None
             tables.append(rows(trial.paths.session_df(0)))
     finally:
         torch.set_default_dtype(torch.float32)

@@ -93,8 +93,6 @@ class Launcher:
     def ask(self, **request: Any) -> Any:
         """Send a request and return the answer."""
         to, answers = self.process.stdin, self.process.stdout
-        assert to is not None
-        assert answers is not None
         to.write(json.dumps(request) + "\n")
         to.flush()
         return json.loads(answers.readline())
@@ -123,7 +121,6 @@ class Launcher:
     def close(self) -> None:
         """End the process and what is left of its commands."""
         self.kill_commands()
-        assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(30)
 

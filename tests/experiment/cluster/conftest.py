@@ -19,7 +19,7 @@ import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.lib.process import environment
-from tests.experiment.commands import until
+from tests.experiment.commands import processes_with, until
 
 
 class Nodes:
@@ -169,12 +169,7 @@ class ShellCluster:
 
     def members(self) -> list[int]:
         """All processes of the nodes."""
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if f"TMPDIR={self.temp}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return processes_with(f"TMPDIR={self.temp}")
 
     def busy(self) -> dict[int, str]:
         """Those that run what a driver has sent: number → title, such as TaskActor.run. Not those that wait, and Ray's agents."""

@@ -24,7 +24,6 @@ def exchange_a_node(nodes: Nodes, sessions: int, frame: int, of_workers: bool) -
 
     def deed(trial: Trial) -> None:
         until(lambda: frame_of(trial.paths, 0) >= frame, seconds=600)
-        assert trial.paths is not None
         found = [HOME.search(trial.paths.session_log(index).read_text()) for index in range(sessions)]
         homes = {home[1] for home in found if home}
         victim = next(node for node in nodes.others if (node.node_id in homes) is not of_workers)
@@ -57,7 +56,6 @@ def test_it_learns_while_a_node_is_killed_and_another_comes(
         trial = Trial(spec, plan=Plan(data_dir=tmp_path / str(seed), cluster=nodes.address))
         frames = spec.env.max_frame // (sessions if spec.meta.distributed else 1)
         run_while(trial, exchange_a_node(nodes, sessions, frames // 4, spec.meta.sampler is not None))
-        assert trial.paths is not None
         tables = [complete_rows(trial.paths.session_df(index)) for index in range(sessions)]
         assert all(int(table[-1]["frame"]) == frames for table in tables)
         scores.append(mean(float(table[-1]["total_reward"]) for table in tables))

@@ -164,10 +164,6 @@ def test_statistics_counts_and_episodes_are_those_of_all(served: Callable[..., l
     alone = make_normalizers(spec.env, case.info(2), 0.99)
     for turn, part in enumerate([one, other, other, one]):
         batch = rng.normal(size=(2, *case.info().observation.shape)).astype(np.float32)
-        assert part.normalizers.obs is not None
-        assert alone.obs is not None
-        assert part.normalizers.obs.stats is not None
-        assert alone.obs.stats is not None
         part.normalizers.obs.stats.update(batch)
         alone.obs.stats.update(batch)
         np.testing.assert_array_equal(part.normalizers.obs.stats.inv_std, alone.obs.stats.inv_std)
@@ -220,19 +216,23 @@ def test_a_process_that_was_restarted_sets_all_back_to_the_checkpoint(
     assert workers[0].agent.clock.frame > frames
 
 
+def a3c_body(plain: Spec, optimizer: str) -> dict[str, Any]:
+    agent = plain.agent.model_dump(exclude_unset=True)
+    agent["algorithm"] = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}
+    agent["net"] |= {"optim_spec": {"name": optimizer, "lr": 0.002}}
+    env = {"name": "CartPole-v1", "num_envs": 4, "max_frame": 2000, "normalize_obs": True}
+    return {"name": "small", "agent": agent, "env": env, "meta": {"random_seed": 5, "log_frequency": 250, "distributed": "synced"}}
+
+
 def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_path: Path) -> None:
     """Its rows are those of a run without a break; on one machine as well as with a server."""
-    plain = make_spec().agent.model_dump(exclude_unset=True)
-    net = plain["net"] | {"optim_spec": {"name": "Adam", "lr": 0.002}}
-    agent = plain | {"algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}, "net": net}
-    body = {"name": "small", "agent": agent, "env": {"name": "CartPole-v1", "num_envs": 4, "normalize_obs": True}}
-    meta = {"random_seed": 5, "log_frequency": 250, "distributed": "synced"}
+    body = a3c_body(make_spec(), "Adam")
 
     def part(folder: str, frames: int, resumed: bool, remote: bool) -> list[dict[str, str]]:
         paths = RunPaths(tmp_path / folder, "small")
         paths.root.mkdir(exist_ok=True)
         paths.make_dirs()
-        spec = Spec.model_validate(body | {"meta": meta, "env": {**body["env"], "max_frame": frames}})  # type: ignore[dict-item]
+        spec = Spec.model_validate(body | {"env": body["env"] | {"max_frame": frames}})
         fd = shared_file()
         with closing(Served(spec, session_seeds(5, 0, 0))) as server:
             store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info) if remote else shared_arrays(spec, fd)
@@ -253,13 +253,7 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
 
 def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spec]) -> None:
     """Envs, rows and all."""
-    a3c = {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16}
-    plain = make_spec()
-    agent = plain.agent.model_dump(exclude_unset=True)
-    agent |= {"algorithm": a3c, "net": agent["net"] | {"optim_spec": {"name": "GlobalAdam", "lr": 0.002}}}
-    body = {"name": "small", "agent": agent, "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 2000, "normalize_obs": True}}
-    meta = {"random_seed": 5, "log_frequency": 250, "distributed": "synced"}
-    spec = Spec.model_validate(body | {"meta": meta})
+    spec = Spec.model_validate(a3c_body(make_spec(), "GlobalAdam"))
     fd = shared_file()
     with closing(Served(spec, session_seeds(5, 0, 0))) as server:
         store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info)

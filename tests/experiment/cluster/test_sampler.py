@@ -49,10 +49,8 @@ def test_impala_ends_while_a_worker_s_node_is_killed_and_another_comes(nodes: No
 
     def deed(trial: Trial) -> None:
         until(lambda: frame_of(trial.paths, 0) >= 4000)
-        assert trial.paths is not None
         log = trial.paths.session_log(0).read_text()
         home = re.search(r"on node (\w+)", log)
-        assert home is not None
         victim = next(node for node in nodes.others if node.node_id != home[1])
         nodes.kill(victim)
         at_death = frame_of(trial.paths, 0)
@@ -62,7 +60,6 @@ def test_impala_ends_while_a_worker_s_node_is_killed_and_another_comes(nodes: No
 
     result = run_while(trial, deed)
     assert counts
-    assert trial.paths is not None
     table = complete_rows(trial.paths.session_df(0))
     assert table[-1]["frame"] == "60000"
     assert max(float(row["lag_mean"]) for row in table) > 0
@@ -82,7 +79,6 @@ def test_workers_in_turns_collect_what_those_of_one_machine_do(
     for folder, cluster in (("cluster", nodes.address), ("here", None)):
         trial = Trial(spec, plan=Plan(data_dir=tmp_path / folder, cluster=cluster))
         trial.run()
-        assert trial.paths is not None
         tables.append([{key: value for key, value in row.items() if not TIMES.fullmatch(key)} for row in rows(trial.paths.session_df(0))])
     assert len(tables[0]) == 8
     assert tables[0] == tables[1]

@@ -48,15 +48,12 @@ def test_four_sessions_end_while_a_node_is_killed_and_another_comes(nodes: Nodes
     spec = make_spec(env={"max_frame": 60_000}, meta=meta)
     trial = Trial(spec, plan=plan(nodes, tmp_path))
     run_while(trial, exchange_a_node(nodes, 4, 4000))
-    assert trial.paths is not None
     started = processes(trial.paths, 4)
     assert len({one.pid for entry in started for one in entry}) >= 5
     assert len({one.node for entry in started for one in entry}) >= 3
     assert sorted(len(entry) for entry in started) == [1, 1, 1, 2]
     assert read_run(trial.paths).to_run == []
-    straight = Trial(spec, plan=Plan(data_dir=tmp_path / "straight"))
-    straight.run()
-    assert straight.paths is not None
+    straight = Trial(spec, plan=Plan(data_dir=tmp_path / "straight")).run()
     for index in range(4):
         assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))
 
@@ -80,7 +77,6 @@ def test_sessions_on_nodes_without_the_data_folder(
         cluster.add(hidden=data)
 
     run_while(trial, deed)
-    assert trial.paths is not None
     started = processes(trial.paths, 2)
     assert len({one.node for entry in started for one in entry}) >= 2
     assert sorted(len(entry) for entry in started) == [1, 2]
@@ -92,9 +88,7 @@ def test_sessions_on_nodes_without_the_data_folder(
     again = Plan(cluster=cluster.address)
     Trial.resume(trial.paths.root, ["env.max_frame=110000"], plan=again).run()
     assert capsys.readouterr().out.count("continues at frame 100,000; exact") == 2
-    straight = Trial(make_spec(env={"max_frame": 110_000}, meta=meta), plan=Plan(data_dir=tmp_path / "straight"))
-    straight.run()
-    assert straight.paths is not None
+    straight = Trial(make_spec(env={"max_frame": 110_000}, meta=meta), plan=Plan(data_dir=tmp_path / "straight")).run()
     for index in range(2):
         assert rows(trial.paths.session_df(index)) == rows(straight.paths.session_df(index))
 
@@ -125,7 +119,6 @@ def test_a3c_learns_while_a_node_is_killed_and_another_comes(nodes: Nodes, tmp_p
     spec = Spec.model_validate({"name": "a3c", **A3C})
     trial = Trial(spec, plan=plan(nodes, tmp_path))
     metrics = run_while(trial, exchange_a_node(nodes, 3, 4000)).metrics
-    assert trial.paths is not None
     started = processes(trial.paths, 3)
     assert len({one.node for entry in started for one in entry}) >= 3
     assert sorted(len(entry) for entry in started) == [1, 1, 2]
@@ -150,7 +143,6 @@ def server_pids(nodes: Nodes) -> list[int]:
 def kill_a_server(trial: Trial, nodes: Nodes, number: int, frame: int) -> list[int]:
     """Kill a process of the parameter server once both Sessions have come to a frame; return all its processes."""
     until(lambda: all(frame_of(trial.paths, index) >= frame for index in range(2)))
-    assert trial.paths is not None
     until(trial.paths.trial_checkpoint().exists)
     pids = server_pids(nodes)
     os.kill(pids[number], signal.SIGKILL)
@@ -164,7 +156,6 @@ def test_a_parameter_server_that_is_killed_continues_from_the_checkpoint(nodes: 
     pids: list[int] = []
     metrics = run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 0, 6000))).metrics
     assert len(pids) == 1
-    assert trial.paths is not None
     assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]  # the Sessions went on
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
     assert int(arrays["clock/frames"].sum()) == 150_000
@@ -188,7 +179,6 @@ def test_one_of_several_processes_of_a_parameter_server_is_killed(nodes: Nodes, 
     pids: list[int] = []
     run_while(trial, lambda trial: pids.extend(kill_a_server(trial, nodes, 1, 3000)))
     assert len(pids) > 1
-    assert trial.paths is not None
     assert [len(entry) for entry in processes(trial.paths, 2)] == [1, 1]
     arrays = state.load(trial.paths.trial_checkpoint())["arrays"]
     assert int(arrays["clock/frames"].sum()) == 30_000

@@ -32,7 +32,6 @@ def test_a_study_of_12_runs_ends_with_12_while_a_node_is_killed(nodes: Nodes, tm
 
     def kill() -> None:
         until(lambda: study.paths is not None)
-        assert study.paths is not None
         runs = study.paths.runs
         until(lambda: len(list(runs.glob("*/*/model/*ckpt-last.pt"))) >= 3)  # all nodes are at work
         nodes.kill(nodes.others[0])

@@ -10,12 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from slm_lab.experiment.execute.local import fork_server as server
+from tests.experiment.commands import processes_with, until
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at /proc")
@@ -145,7 +145,6 @@ class Script:
         )
 
     def line(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def end(self, seconds: float = 60.0) -> str:
@@ -158,19 +157,10 @@ class Script:
 
     def processes(self) -> list[int]:
         """All that belong to it and run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                if entry.name.isdecimal() and self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        return found
+        return processes_with(self.mark)
 
     def leaves_nothing(self, seconds: float = 5.0) -> None:
-        end = time.monotonic() + seconds
-        while (self.processes() or list(self.temp.iterdir())) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert self.processes() == []
-        assert list(self.temp.iterdir()) == []
+        until(lambda: not self.processes() and not list(self.temp.iterdir()), seconds=seconds)
 
 
 @pytest.fixture
@@ -246,9 +236,7 @@ def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> Non
     one = script(f"server.THIS_PROCESS.fallen_back = {method == 'spawn'}\n{LIGHT}{KILLED}")
     pids = {int(pid) for _ in range(2) for pid in one.line().split()}
     assert ("pymp" in one.line()) == (method == "forkserver")
-    end = time.monotonic() + 10.0
-    while not pids < set(one.processes()):  # a program that is being started has no environment for a moment
-        assert time.monotonic() < end
+    until(lambda: pids < set(one.processes()), seconds=10.0)  # a program that is being started has no environment for a moment
     os.kill(one.process.pid, signal.SIGKILL)
     one.leaves_nothing()
 

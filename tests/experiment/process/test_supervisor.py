@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from multiprocessing import forkserver, process
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ from slm_lab.experiment.execute.heartbeat import PHASES
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local import local_executor as supervisor
 from slm_lab.experiment.execute.local.child import SharedFd
-from slm_lab.experiment.execute.local.local_executor import LocalExecutor, LocalTask
+from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.process import THREAD_LIMITS
 from slm_lab.spec.report import SpecError
+from tests.experiment.commands import alive, gone
 from tests.experiment.process import light, targets
 
 PATIENCE = 30.0
@@ -94,20 +94,6 @@ def run(parent: LocalExecutor, target: Any, *args: Any) -> tuple[list[Message], 
     *messages, end = until(parent, died)
     assert isinstance(end, Died)
     return [message for message in messages if isinstance(message, Message)], end
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
-
-
-def gone(pid: int, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
 
 
 # ---- what a child is
@@ -236,23 +222,6 @@ def test_output_moves_to_a_log(method: str, parent: LocalExecutor, tmp_path: Pat
     _, end = run(parent, targets.talk, 2, tmp_path / "log")
     assert (tmp_path / "log").read_text() == "line 0000000\nline 0000001\nin the log\n2026-01-01 00:00:00,000 logged\nlast"
     assert end.output == "line 0000000\nline 0000001\nin the log\nlast"
-
-
-def test_an_exception(method: str, parent: LocalExecutor) -> None:
-    (message,), end = run(parent, targets.fail)
-    assert message.kind == "failed"
-    assert message.content[0].endswith("ValueError: the reason\n")
-    assert end.code == 1
-
-
-def test_orders(method: str, parent: LocalExecutor) -> None:
-    child = parent.start("child", targets.echo)
-    until(parent, says("ready"))
-    for number in range(3):
-        child.send(number)
-    child.stop(10)
-    contents = [event.content for event in until(parent, died) if isinstance(event, Message)]
-    assert [content[0] for content in contents] == [0, 1, 2, True]
 
 
 # ---- what is left of it
@@ -562,12 +531,6 @@ def test_a_child_that_cannot_start(parent: LocalExecutor) -> None:
     assert parent.children == []
     if before:
         assert sorted(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_child_is_one_object(parent: LocalExecutor) -> None:
-    child = parent.start("child", targets.spin)
-    assert isinstance(child, LocalTask)
-    assert parent.children == [child]
 
 
 def test_a_fault_in_native_code(parent: LocalExecutor) -> None:

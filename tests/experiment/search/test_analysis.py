@@ -136,7 +136,6 @@ def test_importance_ranks_the_key_that_decides_first() -> None:
     space = toy_space()
     for seed in range(5):
         found = key_importance(space, records_of(space, 40, seed))
-        assert found is not None
         order = [key.rpartition(".")[2] for key in found.shares]
         assert order[0] == "rate"
         assert found.shares["agent.algorithm.noise"] < 0.1
@@ -148,7 +147,6 @@ def test_importance_of_a_key_inside_a_choice() -> None:
     name = "agent.algorithm.explore_var_spec.end_step"
     records = [record(one.trial, one.values, float(one.values.get(name, 100))) for one in records_of(space, 60)]
     found = key_importance(space, records)
-    assert found is not None
     assert next(iter(found.shares)) == name
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares["agent.algorithm.action_policy"] == 0

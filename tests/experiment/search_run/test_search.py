@@ -69,7 +69,6 @@ def test_a_search_writes_the_files_of_its_trials_and_its_own(command: MakeComman
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     state, paths = state_of(made), paths_of(made)
-    assert state is not None
     assert [trial.status for trial in state.trials] == ["finished"] * 3
     assert paths.trials() == [0, 1, 2]
     assert "search" in json.loads(paths.spec.read_text())["small"]
@@ -95,7 +94,6 @@ def test_a_killed_search_continues_with_the_trials_that_are_missing(
     process.kill()
     process.communicate()
     before = state_of(made)
-    assert before is not None
     kept = {trial.trial: trial for trial in before.trials if trial.ended}
     stamps = {trial: paths_of(made).trial_metrics(trial).stat().st_mtime_ns for trial in kept}
     made.leaves_nothing(40.0)
@@ -103,7 +101,6 @@ def test_a_killed_search_continues_with_the_trials_that_are_missing(
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 0, output
     after, paths = state_of(made), paths_of(made)
-    assert after is not None
     assert [trial.status for trial in after.trials] == ["finished"] * 5
     assert [trial.values for trial in after.trials[: len(before.trials)]] == [trial.values for trial in before.trials]
     assert {trial: paths.trial_metrics(trial).stat().st_mtime_ns for trial in kept} == stamps  # not run again
@@ -118,7 +115,6 @@ def test_a_killed_search_continues_with_the_trials_that_are_missing(
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 0, output
     extended = state_of(made)
-    assert extended is not None
     assert [trial.status for trial in extended.trials] == ["finished"] * 6
     (confirmed,) = extended.confirmations
     assert (confirmed.status, confirmed.metrics["sessions"]) == ("finished", 4)
@@ -137,7 +133,6 @@ def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callabl
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + number, output
     state, paths = state_of(made), paths_of(made)
-    assert state is not None
     running = [trial.trial for trial in state.trials if trial.status == "running"]
     assert running
     assert "continue it with search@" in output
@@ -166,7 +161,6 @@ def test_a_second_ctrl_c_ends_at_once(command: MakeCommand, search_body: Callabl
     made.leaves_nothing(30.0)
     assert time.monotonic() - begin < 40
     state = state_of(made)
-    assert state is not None
     assert {trial.status for trial in state.trials} <= {"running", "waiting"}
 
 

@@ -61,7 +61,6 @@ def run(job: TrialJob, stop_at: int | None = None) -> tuple[list[tuple[int, floa
 def test_a_trial_writes_its_own_files_and_reports_common_frames(job: Callable[..., TrialJob]) -> None:
     one = job(trial=3, meta={"max_session": 2})
     reports, last = run(one)
-    assert last.outcome is not None
     assert (last.outcome.status, last.outcome.metrics["sessions"], last.frame) == ("finished", 2, 1000)
     assert [frame for frame, _ in reports] == [256, 500, 752, 1000] or [frame for frame, _ in reports] == [252, 500, 752, 1000]
     assert reports[-1][1] == pytest.approx(last.outcome.metrics["final_return"] - 20.0)
@@ -77,12 +76,10 @@ def test_a_stopped_trial_is_analysed_and_continues_where_it_was(job: Callable[..
     whole = job(trial=0, common_seeds=True, env={"max_frame": 40_000}, meta={"log_frequency": 1000})
     stopped = replace(whole, trial=1)
     reports, last = run(stopped, stop_at=1000)
-    assert last.outcome is not None
     assert last.outcome.status == "stopped", last.outcome.cause
     assert last.outcome.metrics["status"] == "stopped"
     assert last.outcome.metrics["frame"] < 40_000
     more, last = run(replace(stopped, after=reports[-1][0]))
-    assert last.outcome is not None
     assert last.outcome.status == "finished"
     assert more[0][0] > reports[-1][0]
     run(whole)
@@ -96,14 +93,12 @@ def test_a_killed_session_is_a_failed_trial_which_a_retry_continues(job: Callabl
         if not killed and last.frame >= 3000 and one.paths.checkpoint(0, "last", 1).exists():
             os.kill(_session_process(one.paths, 1), signal.SIGKILL)
             killed = True
-    assert last.outcome is not None
     assert last.outcome.status == "failed"
     assert last.outcome.retry
     assert "SIGKILL" in last.outcome.cause
     frame = load(one.paths.checkpoint(0, "last", 1))["policies"][0]["clock"]["frame"]
     assert frame > 0
     _, last = run(one)
-    assert last.outcome is not None
     assert (last.outcome.status, last.frame) == ("finished", 30_000)
     assert f"continues at frame {frame:,}" in one.paths.trial_log(1).read_text()
 
@@ -122,7 +117,6 @@ def _session_process(paths: RunPaths, trial: int) -> int:
 def test_a_spec_that_cannot_be_built_is_not_retried(job: Callable[..., TrialJob]) -> None:
     one = job(env={"no_such_argument": 1})
     _, last = run(one)
-    assert last.outcome is not None
     assert (last.outcome.status, last.outcome.retry) == ("failed", False)
     assert "no_such_argument" in last.outcome.cause
     assert not one.paths.trial_spec(1).exists()
@@ -146,7 +140,6 @@ def test_a_trial_takes_over_the_state_of_another(job: Callable[..., TrialJob]) -
     run(other, stop_at=1000)
     frame = load(source.paths.checkpoint(0, "last", 0))["policies"][0]["clock"]["frame"]
     _, last = run(replace(other, take_over=0, sets=("agent.algorithm.gamma=0.5",)))
-    assert last.outcome is not None
     assert last.outcome.status == "finished"
     assert f"continues at frame {frame:,}; not exact: agent.algorithm.gamma was changed" in other.paths.trial_log(1).read_text()
     ((_, body),) = json.loads(other.paths.trial_spec(1).read_text()).items()

@@ -111,17 +111,16 @@ def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path
     assert {one.settings()["agent.net.optim_spec.lr"] for (entry, _), one in results(study).items() if entry == "fast"} == {0.02}
 
 
-def test_runs_of_another_version_are_refused(tmp_path: Path) -> None:
+def test_runs_of_another_version_are_refused(study: StudyPaths, tmp_path: Path) -> None:
     """Their keys may mean something else: nothing is compared with them, moved or trained."""
-    paths = run(tmp_path)
-    before = written(paths)
-    identity = next(paths.runs.glob("*/study_run.json"))
+    before = written(study)
+    identity = next(study.runs.glob("*/study_run.json"))
     text = identity.read_text(encoding="utf-8")
     identity.write_text(text.replace(f'"spec_version": {SPEC_VERSION}', f'"spec_version": {SPEC_VERSION - 1}'), encoding="utf-8")
     with pytest.raises(UserError, match=f"has spec_version {SPEC_VERSION - 1}; expected {SPEC_VERSION}") as error:
-        run(tmp_path, paths)
+        run(tmp_path, study)
     assert str(identity) in str(error.value)
-    assert written(paths) == before
+    assert written(study) == before
 
 
 def test_a_continued_study_keeps_what_set_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +247,8 @@ def test_first_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_tried_twice_and_marked(tmp_path: Path) -> None:
-    entries = [STUDY["entries"][0], {"spec": "a2c", "label": "broken", "set": {"env.name": "tests.experiment.study.toys:Broken-v0"}}]
+    fatal = {"env.name": "tests.experiment.fatal_env:Fatal-v0", "env.does": "ValueError", "env.after": 10}
+    entries = [STUDY["entries"][0], {"spec": "a2c", "label": "broken", "set": fatal}]
     with pytest.raises(TrialFailed, match=r"1 of 2 runs failed: broken.*random_seed 0"):
         run(tmp_path, entries=entries, random_seed=[0])
     paths = find_study("latest", "small", tmp_path / "data")

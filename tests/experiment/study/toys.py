@@ -6,9 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
-from gymnasium.envs.classic_control import CartPoleEnv
-
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.study_paths import StudyPaths
 from slm_lab.experiment.plan import Plan
@@ -33,21 +30,6 @@ STUDY: dict[str, Any] = {
     "metric": "total_reward",
     "baseline": "slow",
 }
-
-
-class Broken(CartPoleEnv):
-    """Fails at its tenth step."""
-
-    steps = 0
-
-    def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps > 10:
-            raise RuntimeError("the simulator is gone")
-        return super().step(action)
-
-
-gym.register("Broken-v0", entry_point=Broken, max_episode_steps=500)
 
 
 def blank_run(context: Context, job: RunJob) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from slm_lab.agent.algorithm.reinforce import Reinforce
 from slm_lab.agent.algorithm.sil import PPOSIL, SIL
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.matmul import has_bfloat16, resolve_matmul, use_matmul
-from slm_lab.agent.net.threads import resolve_threads
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.build_policy import build_policy
 from slm_lab.lib.clock import Clock
@@ -105,3 +105,22 @@ def check_arithmetic(spec: Spec, device: str) -> None:
     keys = [key for key in ("net", "critic_net") if getattr(getattr(spec.agent, key), "dtype", "float32") == "bfloat16"]
     if keys and device == "cpu" and not has_bfloat16(processor()):
         notice(f"agent.{keys[0]}.dtype bfloat16: about ten times slower than float32 on this processor, which has no instructions for it")
+
+
+MOST_THREADS = 8
+"""Of "auto". Minibatches of 256 images have no work for more."""
+
+
+def resolve_threads(asked: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
+    """Return the number of threads of an update: on the CPU `asked`, or all `cores` for nets with convolutions and one for others.
+
+    Fully connected layers of usual sizes take microseconds, as long as waking a thread. Results differ by rounding with the number.
+
+    Args: asked: meta.threads. cores: those that the Session has for itself.
+    """
+    if device != "cpu":
+        return 1
+    if asked != "auto":
+        return asked
+    convolutions = any(isinstance(module, nn.modules.conv._ConvNd) for net in nets for module in net.modules())
+    return min(cores, MOST_THREADS) if convolutions else 1

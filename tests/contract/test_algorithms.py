@@ -13,7 +13,7 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.build import ALGORITHMS, build_agent
-from slm_lab.agent.policy.fit import algorithms_for
+from slm_lab.agent.policy.build_policy import algorithms_for
 from slm_lab.agent.replay.replay import REPLAYS
 from slm_lab.agent.rollout.storage import MEMORIES as ON_POLICY_MEMORIES
 from slm_lab.lib.clock import Clock

@@ -10,7 +10,7 @@ import pytest
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.report.analyze import analyze_trial
 from slm_lab.experiment.report.run import read_table
-from slm_lab.experiment.run.search.reports import ReportReader, mean_metric
+from slm_lab.experiment.run.search.trial_task import ReportReader, mean_metric
 from slm_lab.spec.models.spec import Spec
 
 HEAD = "frame,opt_step,wall_t,total_reward,total_reward_ma\n"

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.experiment.collect.workers.source import WorkerSource
-from slm_lab.experiment.collect.workers.utilization import BusySpan
+from slm_lab.experiment.collect.workers.source import BusySpan, WorkerSource
 from slm_lab.experiment.session.session import Session
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report

@@ -9,11 +9,10 @@ from time import monotonic
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Task
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, Start, run_plan
-from slm_lab.experiment.run.search.reports import metric_of
 from slm_lab.experiment.run.search.schedule import Decision, Scheduler, TakeOver
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.search_table import SearchTable, Totals
-from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, run_trial_task
+from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, metric_of, run_trial_task
 from slm_lab.spec.load.search_space import Values
 from slm_lab.spec.report import SpecError
 

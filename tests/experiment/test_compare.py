@@ -21,9 +21,9 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import SeedResult, Setting, differing_keys, read_settings, summarize
 from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, text_table
+from slm_lab.experiment.report.metrics import Estimate, estimate
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
-from slm_lab.experiment.report.statistics import Estimate, estimate
 from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.load.loader import dump_spec, load_spec
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.report.compare import SeedResult
-from slm_lab.experiment.report.statistics import difference, estimate, median_reached
+from slm_lab.experiment.report.metrics import difference, estimate, median_reached
 from slm_lab.experiment.report.study_report import verdict
 from slm_lab.experiment.report.study_result import thin
 

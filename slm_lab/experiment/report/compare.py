@@ -19,8 +19,8 @@ import numpy as np
 from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve, interpolate
+from slm_lab.experiment.report.metrics import Estimate, average, estimate, median_reached
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
-from slm_lab.experiment.report.statistics import Estimate, average, estimate, median_reached
 from slm_lab.lib.log import notice
 
 SOLVE_EPISODES = 10
@@ -317,24 +317,31 @@ class Summary(NamedTuple):
     grad_norm: float | None
 
 
-def summarize(setting: Setting, threshold: float | None, metric: str = "total_reward") -> Summary:
+def summarize(
+    setting: Setting, threshold: float | None, metric: str = "total_reward", seeds: Sequence[SeedResult] | None = None, rule: str = ""
+) -> Summary:
     """Return the numbers of a setting; a seed has solved once a table of it reaches `threshold` (see SeedResult.first_reached).
 
-    `metric`: the column of which final_return is the last value.
+    Args:
+        metric: the column of which final_return is the last value.
+        seeds: those to count; None: Setting.seeds.
+        rule: what the threshold is judged on (see SeedResult.first_reached).
     """
-    seeds = setting.seeds
-    steps = [seed.first_reached(threshold, "global_frame") for seed in seeds]
+    seeds = setting.seeds if seeds is None else seeds
+    steps = [seed.first_reached(threshold, "global_frame", rule) for seed in seeds]
+    seconds = [seed.first_reached(threshold, "wall_t", rule) for seed in seeds]
     finals = [seed.final_return(metric) for seed in seeds]
+    judged = threshold is not None
     return Summary(
         name=setting.name,
         env=setting.env,
         seeds=len(seeds),
         sessions=setting.sessions,
         status=setting.status,
-        solved=None if threshold is None else sum(value is not None for value in steps),
-        solved_by=None if threshold is None else " and ".join(sorted({seed.solved_by for seed in seeds})),
-        steps_to_threshold=None if threshold is None else median_reached(steps),
-        seconds_to_threshold=None if threshold is None else median_reached([seed.first_reached(threshold, "wall_t") for seed in seeds]),
+        solved=sum(value is not None for value in steps) if judged else None,
+        solved_by=" and ".join(sorted({seed.solved_by for seed in seeds})) if judged else None,
+        steps_to_threshold=median_reached(steps) if judged else None,
+        seconds_to_threshold=median_reached(seconds) if judged else None,
         final_return=estimate(finals),
         final_return_median=average(finals, np.median),
         opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),

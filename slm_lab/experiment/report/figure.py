@@ -1,6 +1,6 @@
 """The description of a figure, from which render_html.py and render_png.py draw the same thing.
 
-A search has two more kinds: ScatterGrid and ParallelCoordinates (see render_scatter.py).
+A search has two more kinds: ScatterGrid and ParallelCoordinates.
 
 A Figure has one Panel or more below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
 """
@@ -229,10 +229,11 @@ BEST = 10
 """Number of highlighted trials."""
 UNUSED = -0.12
 """Position of trials in which a key is not active, below its axis."""
+SCATTER_RANGE = (-0.07, 1.07)
+"""The positions 0 to 1 with a margin."""
 NOTHING = "nothing to show: no trial has a result yet"
-MARKERS = {"finished": "circle", "stopped": "triangle", "running": "square"}
-"""Status → shape."""
 STATUS_TEXTS = {"finished": "finished", "stopped": "stopped early", "running": "running"}
+"""Status of a trial that is drawn → its text."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +245,15 @@ class Scale:
     """Position and text of each."""
     unused: bool = False
     """Some trials lie at UNUSED."""
+
+    @property
+    def all_ticks(self) -> list[tuple[float, str]]:
+        """The ticks, with that of UNUSED if trials lie there."""
+        return [*([(UNUSED, "not used")] if self.unused else []), *self.ticks]
+
+    @property
+    def wrapped_label(self) -> str:
+        return self.label if len(self.label) <= 22 else self.label.replace(".", ".\n", 1)
 
 
 @dataclass(frozen=True)
@@ -265,8 +275,16 @@ class Trials:
     text: Sequence[str]
     """Shown under the mouse pointer."""
     status: Sequence[str]
-    """Key of MARKERS."""
+    """Keys of STATUS_TEXTS."""
     shade: Shade
+
+    def groups(self) -> dict[str, np.ndarray]:
+        """Return the names in the legend, each with the indices of its trials; the best are last."""
+        status = np.array(self.status)
+        found = {text: np.flatnonzero(status == kind) for kind, text in STATUS_TEXTS.items()}
+        best = min(BEST, len(status))
+        counted = {f"{text} ({len(own)})": own for text, own in found.items() if len(own)}
+        return {**counted, f"best {best}" if best > 1 else "best": np.arange(best)}
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import numpy as np
 
 from slm_lab.experiment.report.curves import Curve, Table, curve
 from slm_lab.experiment.report.figure import POLICY_COLOURS, Figure, Line, Mark, Panel
-from slm_lab.experiment.report.metrics import last_value
+from slm_lab.experiment.report.metrics import average, last_value
 from slm_lab.experiment.report.run import Run, numbers, read_columns
-from slm_lab.experiment.report.statistics import average
 from slm_lab.experiment.report.timeline import KIND_COLOURS, spans_of, timeline_figure
 from slm_lab.experiment.report.trial_figures import Axis, Labels
 from slm_lab.experiment.report.writer import Writer

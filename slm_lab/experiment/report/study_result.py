@@ -125,6 +125,10 @@ class ResultRun(Run):
     def env(self) -> str:
         return str(self.content["env"])
 
+    @property
+    def random_seed(self) -> int:
+        return int(self.content["random_seed"])
+
     @cached_property
     def mode(self) -> str:
         return "train"

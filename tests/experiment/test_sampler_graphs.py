@@ -21,8 +21,7 @@ from slm_lab.experiment.report.figure import MARK, POLICY_COLOURS
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import read_columns
-from slm_lab.experiment.report.sampler import bottleneck, pbt_figure
-from slm_lab.experiment.report.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
+from slm_lab.experiment.report.sampler import KIND_COLOURS, Span, bottleneck, overlap, pbt_figure, spans_of, timeline_figure
 from slm_lab.experiment.report.trial_figures import POLICY_FRAMES
 from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.models.meta import SamplerSpec

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from slm_lab.experiment.report.curves import Curve
+from slm_lab.experiment.report.curves import Curve, evenly
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -145,6 +145,10 @@ class Figure:
         return self.panels[0]
 
 
+def policy_colour(policy: int) -> str:
+    return POLICY_COLOURS[policy % len(POLICY_COLOURS)]
+
+
 def y_range(panel: Panel) -> tuple[float, float]:
     """Return the values to show, with a margin; (0, 1) for a panel without points."""
     if panel.y_limits:
@@ -205,10 +209,7 @@ def shorten(title: str) -> str:
 
 
 def thin(line: Line) -> Line:
-    count = len(line.curve.frame)
-    if count <= _MAX_POINTS:
-        return line
-    return _select(line, np.linspace(0, count - 1, _MAX_POINTS).round().astype(int))
+    return _select(line, evenly(len(line.curve.frame), _MAX_POINTS))
 
 
 def format_tick(value: float, position: int | None) -> str:

@@ -13,13 +13,9 @@ from typing import Any, get_args
 import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
-from slm_lab.experiment.report.curves import Curve, align_or_interpolate
+from slm_lab.experiment.report import figure as figures
+from slm_lab.experiment.report.curves import Curve, align_or_interpolate, evenly
 from slm_lab.experiment.report.figure import (
-    BEST,
-    GREY,
-    MEAN_COLOUR,
-    STATUS_TEXTS,
-    UNUSED,
     AnyFigure,
     Bar,
     Bars,
@@ -161,7 +157,7 @@ class SearchView:
     @cached_property
     def known(self) -> list[TrialRecord]:
         """The trials with a metric that did not fail."""
-        return [one for one in self.records if one.status in STATUS_TEXTS and one.known_metric is not None]
+        return [one for one in self.records if one.status in figures.STATUS_TEXTS and one.known_metric is not None]
 
     @cached_property
     def known_metric_T(self) -> np.ndarray:
@@ -170,7 +166,7 @@ class SearchView:
 
     def count(self, *, shown: bool = True) -> str:
         """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; without `shown`, not what a figure leaves out."""
-        words = {**STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
+        words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
         counts = {text: sum(one.status == status for one in self.records) for status, text in words.items()}
         trials = len(self.records)
         if not trials:
@@ -215,7 +211,7 @@ def parallel_figure(view: SearchView) -> ParallelCoordinates:
     scales, position_AT = _stacked([*axes, _linear(view.metric, view.known_metric_T)], view)
     unused_AT = np.isnan(position_AT)
     scales = [replace(scale, unused=bool(unused_T.any())) for scale, unused_T in zip(scales, unused_AT, strict=True)]
-    position_AT[unused_AT] = UNUSED
+    position_AT[unused_AT] = figures.UNUSED
     return ParallelCoordinates(f"{view.title}, search: trials across the searched keys", view.count(), scales, position_AT, view.trials())
 
 
@@ -238,7 +234,7 @@ def importance_figure(view: SearchView) -> Figure:
     panel = Panel(
         "",
         x_label="share of the importance of all keys (PED-ANOVA)",
-        bars=(Bars("how far its values among the best trials differ from those among all", MEAN_COLOUR, bars),),
+        bars=(Bars("how far its values among the best trials differ from those among all", figures.MEAN_COLOUR, bars),),
         rows=rows,
         y_limits=(-0.7, len(rows) - 0.3),
         x_max=max(1.0, *(bar.end for bar in bars)),
@@ -251,21 +247,21 @@ def importance_figure(view: SearchView) -> Figure:
 def return_figures(view: SearchView, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
     """Return the mean returns of every trial over frames, the best ten highlighted."""
     curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.records if one.status != "failed"}
-    best = {one.trial: (rank, one) for rank, one in enumerate(view.known[:BEST])}
-    figures = {}
+    best = {one.trial: (rank, one) for rank, one in enumerate(view.known[: figures.BEST])}
+    found = {}
     for name, label in _RETURN_LABELS.items():
-        drawn = {trial: _thinned(of[name]) for trial, of in curves.items() if name in of and len(of[name].frame)}
+        drawn = {trial: of[name] for trial, of in curves.items() if name in of and len(of[name].frame)}
         others = [trial for trial in drawn if trial not in best]
         group = f"{len(others)} other trial{'s' * (len(others) != 1)}"
-        lines = [Line(f"trial {trial}", drawn[trial], GREY, faint=True, group=group) for trial in others]
+        lines = [Line(f"trial {trial}", drawn[trial], figures.GREY, faint=True, group=group) for trial in others]
         for trial, (rank, one) in reversed(best.items()):
             if trial in drawn:
                 lines.append(Line(f"{rank + 1}. trial {trial}: {number(one.metric)}", drawn[trial], _BEST_COLOURS[rank]))
         what = "moving average of the mean return" if name.endswith("_ma") else "mean return"
         highlighted = f"; the best {len(best)} by {view.metric} in colour" if best else ""
         panel = Panel(label, lines, best_last=True, each="other trials")
-        figures[name] = Figure(f"{view.title}, search: {what} of each trial", (panel,), view.count() + highlighted)
-    return figures
+        found[name] = Figure(f"{view.title}, search: {what} of each trial", (panel,), view.count() + highlighted)
+    return found
 
 
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
@@ -275,7 +271,9 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
     for name in _RETURN_LABELS:
         curves = [one[name] for one in tables if len(one[name].frame)]
         if curves:
-            result[name] = align_or_interpolate(curves, min(len(curves), 2)).mean()
+            mean = align_or_interpolate(curves).mean()
+            chosen = evenly(len(mean.frame), _POINTS)
+            result[name] = Curve(mean.frame[chosen], mean.value[chosen])
     return result
 
 
@@ -371,9 +369,3 @@ def _ticks(low: float, high: float, most: int = 5) -> list[float]:
 def _log_ticks(low: float, high: float) -> list[float]:
     powers = [10.0**power for power in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
     return powers if len(powers) > 1 else [low, *powers, high]
-
-
-def _thinned(curve: Curve) -> Curve:
-    count = len(curve.frame)
-    chosen = np.linspace(0, count - 1, min(count, _POINTS)).round().astype(int)
-    return Curve(curve.frame[chosen], curve.value[chosen])

@@ -13,23 +13,9 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.files.study_paths import StudyPaths
+from slm_lab.experiment.report import compare_report as comparison
 from slm_lab.experiment.report.compare import RULES, Setting, seeds_of, summarize
-from slm_lab.experiment.report.compare_report import (
-    BAND,
-    COLOURS,
-    MEDIANS,
-    METRICS,
-    VARIANCE,
-    Drawn,
-    estimate_text,
-    file_row,
-    number_text,
-    rows_csv,
-    setting_figures,
-    shared_axis,
-    table_lines,
-    text_rows,
-)
+from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, number_text, rows_csv
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import Estimate, average, difference
 from slm_lab.experiment.report.progress import number
@@ -44,7 +30,7 @@ SCORES = {
     "evaluation": "mean return of the last evaluation",
 }
 """Metric → what it is."""
-_Y_LABELS = METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
+_Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
     "staleness": ("staleness", "updates by other workers meanwhile"),
@@ -217,16 +203,16 @@ def study_figures(study: Study, found: Mapping[tuple[str, str], Setting]) -> dic
 
 def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
     metric, solve = study.metric, study.solve(env)
-    drawn = [Drawn("returns", f"return, {BAND}", _Y_LABELS[metric], metric, solve)]
+    drawn = [Drawn("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, solve)]
     if x == study.spec.x[0]:
-        drawn.append(Drawn("variance", *VARIANCE, metric, spread=True))
+        drawn.append(Drawn("variance", *comparison.VARIANCE, metric, spread=True))
     if metric == "evaluation":
-        drawn.append(Drawn("new_returns", f"return in training, {BAND}", _Y_LABELS["return_new"], "return_new", solve))
+        drawn.append(Drawn("new_returns", f"return in training, {comparison.BAND}", _Y_LABELS["return_new"], "return_new", solve))
     if x == study.spec.x[0]:
-        drawn += [Drawn(name, f"{title}, {BAND}", label, name) for name, (title, label) in _MORE.items()]
-    colours = dict(zip(study.entries, cycle(COLOURS)))
-    found = setting_figures(env, settings, x, [colours[one.name] for one in settings], drawn)
-    axis = shared_axis(settings, x).name
+        drawn += [Drawn(name, f"{title}, {comparison.BAND}", label, name) for name, (title, label) in _MORE.items()]
+    colours = dict(zip(study.entries, cycle(comparison.COLOURS)))
+    found = comparison.setting_figures(env, settings, x, [colours[one.name] for one in settings], drawn)
+    axis = comparison.shared_axis(settings, x).name
     return {f"{name}_vs_{axis}": figure for name, figure in found.items() if figure.panel.lines}
 
 
@@ -261,7 +247,7 @@ def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
     }.items():
         if any(value is not None for value in values):
             columns[title] = [number_text(value) for value in values]
-    return table_lines(columns)
+    return comparison.table_lines(columns)
 
 
 def markdown_table(study: Study, rows: Sequence[Row]) -> str:
@@ -273,7 +259,7 @@ def markdown_table(study: Study, rows: Sequence[Row]) -> str:
 
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
-    return [*text_rows(_lines(study, rows)), explanation(study, rows)]
+    return [*comparison.text_rows(_lines(study, rows)), explanation(study, rows)]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:
@@ -284,7 +270,7 @@ def explanation(study: Study, rows: Sequence[Row]) -> str:
         parts.append(f"Difference to {study.spec.baseline}: {how}.")
     if any(row.solved is not None for row in rows):
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
-        parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {MEDIANS}.")
+        parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {comparison.MEDIANS}.")
     if any(row.published is not None for row in rows):
         signs = "≥ means that ours reaches it, ≈ that ours is lower but its interval contains it, below that neither holds"
         parts.append(f"Beside a published score, {signs}.")

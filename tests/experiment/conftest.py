@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.report import analyze
+from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command
 
@@ -41,6 +44,15 @@ def spec_body() -> Callable[..., dict[str, Any]]:
 def make_spec() -> Callable[..., Spec]:
     """The same as a Spec, called small."""
     return lambda **sections: Spec.model_validate({"name": "small", **_spec(**sections)})
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """The folder of a run called small; the random baseline is 20."""
+    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(20.0))
+    run = RunPaths(tmp_path, "small")
+    run.make_dirs()
+    return run
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,16 +94,6 @@ def test_a_worker_has_its_own_episodes_in_a_column() -> None:
     assert not np.allclose(one["worker_reward"], other["worker_reward"])
     played = [frame for frame in range(EPISODE, END + 1, EPISODE) if frame // STEP % 2 == 1][-100:]
     assert one["worker_reward"][-1] == pytest.approx(np.mean([return_at(frame) for frame in played]))
-
-
-def older(returns: Mapping[int, list[float]]) -> dict[int, Table]:
-    """Tables in which total_reward is over a worker's own episodes: row i of worker w at global frame 200 i + 50 w."""
-    tables: dict[int, Table] = {}
-    for worker, values in returns.items():
-        count = np.arange(1.0, len(values) + 1)
-        columns: dict[str, Any] = {"frame": 100 * count, "global_frame": 200 * count + 50 * worker, "opt_step": 10 * count}
-        tables[worker] = columns | {"total_reward": np.array(values), "total_reward_ma": np.array(values)}
-    return tables
 
 
 def test_a_threshold_is_judged_on_ten_episodes_or_more() -> None:

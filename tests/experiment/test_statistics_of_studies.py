@@ -23,7 +23,7 @@ DRAWS: dict[str, tuple[Draw, float]] = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("count", [4, 16])
+@pytest.mark.parametrize("count", [2, 4, 16, 40])
 def test_coverage_of_the_mean(name: str, count: int) -> None:
     draw, mean = DRAWS[name]
     rng, covered = np.random.default_rng(0), 0

@@ -109,7 +109,8 @@ def with_short_table(page: Path, rows: Sequence[Row]) -> str:
 def _short_cell(row: Row | None) -> str:
     if row is None:
         return ""
-    return number(row.score) if row.published is None else f"{number(row.score)} ({number(row.published)})"
+    score = number(row.score and row.score.value)
+    return score if row.published is None else f"{score} ({number(row.published)})"
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
@@ -123,9 +124,10 @@ def _cells(study: Study, row: Row) -> list[str]:
     entry = next(one for one in study.spec.entries if (one.title, one.env) == (row.entry, row.env))
     file, _, name = entry.spec.rpartition(":")
     link = f"[{name}](../{find_spec_file(file).relative_to(ROOT)})"
-    interval = "" if row.score_low is None or row.score_high is None else f"{number(row.score_low)} to {number(row.score_high)}"
+    score, low, high = row.score or (None, None, None)
+    interval = "" if low is None or high is None else f"{number(low)} to {number(high)}"
     published = "" if row.published is None else f"{number(row.published)} {row.verdict}"
-    cells = [row.env, row.entry, f"{run.spec.env.max_frame:,}", link, str(row.seeds), f"**{number(row.score)}**", interval]
+    cells = [row.env, row.entry, f"{run.spec.env.max_frame:,}", link, str(row.seeds), f"**{number(score)}**", interval]
     return [*cells, number(row.median), published]
 
 

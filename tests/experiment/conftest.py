@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.report import analyze
+from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command
 
@@ -49,6 +52,15 @@ def no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     from slm_lab.experiment.report import analyze
 
     monkeypatch.setattr(analyze, "measure_baseline", lambda *arguments: None)
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """The folder of a run called small; the random baseline is 20."""
+    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(20.0))
+    run = RunPaths(tmp_path, "small")
+    run.make_dirs()
+    return run
 
 
 @pytest.fixture

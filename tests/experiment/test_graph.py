@@ -6,7 +6,7 @@ import errno
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,21 +32,24 @@ from slm_lab.spec.models.spec import Spec
 MakeSpec = Callable[..., Spec]
 
 
-@pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
-    """A run's folder; the random baseline is 20."""
-    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(20.0))
-    run = RunPaths(tmp_path, "small")
-    run.make_dirs()
-    return run
-
-
-def write_rows(paths: RunPaths, index: int, returns: Sequence[float | str], mode: DataMode = "train", t: int = 0, loss: Any = 0.5) -> None:
-    lines = [",".join(COLUMNS)]
+def write_rows(
+    paths: RunPaths,
+    index: int,
+    returns: Sequence[float | str],
+    mode: DataMode = "train",
+    t: int = 0,
+    loss: Any = 0.5,
+    shift: int = 0,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> None:
+    """Row i of a Session, or of a policy, at frame 1000 i + shift; `columns` are those beside the usual."""
+    columns = columns or {}
+    names = (*COLUMNS, *columns)
+    lines = [",".join(names)]
     for row, value in enumerate(returns, 1):
-        cells: dict[str, Any] = {"frame": 1000 * row, "opt_step": 10 * row, "total_reward": value, "total_reward_ma": value}
-        cells |= {"loss": loss, "grad_norm": 0.5}
-        lines.append(",".join(str(cells.get(name, "")) for name in COLUMNS))
+        cells: dict[str, Any] = {"frame": 1000 * row + shift, "opt_step": 10 * row, "total_reward": value, "total_reward_ma": value}
+        cells |= {"loss": loss, "grad_norm": 0.5} | {name: values[row - 1] for name, values in columns.items()}
+        lines.append(",".join(str(cells.get(name, "")) for name in names))
     paths.session_df(index, mode, t).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -81,27 +84,23 @@ def test_the_random_baseline_is_a_line_in_figures_of_returns_if_it_is_known(path
 
 @pytest.mark.usefixtures("pictures")
 def test_files_and_numbers_of_a_trial(paths: RunPaths, make_spec: MakeSpec) -> None:
+    """All pages share one script."""
     write_rows(paths, 0, [30.0, 50.0, 40.0, 60.0])
     write_rows(paths, 1, [40.0, 60.0, 50.0, 70.0])
+    script = paths.root / "plotly.min.js"
+    script.write_bytes(b"half of i")  # of a run whose disk was full
     metrics = analyze_trial(make_spec(), paths)
     assert metrics == json.loads(paths.trial_metrics().read_text())
     assert metrics["strength"] == 30
     assert metrics["total_reward_ma"] == 65
     assert metrics["consistency"] == pytest.approx(1 - 2 * 20 / 120)
-    assert (metrics["random_baseline"], metrics["sessions"], metrics["frame"]) == (20, 2, 4000)
+    assert [repr(metrics[name]) for name in ("random_baseline", "sessions", "frame")] == ["20.0", "2", "4000"]
     assert json.loads(paths.session_metrics(1).read_text())["strength"] == 35
     measured = ("mean_returns", "mean_returns_ma", "loss", "strengths", "sample_efficiencies", "training_efficiencies", "stabilities")
     for ext in ("html", "png"):
         assert all(paths.trial_graph(what, ext).stat().st_size > 1000 for what in (*measured, "consistencies"))
         assert all(paths.session_graph(index, what, ext).exists() for what in measured for index in (0, 1))
         assert not paths.trial_graph("explore_var", ext).exists()  # no data
-
-
-def test_all_pages_share_one_script(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_rows(paths, 0, [30.0, 50.0])
-    script = paths.root / "plotly.min.js"
-    script.write_bytes(b"half of i")  # of a run whose disk was full
-    analyze_trial(make_spec(), paths)
     assert list(paths.root.rglob("*.js")) == [script]
     assert script.stat().st_size > 1_000_000
     pages = list(paths.root.rglob("*.html"))
@@ -111,31 +110,25 @@ def test_all_pages_share_one_script(paths: RunPaths, make_spec: MakeSpec) -> Non
         assert (file.parent / source).resolve() == script
 
 
-def test_integers_stay_integers(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_rows(paths, 0, [30.0, 50.0, 50.0])
-    write_rows(paths, 1, [30.0, 50.0])
-    analyze_trial(make_spec(), paths, failed={2: "killed"})
-    trial, session = (json.loads(file.read_text()) for file in (paths.trial_metrics(), paths.session_metrics(1)))
-    assert [repr(trial[name]) for name in ("frame", "sessions", "failed", "strength")] == ["2500", "2", "1", "21.666666666666664"]
-    assert repr(session["frame"]) == "2000"
-
-
-def test_titles_say_what_is_drawn(paths: RunPaths, make_spec: MakeSpec) -> None:
-    for mode in ("train", "eval"):
-        for index in (0, 1):
-            write_rows(paths, index, [30.0, 50.0, 70.0], mode)
-    analyze_trial(make_spec(meta={"rigorous_eval": 4}), paths)
-
-    def title(path: Path) -> str:
-        return str(read_figure(path)[1]["title"]["text"])
-
+@pytest.mark.usefixtures("pictures")
+def test_metrics_and_titles_of_evaluation(paths: RunPaths, make_spec: MakeSpec) -> None:
+    for index in (0, 1):
+        write_rows(paths, index, [30.0, 30.0, 30.0])
+        write_rows(paths, index, [60.0, 80.0, 70.0], "eval")
+    metrics = analyze_trial(make_spec(meta={"rigorous_eval": 4}), paths)
+    assert (metrics["strength"], metrics["total_reward_ma"]) == (50, 70)
+    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
+    assert traces[0]["y"] == [60, 80, 70]
+    assert layout["yaxis"]["title"]["text"] == "mean return (4 evaluation episodes)"
     trial = "small (CartPole-v1), trial 0"
-    assert title(paths.trial_graph("mean_returns", "html")) == f"{trial}: mean return"
-    assert title(paths.trial_graph("consistencies", "html")) == f"{trial}: consistency"
-    assert title(paths.session_graph(1, "loss", "html")) == f"{trial}, session 1: loss"
-    assert (
-        title(paths.session_graph(1, "mean_returns_ma", "html", "eval")) == f"{trial}, session 1, evaluation: mean return, moving average"
-    )
+    for path, title in (
+        (paths.trial_graph("mean_returns", "html"), f"{trial}: mean return"),
+        (paths.trial_graph("consistencies", "html"), f"{trial}: consistency"),
+        (paths.session_graph(1, "loss", "html"), f"{trial}, session 1: loss"),
+        (paths.session_graph(1, "mean_returns", "html"), f"{trial}, session 1: mean return"),
+        (paths.session_graph(1, "strengths", "html", "eval"), f"{trial}, session 1, evaluation: strength"),
+    ):
+        assert read_figure(path)[1]["title"]["text"] == title
     long = Figure("x" * 300 + ": loss", (Panel("y"),))
     assert plotly_json(long)["layout"]["title"]["text"].endswith("x:<br>loss")
 
@@ -166,26 +159,11 @@ def write_shared(
     """
     columns = ["frame", "global_frame", "wall_t", "opt_step", "total_reward", "total_reward_ma", "grad_norm", "staleness", "lock_wait"]
     columns += [] if new is None else ["worker_reward", "epi_new", "return_new", "loss"]
-    rows = [
-        (
-            100 * i,
-            200 * i + 50 * index,
-            i + index / 2,
-            10 * i,
-            value,
-            value,
-            0.5,
-            1.0 + index,
-            lock_wait,
-            value + index,
-            3,
-            new,
-            1.0 + index,
-        )
-        for i, value in enumerate(returns, 1)
-    ]
-    rows = [row[: len(columns)] for row in rows]
-    lines = [",".join(map(str, row)) for row in (columns, *rows)]
+    rows: list[Sequence[Any]] = [columns]
+    for i, value in enumerate(returns, 1):
+        row = [100 * i, 200 * i + 50 * index, i + index / 2, 10 * i, value, value, 0.5, 1.0 + index, lock_wait]
+        rows.append([*row, *([] if new is None else [value + index, 3, new, 1.0 + index])])
+    lines = [",".join(map(str, row)) for row in rows]
     paths.session_df(index, mode).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -226,14 +204,9 @@ def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeS
     worker = json.loads(paths.session_metrics(1).read_text())
     assert (worker["strength"], worker["final_return"], worker["frame"], worker["status"]) == (None, None, 300, "done")
     assert not paths.trial_graph("consistencies", "png").exists()
-
-
-def test_rows_of_a_failed_worker_count(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_shared(paths, 0, [30.0, 50.0, 70.0], new=60.0)
-    write_shared(paths, 1, [40.0, 60.0, 80.0], new=60.0)
-    metrics = analyze_trial(make_spec(meta={"distributed": "synced", "max_session": 2}), paths, failed={1: "killed"})
-    traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
-    assert ("all workers, 1 failed (last 100 episodes)", [30, 40, 50, 60, 70, 80]) in [(trace["name"], trace["y"]) for trace in traces]
+    metrics = analyze_trial(spec, paths, failed={1: "killed"})  # its rows count
+    lines = [(trace["name"], trace["y"]) for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
+    assert ("all workers, 1 failed (last 100 episodes)", [30, 40, 50, 60, 70, 80]) in lines
     assert (metrics["final_return"], metrics["sessions"], metrics["failed"]) == (80, 1, 1)
 
 
@@ -323,47 +296,15 @@ def test_the_legend_of_several_bands_names_lines_only(letters: tuple[int, ...]) 
     assert canvas.axes[0].get_position().height == heights[0]
 
 
-def test_failed_sessions_are_left_out_and_counted(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """Nobody must take a trial of which a Session failed for a whole one."""
-    for index, value in enumerate((30.0, 50.0, 900.0)):
-        write_rows(paths, index, [value, value])
-    metrics = analyze_trial(make_spec(), paths, failed={2: "killed", 7: "killed"})
-    assert (metrics["strength"], metrics["sessions"], metrics["failed"]) == (20, 2, 2)
-    assert json.loads(paths.trial_metrics().read_text())["failed"] == 2
-    for what, name in (("mean_returns", "mean of 2 sessions, 2 failed"), ("consistencies", "over 2 sessions, 2 failed")):
-        assert read_figure(paths.trial_graph(what, "html"))[0][-1]["name"] == name
-    analyze_trial(make_spec(), paths, failed={0: "killed", 2: "killed"})
-    traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
-    assert traces[-1]["name"] == "mean of 1 session, 2 failed"
-    assert "failed" not in analyze_trial(make_spec(), paths)
-
-
-def test_metrics_of_evaluation_where_there_is_one(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_rows(paths, 0, [30.0, 30.0])
-    write_rows(paths, 0, [60.0, 80.0], "eval")
-    metrics = analyze_trial(make_spec(meta={"rigorous_eval": 4}), paths)
-    assert metrics["strength"] == 50
-    assert metrics["total_reward_ma"] == 80
-    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
-    assert traces[0]["y"] == [60, 80]
-    assert layout["yaxis"]["title"]["text"] == "mean return (4 evaluation episodes)"
-    for mode in ("train", "eval"):
-        assert paths.session_graph(0, "mean_returns", "png", mode).exists()
-    assert paths.session_graph(0, "strengths", "png", "eval").exists()
-    assert paths.session_graph(0, "loss", "png", "train").exists()
-
-
 def test_session_without_an_episode_beside_one_with(paths: RunPaths, make_spec: MakeSpec) -> None:
     write_rows(paths, 0, ["", "", ""])
     write_rows(paths, 1, [30.0, 50.0])
     metrics = analyze_trial(make_spec(), paths)
-    assert metrics["strength"] == 20
-    assert metrics["sessions"] == 2
+    assert (metrics["strength"], metrics["sessions"]) == (20, 2)
     assert json.loads(paths.session_metrics(0).read_text())["strength"] is None
     assert not paths.session_graph(0, "mean_returns", "png").exists()
     assert paths.session_graph(0, "loss", "png").exists()
-    traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
-    assert [trace["name"] for trace in traces] == ["session 1"]
+    assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]] == ["session 1"]
 
 
 @pytest.mark.usefixtures("pictures")
@@ -388,14 +329,6 @@ def test_another_trial_and_nothing_at_all(paths: RunPaths, make_spec: MakeSpec) 
     assert not paths.trial_graph("consistencies", "png", 3).exists()  # of one session says nothing
 
 
-def test_unknown_baseline_leaves_the_returns(paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(None))
-    write_rows(paths, 0, [30.0, 40.0])
-    metrics = analyze_trial(make_spec(), paths)
-    assert (metrics["total_reward_ma"], metrics["strength"]) == (40, None)
-    assert paths.trial_graph("mean_returns", "png").exists()
-
-
 @pytest.mark.usefixtures("pictures")
 def test_failed_graph_is_a_notice(
     paths: RunPaths, make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -416,19 +349,15 @@ def test_failed_graph_is_a_notice(
     assert analyze_trial(make_spec(), paths) == metrics
 
 
-def test_table_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_read_or_written_is_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
     paths.session_df(0).mkdir()
-    write_rows(paths, 1, [30.0, 40.0])
-    metrics = analyze_trial(make_spec(), paths)
-    assert metrics["strength"] == 15
-    assert caplog.messages[0].startswith("cannot read small_t0_s0_session_df_train.csv")
-
-
-def test_metrics_that_cannot_be_written_are_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
     paths.trial_metrics().mkdir()
-    write_rows(paths, 0, [30.0, 40.0])
+    write_rows(paths, 1, [30.0, 40.0])
     assert analyze_trial(make_spec(), paths)["strength"] == 15
-    assert caplog.messages[0].startswith("small_t0_trial_metrics_scalar.json failed")
+    assert [message.partition(": ")[0] for message in caplog.messages[:2]] == [
+        "cannot read small_t0_s0_session_df_train.csv",
+        "small_t0_trial_metrics_scalar.json failed",
+    ]
     assert paths.trial_graph("strengths", "png").exists()
 
 
@@ -531,15 +460,6 @@ def test_page_holds_what_plotly_knows(figure: Figure) -> None:
     PlotlyFigure(plotly_json(figure))  # the page is written without this check: its import takes a second
 
 
-def test_core_range_leaves_out_the_first_quotients() -> None:
-    value = np.concatenate([[1e6, -1e6], np.linspace(0.5, 1, 200)])
-    line = Line("b", Curve(np.arange(1.0, 203), value))
-    low, high = y_range(Panel("y", [line], core_range=True))
-    assert -1 < low < 0.5
-    assert 1 < high < 2
-    assert y_range(Panel("y", [line]))[1] > 1e6
-
-
 def test_core_range_begins_where_the_line_has_settled() -> None:
     """No strokes from beyond the axis: what is shown lies inside it, and is most of the line."""
     frame = np.arange(1.0, 201)
@@ -559,12 +479,10 @@ def test_core_range_begins_where_the_line_has_settled() -> None:
     x = plotly_json(Figure("a", (quotients,)))["data"][-1]["x"]
     assert (x[0], x[-1]) == (4, 200)
     assert visible_lines(Panel("y", quotients.lines)) == quotients.lines
-
-
-def test_core_range_keeps_what_strays_late() -> None:
-    value = np.full(100, 0.9)
-    value[70] = -9.0
-    assert len(visible_lines(Panel("y", [Line("b", Curve(np.arange(1.0, 101), value))], True))[0].curve.frame) == 100
+    assert y_range(Panel("y", quotients.lines))[1] > 5
+    late = np.full(100, 0.9)
+    late[70] = -9.0
+    assert len(visible_lines(Panel("y", [Line("b", Curve(frame[:100], late))], True))[0].curve.frame) == 100
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1500, "1,500"), (0.25, "0.25"), (2e-5, "2e-5"), (-0.00045, "−4.5e-4")])
@@ -592,15 +510,17 @@ def test_failed_sessions_have_metrics_and_graphs(paths: RunPaths, make_spec: Mak
     paths.spec.write_text(json.dumps({"small": {"env": {"name": "CartPole-v1", "max_frame": 1000}}}))
     run = load_run(paths.root)
     assert (run.status, run.sessions) == ("failed", {0: "done", 1: "done", 2: "failed", 3: "failed"})
-
-
-def test_a_trial_whose_sessions_all_failed(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_rows(paths, 0, [30.0, 50.0])
-    metrics = analyze_trial(make_spec(), paths, failed={0: ""})
-    assert (metrics["strength"], metrics["total_reward_ma"], metrics["sessions"], metrics["status"]) == (None, None, 0, "failed")
+    assert read_figure(paths.trial_graph("consistencies", "html"))[0][-1]["name"] == "over 2 sessions, 2 failed"
+    analyze_trial(spec, paths, failed={0: "killed", 2: "killed"})
+    assert read_figure(paths.trial_graph("mean_returns", "html"))[0][-1]["name"] == "mean of 1 session, 2 failed"
+    all_failed = analyze_trial(spec, paths, failed=dict.fromkeys(range(3), ""))
+    assert (all_failed["strength"], all_failed["total_reward_ma"], all_failed["sessions"]) == (None, None, 0)
     assert json.loads(paths.session_metrics(0).read_text())["failed"] == "unknown cause"
-    assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]] == ["session 0 (failed)"]
-    assert analyze_trial(make_spec(), paths, 1, failed={0: "no rows"})["failures"] == {"0": "no rows"}
+    assert {trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]} == {
+        f"session {s} (failed)" for s in range(3)
+    }
+    assert analyze_trial(spec, paths, 1, failed={0: "no rows"})["failures"] == {"0": "no rows"}
+    assert "failed" not in analyze_trial(spec, paths)
 
 
 def test_a_session_that_was_stopped(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -643,6 +563,9 @@ def test_everything_is_written_before_the_baseline_is_measured(
     assert paths.session_graph(0, "stabilities", "png").exists()
     stop.requested = True
     assert analyze_trial(spec, paths, stop=stop)["strength"] is None
+    assert measured == 1
+    monkeypatch.setattr(analyze, "known_baseline", lambda env: Baseline(None))  # no episode of it ends
+    assert analyze_trial(spec, paths)["strength"] is None
     assert measured == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,17 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.analyze import analyze_trial
-from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.experiment.report.curves import Curve, align_or_interpolate
 from slm_lab.experiment.report.figure import MARK, POLICY_COLOURS
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import read_columns
-from slm_lab.experiment.report.sampler import bottleneck, pbt_figure
-from slm_lab.experiment.report.timeline import KIND_COLOURS, Span, overlap, spans_of, timeline_figure
+from slm_lab.experiment.report.sampler import KIND_COLOURS, Span, bottleneck, overlap, pbt_figure, spans_of, timeline_figure
 from slm_lab.experiment.report.trial_figures import POLICY_FRAMES
-from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
-from tests.experiment.test_graph import read_figure
+from tests.experiment.test_graph import read_figure, write_rows
 
 MakeSpec = Callable[..., Spec]
 BUSY = ("rollout_busy", "inference_busy", "learner_busy")
@@ -43,33 +39,10 @@ TURNS = [
 """As in a synchronous run."""
 
 
-@pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
-    """A run's folder; the random baseline is 20."""
-    monkeypatch.setattr(analyze, "known_baseline", lambda spec: Baseline(20.0))
-    run = RunPaths(tmp_path, "small")
-    run.make_dirs()
-    return run
-
-
 def settled(spec: Spec, sessions: int = 1, **sampler: Any) -> Spec:
     """The spec with a sampler, without what a sampler asks of the rest of a spec."""
     meta = spec.meta.model_copy(update={"sampler": SamplerSpec(**sampler), "max_session": sessions})
     return spec.model_copy(update={"meta": meta})
-
-
-def write_table(
-    paths: RunPaths, index: int, returns: Sequence[float], columns: Mapping[str, Sequence[Any]] | None = None, shift: int = 0
-) -> None:
-    """Row i of a Session, or of a policy, at frame 1000 i + shift; `columns` are those beside the usual."""
-    columns = columns or {}
-    names = (*COLUMNS, *columns)
-    lines = [",".join(names)]
-    for row, value in enumerate(returns):
-        cells: dict[str, Any] = {"frame": 1000 * (row + 1) + shift, "opt_step": 10 * row + 10, "total_reward": value}
-        cells |= {"total_reward_ma": value, "loss": 0.5} | {name: values[row] for name, values in columns.items()}
-        lines.append(",".join(str(cells.get(name, "")) for name in names))
-    paths.session_df(index).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_spans(path: Path, spans: Sequence[tuple[Any, ...]]) -> None:
@@ -108,14 +81,10 @@ def test_no_bottleneck_without_its_columns() -> None:
 
 
 def test_lag_and_busy_shares_over_frames(paths: RunPaths, make_spec: MakeSpec) -> None:
-    columns: dict[str, Sequence[Any]] = {
-        "lag_min": ["", 1, 2],
-        "lag_mean": ["", 2.5, 4],
-        "lag_max": ["", 4, 8],
-        "lag_masked": ["", 0, 0.25],
-    }
-    columns |= {"rollout_busy": ["", 0.5, 0.75], "inference_busy": ["", 0.25, 0.25], "learner_busy": ["", 1.0, 1.0]}
-    write_table(paths, 0, [30.0, 40.0, 50.0], columns)
+    lags = [["", 1, 2], ["", 2.5, 4], ["", 4, 8], ["", 0, 0.25]]
+    busy = [["", 0.5, 0.75], ["", 0.25, 0.25], ["", 1.0, 1.0]]
+    columns = dict(zip((*LAG, *BUSY), [*lags, *busy], strict=True))
+    write_rows(paths, 0, [30.0, 40.0, 50.0], columns=columns)
     metrics = analyze_trial(settled(make_spec()), paths)
     assert metrics["bottleneck"] == "learner"
     assert metrics["busy"] == {"rollout": 0.625, "inference": 0.25, "learner": 1.0}
@@ -136,7 +105,7 @@ def test_lag_and_busy_shares_over_frames(paths: RunPaths, make_spec: MakeSpec) -
 
 
 def test_runs_without_a_sampler_have_none_of_it(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_table(paths, 0, [30.0, 40.0])
+    write_rows(paths, 0, [30.0, 40.0])
     write_spans(paths.timeline(0), TURNS)  # of something else
     for spec in (make_spec(), settled(make_spec(), num_workers=3)):
         metrics = analyze_trial(spec, paths)
@@ -147,7 +116,7 @@ def test_runs_without_a_sampler_have_none_of_it(paths: RunPaths, make_spec: Make
 
 
 def test_no_lag_and_nothing_masked(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_table(paths, 0, [30.0, 40.0], {name: [0, 0] for name in LAG} | {name: ["", ""] for name in BUSY})
+    write_rows(paths, 0, [30.0, 40.0], columns={name: [0, 0] for name in LAG} | {name: ["", ""] for name in BUSY})
     assert "bottleneck" not in analyze_trial(settled(make_spec(), async_rl=False), paths)
     traces, layout = read_figure(paths.session_graph(0, "policy_lag", "html"))
     assert traces[-1]["y"] == [0, 0]
@@ -184,7 +153,7 @@ def test_overlap_by_hand() -> None:
 @pytest.mark.usefixtures("pictures")
 def test_timeline_of_a_session(paths: RunPaths, make_spec: MakeSpec, sampler: dict[str, Any], words: str) -> None:
     for s in (0, 1):
-        write_table(paths, s, [30.0, 40.0])
+        write_rows(paths, s, [30.0, 40.0])
     write_spans(paths.timeline(1), TURNS)
     analyze_trial(settled(make_spec(), 2, **sampler), paths)
     assert not paths.timeline_graph(0, "png").exists()
@@ -234,7 +203,7 @@ def test_timeline_picture_shows_every_kind(tmp_path: Path) -> None:
 
 def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
     for index in (0, 1):
-        write_table(paths, index, [30.0, 40.0], {"lag_mean": [1, 2]})
+        write_rows(paths, index, [30.0, 40.0], columns={"lag_mean": [1, 2]})
     paths.timeline(0).mkdir()
     write_pbt(paths.pbt(0), [(0, 0, "", 0.1, 0.01, 0.9, "")])
     with caplog.at_level(logging.WARNING):
@@ -253,7 +222,7 @@ def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSp
 def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
     """Table 2 s + p is policy p of Session s."""
     for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0], [20.0, 40.0], [50.0, 50.0])):
-        write_table(paths, index, returns, {"lag_mean": [1, 2]})
+        write_rows(paths, index, returns, columns={"lag_mean": [1, 2]})
     metrics = analyze_trial(settled(make_spec(), 2, num_policies=2), paths)
     assert (metrics["policies"], metrics["best_policy"], metrics["sessions"], metrics["total_reward_ma"]) == ([30, 50], 1, 2, 40)
     for what in ("policy_returns", "policy_returns_ma"):
@@ -275,7 +244,7 @@ def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
 
 def test_policies_of_one_session_and_of_failed_ones(paths: RunPaths, make_spec: MakeSpec) -> None:
     for index, returns in enumerate(([10.0, 20.0], [30.0, 50.0])):
-        write_table(paths, index, returns)
+        write_rows(paths, index, returns)
     one = analyze_trial(settled(make_spec(), num_policies=2), paths)
     assert (one["policies"], one["best_policy"], one["sessions"]) == ([20, 50], 1, 1)
     traces, layout = read_figure(paths.trial_graph("policy_returns", "html"))
@@ -283,24 +252,21 @@ def test_policies_of_one_session_and_of_failed_ones(paths: RunPaths, make_spec: 
     assert layout["title"]["text"].endswith(": mean return of each policy")
     assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]][:2] == ["policy 0", "policy 1"]
     for index, returns in enumerate(([20.0, 40.0], [float("nan")] * 2), start=2):
-        write_table(paths, index, returns)
+        write_rows(paths, index, returns)
     two = analyze_trial(settled(make_spec(), 2, num_policies=2), paths, failed={0: "killed"})
     assert (two["policies"], two["best_policy"], two["sessions"], two["failed"]) == ([40, None], 0, 1, 1)
     assert read_figure(paths.trial_graph("policy_returns", "html"))[1]["title"]["text"].endswith("of each policy, 1 session failed")
     names = [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
     assert names[-1] == "mean of 1 policy, 1 session failed"
-
-
-def test_policies_without_episodes(paths: RunPaths, make_spec: MakeSpec) -> None:
-    for index in (0, 1):
-        write_table(paths, index, [float("nan")])
-    none = analyze_trial(settled(make_spec(), num_policies=2), paths)
+    for index in range(4):
+        write_rows(paths, index, [float("nan")])
+    none = analyze_trial(settled(make_spec(), 2, num_policies=2), paths)
     assert (none["policies"], none["best_policy"]) == ([None, None], None)
 
 
 def test_policies_whose_rows_are_at_frames_of_their_own(paths: RunPaths, make_spec: MakeSpec) -> None:
     for index in range(4):
-        write_table(paths, index, [30.0, 40.0, 50.0], shift=100 * index)
+        write_rows(paths, index, [30.0, 40.0, 50.0], shift=100 * index)
     metrics = analyze_trial(settled(make_spec(), 2, num_policies=2), paths)
     assert metrics["consistency"] is not None
     traces = read_figure(paths.trial_graph("mean_returns", "html"))[0]
@@ -331,7 +297,7 @@ ROUNDS = [
 @pytest.mark.usefixtures("pictures")
 def test_history_of_population_based_training(paths: RunPaths, make_spec: MakeSpec) -> None:
     for index in range(3):
-        write_table(paths, index, [10.0, 20.0])
+        write_rows(paths, index, [10.0, 20.0])
     write_pbt(paths.pbt(0), ROUNDS)
     analyze_trial(settled(make_spec(), num_policies=3, pbt={}), paths)
     traces, layout = read_figure(paths.session_graph(0, "pbt", "html"))

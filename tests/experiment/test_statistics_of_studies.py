@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.report.compare import SeedResult
-from slm_lab.experiment.report.statistics import Estimate, difference, estimate, median_reached
+from slm_lab.experiment.report.metrics import Estimate, difference, estimate, median_reached
 from slm_lab.experiment.report.study_report import verdict
 from slm_lab.experiment.report.study_result import thin
 
@@ -30,7 +30,7 @@ def covers(one: Estimate | None, value: float) -> bool:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("count", [4, 16])
+@pytest.mark.parametrize("count", [2, 4, 16, 40])
 def test_coverage_of_the_mean(name: str, count: int) -> None:
     draw, mean = DRAWS[name]
     rng, covered = np.random.default_rng(0), 0

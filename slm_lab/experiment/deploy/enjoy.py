@@ -22,7 +22,7 @@ from slm_lab.experiment.files.find import Which
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.report.statistics import estimate
+from slm_lab.experiment.report.metrics import estimate
 from slm_lab.experiment.training.evaluate import MAX_STEPS, play
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.limits import cores

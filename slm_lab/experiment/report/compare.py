@@ -19,8 +19,8 @@ import numpy as np
 from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve, interpolate
+from slm_lab.experiment.report.metrics import Estimate, average, estimate, median_reached
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
-from slm_lab.experiment.report.statistics import Estimate, average, estimate, median_reached
 from slm_lab.lib.log import notice
 
 SOLVE_EPISODES = 10
@@ -53,13 +53,14 @@ class SeedResult:
 
         The column "evaluation" is the return of the rows of evaluation.
         """
-        if column == "evaluation":
-            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation]
-        else:
-            curves = [_curve(table, column, x_column) for table in self.tables]
-        if not curves:
-            return Curve(np.empty(0), np.empty(0))
+        curves = self._curves(column, x_column)
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
+
+    def _curves(self, column: str, x_column: str = "frame") -> list[Curve]:
+        """Return the column of each table, or of each table of evaluation."""
+        if column == "evaluation":
+            return [_curve(table, "total_reward", x_column) for table in self._evaluation]
+        return [_curve(table, column, x_column) for table in self.tables]
 
     @property
     def solved_by(self) -> str:
@@ -77,7 +78,7 @@ class SeedResult:
             return None
         rule = rule or self.solved_by
         if rule not in RULES or (rule == "total_reward" and self.solved_by != rule):
-            curves = [_curve(table, rule, x_column) for table in self.tables]
+            curves = self._curves(rule, x_column)
         elif rule == "return_new":  # the rows of one worker count each episode of all workers once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
@@ -87,25 +88,20 @@ class SeedResult:
 
     def final_return(self, metric: str = "total_reward") -> float | None:
         """Return the last total_reward (or another column), mean over the tables; None if no episode ended."""
-        if metric == "evaluation":
-            rows = [curve(table, "total_reward").value for table in self._evaluation]
-        else:
-            rows = [curve(table, metric).value for table in self.tables]
-        return average(row[-1] for row in rows if len(row))
+        return average(one.value[-1] for one in self._curves(metric) if len(one.value))
 
     @property
     def _evaluation(self) -> list[Table]:
         """Tables of evaluation: one of all workers of one net together, whose rows are evaluations of that net at their global frames."""
-        return [global_table(dict(enumerate(self.evaluation)), "eval")] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
+        return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
         """Return the mean over rows and tables."""
-        rows = [curve(table, "grad_norm").value for table in self.tables]
-        return average(row.mean() for row in rows if len(row))
+        return average(one.value.mean() for one in self._curves("grad_norm") if len(one.value))
 
     def updates_per_second(self) -> float | None:
         """Return the optimizer steps per second of training, of all tables together; None if the time is unknown."""
-        steps = [curve(table, "opt_step", "wall_t") for table in self.tables]
+        steps = self._curves("opt_step", "wall_t")
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
 
@@ -317,24 +313,31 @@ class Summary(NamedTuple):
     grad_norm: float | None
 
 
-def summarize(setting: Setting, threshold: float | None, metric: str = "total_reward") -> Summary:
+def summarize(
+    setting: Setting, threshold: float | None, metric: str = "total_reward", seeds: Sequence[SeedResult] | None = None, rule: str = ""
+) -> Summary:
     """Return the numbers of a setting; a seed has solved once a table of it reaches `threshold` (see SeedResult.first_reached).
 
-    `metric`: the column of which final_return is the last value.
+    Args:
+        metric: the column of which final_return is the last value.
+        seeds: those to count; None: Setting.seeds.
+        rule: what the threshold is judged on (see SeedResult.first_reached).
     """
-    seeds = setting.seeds
-    steps = [seed.first_reached(threshold, "global_frame") for seed in seeds]
+    seeds = setting.seeds if seeds is None else seeds
+    steps = [seed.first_reached(threshold, "global_frame", rule) for seed in seeds]
+    seconds = [seed.first_reached(threshold, "wall_t", rule) for seed in seeds]
     finals = [seed.final_return(metric) for seed in seeds]
+    judged = threshold is not None
     return Summary(
         name=setting.name,
         env=setting.env,
         seeds=len(seeds),
         sessions=setting.sessions,
         status=setting.status,
-        solved=None if threshold is None else sum(value is not None for value in steps),
-        solved_by=None if threshold is None else " and ".join(sorted({seed.solved_by for seed in seeds})),
-        steps_to_threshold=None if threshold is None else median_reached(steps),
-        seconds_to_threshold=None if threshold is None else median_reached([seed.first_reached(threshold, "wall_t") for seed in seeds]),
+        solved=sum(value is not None for value in steps) if judged else None,
+        solved_by=" and ".join(sorted({seed.solved_by for seed in seeds})) if judged else None,
+        steps_to_threshold=median_reached(steps) if judged else None,
+        seconds_to_threshold=median_reached(seconds) if judged else None,
         final_return=estimate(finals),
         final_return_median=average(finals, np.median),
         opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.experiment.files.paths import ComparisonPaths, file_stem, new_comparison
+from slm_lab.experiment.files.paths import file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import RULES, Setting, Summary, read_settings, summarize
 from slm_lab.experiment.report.curves import Aligned, Curve
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
+from slm_lab.experiment.report.metrics import INTERVAL, Estimate
 from slm_lab.experiment.report.progress import number
-from slm_lab.experiment.report.statistics import INTERVAL, Estimate
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
-from slm_lab.experiment.report.writer import Writer
+from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_bytes
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Values of --by."""
@@ -32,6 +29,8 @@ METRICS = {"total_reward": "mean return (last 100 episodes)", "return_new": "mea
 """Values of --metric → vertical axis."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
+VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
+"""Title and vertical axis."""
 MEDIANS = "medians over all seeds, with the interval of order statistics; ∞: not reached by half of them"
 
 
@@ -66,18 +65,21 @@ def compare(
         paths = new_comparison(data_dir, out)
     except OSError as error:
         raise UserError(f"cannot write to {out or data_dir}: {error.strerror or error}") from None
-    axis, writer = AXES[by], Writer(paths.root)
-    writer.write("table not written", (paths.table("json"), lambda: _json(settings, summaries, by, solve, metric)))
-    writer.write("table not written", (paths.table("csv"), lambda: csv_bytes([_row(one) for one in summaries])))
+    rows, writer = [file_row(one._asdict()) for one in summaries], Writer(paths.root)
+    runs = ([str(run.paths.root) for run in setting.runs] for setting in settings)
+    content: dict[str, Any] = {"by": by, "metric": metric, "solve": solve, "interval": INTERVAL}
+    content |= {"settings": [row | {"runs": folders} for row, folders in zip(rows, runs, strict=True)]}
+    writer.write("table not written", (paths.table("json"), partial(json_bytes, content)))
+    writer.write("table not written", (paths.table("csv"), partial(rows_csv, rows)))
     with writer.drawing():
-        writer.draw(graphs, partial(paths.graph, axis=axis.name))
+        writer.draw(graphs, partial(paths.graph, axis=AXES[by].name))
     writer.close()
     if writer.reason:
         if out is None:
             with suppress(OSError):
                 paths.root.rmdir()  # if nothing was written
         raise UserError(f"{text_table(summaries)}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
-    return "\n".join([text_table(summaries), *_files(paths, graphs, axis)])
+    return "\n".join([text_table(summaries), *map(str, writer.files)])
 
 
 def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "total_reward") -> dict[str, Figure]:
@@ -85,31 +87,66 @@ def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None 
 
     Each env has figures of its own: with several, the env is part of a figure's name.
     """
+    drawn = [
+        Drawn("mean_returns", f"return, {BAND}", METRICS[metric], metric, solve),
+        Drawn("grad_norm", f"gradient norm, {BAND}", "norm of the gradient before clipping", "grad_norm"),
+        Drawn("return_variance", *VARIANCE, metric, spread=True),
+    ]
     envs = {setting.env: [one for one in settings if one.env == setting.env] for setting in settings}
     return {
         f"{name}_{file_stem(env)}" if len(envs) > 1 else name: figure
         for env, of_env in envs.items()
-        for name, figure in _graphs(of_env, env, by, solve, metric).items()
+        for name, figure in setting_figures(env, of_env, by, cycle(COLOURS), drawn).items()
+        if figure.panel.lines or name == "mean_returns"
     }
 
 
-def _graphs(settings: Sequence[Setting], title: str, by: str, solve: float | None, metric: str) -> dict[str, Figure]:
-    shared = by == "frame" and any(setting.distributed for setting in settings)
-    axis = GLOBAL_FRAMES if shared else AXES[by]
-    returns = [setting.aligned(metric, by) for setting in settings]
-    norms = [setting.aligned("grad_norm", by) for setting in settings]
-    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, cycle(COLOURS))]
-    variance = "variance of the return between seeds"
-    texts = {
-        "mean_returns": (f"return, {BAND}", METRICS[metric], [*threshold_line(returns, solve), *lines_with_bands(styles, returns)]),
-        "grad_norm": (f"gradient norm, {BAND}", "norm of the gradient before clipping", lines_with_bands(styles, norms)),
-        "return_variance": (variance, "variance of the mean return between seeds", variance_lines(styles, returns)),
-    }
-    return {
-        name: Figure(f"{title}: {what}", (Panel(y_label, lines, x_label=axis.label),))
-        for name, (what, y_label, lines) in texts.items()
-        if lines or name == "mean_returns"
-    }
+class Drawn(NamedTuple):
+    """What a figure shows of each setting."""
+
+    name: str
+    """Of the figure."""
+    title: str
+    y_label: str
+    column: str
+    solve: float | None = None
+    """Return that counts as solved, drawn as a line; None: no line."""
+    spread: bool = False
+    """Show the variance between the seeds; else their mean, with a band if there are two."""
+
+
+def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
+    """Return the axis of a column; frames are global ones if Sessions train one net."""
+    return GLOBAL_FRAMES if by == "frame" and any(setting.distributed for setting in settings) else AXES[by]
+
+
+def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[Drawn]) -> dict[str, Figure]:
+    """Return figures with a line for each setting that has points, over a column of AXES; the settings are of one env."""
+    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, colours, strict=False)]
+    figures = {}
+    for what in drawn:
+        of_settings = [setting.aligned(what.column, by) for setting in settings]
+        found = [(style, one) for style, one in zip(styles, of_settings, strict=True) if len(one.frame)]
+        lines = [_line(style, one, spread=what.spread) for style, one in found if not what.spread or len(one.value_SF) > 1]
+        level = _threshold_line([one for _, one in found], what.solve)
+        panel = Panel(what.y_label, [*level, *lines], x_label=shared_axis(settings, by).label)
+        figures[what.name] = Figure(f"{env}: {what.title}", (panel,))
+    return figures
+
+
+def _line(style: Line, one: Aligned, *, spread: bool) -> Line:
+    """Return the line of a setting; the variance is unbiased, since settings may differ in their number of seeds."""
+    if spread:
+        return replace(style, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
+    return replace(style, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)
+
+
+def _threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
+    """Return a horizontal line at the return that counts as solved; none without one."""
+    last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
+    if solve is None or not last:
+        return []
+    return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY, dashed=True)]
 
 
 def text_table(summaries: Sequence[Summary]) -> str:
@@ -117,89 +154,57 @@ def text_table(summaries: Sequence[Summary]) -> str:
 
     The env is a column if there are several.
     """
-    has_threshold, has_status = any(one.solved is not None for one in summaries), any(one.status != "done" for one in summaries)
-    solving = ("solved", "global frames to solve", "seconds to solve") if has_threshold else ()
-    has_envs = len({one.env for one in summaries}) > 1
-    optional = (*(("status",) if has_status else ()), *solving)
-    head = ("name", *(("env",) if has_envs else ()), "seeds", "sessions", *optional, "final return", "median", "updates/s", "grad norm")
-    lines: list[tuple[str, ...]] = [head]
-    for one in summaries:
-        status = (one.status,) if has_status else ()
-        reached = map(estimate_text, (one.steps_to_threshold, one.seconds_to_threshold))
-        solved = (f"{one.solved} of {one.seeds}", *reached) if has_threshold else ()
-        others = map(number_text, (one.final_return_median, one.opt_steps_per_second, one.grad_norm))
-        env = (one.env,) if has_envs else ()
-        counts = (str(one.seeds), str(one.sessions))
-        lines.append((one.name, *env, *counts, *status, *solved, estimate_text(one.final_return), *others))
-    explained = f"; global frames and seconds to solve: {MEDIANS}" if has_threshold else ""
+    columns: dict[str, list[str]] = {
+        "name": [one.name for one in summaries],
+        "env": [one.env for one in summaries] if len({one.env for one in summaries}) > 1 else [],
+        "seeds": [str(one.seeds) for one in summaries],
+        "sessions": [str(one.sessions) for one in summaries],
+        "status": [one.status for one in summaries] if any(one.status != "done" for one in summaries) else [],
+    }
+    explained = ""
+    if any(one.solved is not None for one in summaries):
+        columns["solved"] = [f"{one.solved} of {one.seeds}" for one in summaries]
+        columns["global frames to solve"] = [estimate_text(one.steps_to_threshold) for one in summaries]
+        columns["seconds to solve"] = [estimate_text(one.seconds_to_threshold) for one in summaries]
+        explained = f"; global frames and seconds to solve: {MEDIANS}"
+    columns |= {
+        "final return": [estimate_text(one.final_return) for one in summaries],
+        "median": [number_text(one.final_return_median) for one in summaries],
+        "updates/s": [number_text(one.opt_steps_per_second) for one in summaries],
+        "grad norm": [number_text(one.grad_norm) for one in summaries],
+    }
     judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
     rules = [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
-    return "\n".join([*text_rows(lines), f"[low, high]: {INTERVAL}{explained}", *rules])
-
-
-def lines_with_bands(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
-    """Return a line in the style of each setting that has points, with a band if there are two seeds."""
-    return [
-        replace(line, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)
-        for line, one in zip(styles, of_settings, strict=True)
-        if len(one.frame)
-    ]
-
-
-def variance_lines(styles: Sequence[Line], of_settings: Sequence[Aligned]) -> list[Line]:
-    """Return the lines of the settings that have two seeds; unbiased, since settings may differ in their number of seeds."""
-    return [
-        replace(line, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
-        for line, one in zip(styles, of_settings, strict=True)
-        if len(one.value_SF) > 1 and len(one.frame)
-    ]
-
-
-def threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
-    """Return a horizontal line at the return that counts as solved; none without one."""
-    last = max((float(one.frame[-1]) for one in of_settings if len(one.frame)), default=0.0)
-    if solve is None or not last:
-        return []
-    return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY, dashed=True)]
-
-
-def _row(one: Summary) -> dict[str, Any]:
-    """Return the columns of the files."""
-    row: dict[str, Any] = {}
-    for name, value in one._asdict().items():
-        row[name] = value.value if isinstance(value, Estimate) else value
-        if name in ("steps_to_threshold", "seconds_to_threshold", "final_return"):
-            row |= {f"{name}_low": value and value.low, f"{name}_high": value and value.high}
-    return finite(row)
-
-
-def _json(settings: Sequence[Setting], summaries: Sequence[Summary], by: str, solve: float | None, metric: str) -> bytes:
-    rows = [_row(one) | {"runs": [str(run.paths.root) for run in setting.runs]} for setting, one in zip(settings, summaries, strict=True)]
-    content = {"by": by, "metric": metric, "solve": solve, "interval": INTERVAL, "settings": rows}
-    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _files(paths: ComparisonPaths, graphs: dict[str, Figure], axis: Axis) -> list[str]:
-    """Return the files that were written, by name."""
-    drawn = [paths.graph(name, ext, axis.name) for name in graphs for ext in ("html", "png")]
-    return [str(file) for file in (paths.table("json"), paths.table("csv"), *drawn) if file.is_file()]
+    return "\n".join([*text_rows(table_lines(columns)), f"[low, high]: {INTERVAL}{explained}", *rules])
 
 
 # ---- text and files of tables
 
-
-def finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a file: what is infinite is null there."""
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+_INTERVALS = ("steps_to_threshold", "seconds_to_threshold", "final_return", "score", "difference", "solve_frames")
+"""Columns of files that have a 95 % interval."""
 
 
-def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row for a file: an estimate is its value, NAME_low and NAME_high; what is infinite is null."""
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in _INTERVALS:
+            middle, low, high = value or (None, None, None)
+            cells |= {name: middle, f"{name}_low": low, f"{name}_high": high}
+        else:
+            cells[name] = value
+    return dict(finite(cells))
+
+
+def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return the CSV file of rows with the same columns."""
-    text = StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue().encode()
+    return csv_bytes(rows[0], [row.values() for row in rows])
+
+
+def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the head and the lines of a table; columns without cells are left out."""
+    kept = {title: cells for title, cells in columns.items() if cells}
+    return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]
 
 
 def text_rows(lines: Sequence[Sequence[str]]) -> list[str]:

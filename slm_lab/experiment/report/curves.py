@@ -58,6 +58,11 @@ class Aligned:
         return mean - std, mean + std
 
 
+def evenly(count: int, most: int) -> np.ndarray:
+    """Return the indices of `most` of `count` points, evenly spaced; of all points if there are fewer."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int)
+
+
 def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
     """Align curves at the frames that at least `min_count` of them have."""
     frame = np.unique(np.concatenate([np.empty(0), *(one.frame for one in curves)]))
@@ -68,8 +73,9 @@ def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
     return Aligned(frame[kept], value_SF[:, kept])
 
 
-def align_or_interpolate(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
+def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned:
     """Align curves that share a grid of frames; interpolate curves that do not, such as those of policies that share envs."""
+    min_count = min(min_count, len(curves))
     aligned = align(curves, min_count)
     shortest = min((len(one.frame) for one in curves if len(one.frame)), default=0)
     return aligned if min_count < 2 or 2 * len(aligned.frame) >= shortest else interpolate(curves)
@@ -86,6 +92,5 @@ def interpolate(curves: Sequence[Curve]) -> Aligned:
     frame = np.unique(np.concatenate([one.frame for one in curves]))
     shared = (frame >= max(one.frame[0] for one in curves)) & (frame <= min(one.frame[-1] for one in curves))
     frame = frame[shared]
-    if len(frame) > _MAX_POINTS:
-        frame = frame[np.linspace(0, len(frame) - 1, _MAX_POINTS).round().astype(int)]
+    frame = frame[evenly(len(frame), _MAX_POINTS)]
     return Aligned(frame, np.stack([np.interp(frame, one.frame, one.value) for one in curves]))

@@ -1,6 +1,6 @@
 """The description of a figure, from which render_html.py and render_png.py draw the same thing.
 
-A search has two more kinds: ScatterGrid and ParallelCoordinates (see render_scatter.py).
+A search has two more kinds: ScatterGrid and ParallelCoordinates.
 
 A Figure has one Panel or more below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from slm_lab.experiment.report.curves import Curve
+from slm_lab.experiment.report.curves import Curve, evenly
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -145,6 +145,10 @@ class Figure:
         return self.panels[0]
 
 
+def policy_colour(policy: int) -> str:
+    return POLICY_COLOURS[policy % len(POLICY_COLOURS)]
+
+
 def y_range(panel: Panel) -> tuple[float, float]:
     """Return the values to show, with a margin; (0, 1) for a panel without points."""
     if panel.y_limits:
@@ -205,10 +209,7 @@ def shorten(title: str) -> str:
 
 
 def thin(line: Line) -> Line:
-    count = len(line.curve.frame)
-    if count <= _MAX_POINTS:
-        return line
-    return _select(line, np.linspace(0, count - 1, _MAX_POINTS).round().astype(int))
+    return _select(line, evenly(len(line.curve.frame), _MAX_POINTS))
 
 
 def format_tick(value: float, position: int | None) -> str:
@@ -229,10 +230,11 @@ BEST = 10
 """Number of highlighted trials."""
 UNUSED = -0.12
 """Position of trials in which a key is not active, below its axis."""
+SCATTER_RANGE = (-0.07, 1.07)
+"""The positions 0 to 1 with a margin."""
 NOTHING = "nothing to show: no trial has a result yet"
-MARKERS = {"finished": "circle", "stopped": "triangle", "running": "square"}
-"""Status → shape."""
 STATUS_TEXTS = {"finished": "finished", "stopped": "stopped early", "running": "running"}
+"""Status of a trial that is drawn → its text."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,15 @@ class Scale:
     """Position and text of each."""
     unused: bool = False
     """Some trials lie at UNUSED."""
+
+    @property
+    def all_ticks(self) -> list[tuple[float, str]]:
+        """The ticks, with that of UNUSED if trials lie there."""
+        return [*([(UNUSED, "not used")] if self.unused else []), *self.ticks]
+
+    @property
+    def wrapped_label(self) -> str:
+        return self.label if len(self.label) <= 22 else self.label.replace(".", ".\n", 1)
 
 
 @dataclass(frozen=True)
@@ -265,8 +276,16 @@ class Trials:
     text: Sequence[str]
     """Shown under the mouse pointer."""
     status: Sequence[str]
-    """Key of MARKERS."""
+    """Keys of STATUS_TEXTS."""
     shade: Shade
+
+    def groups(self) -> dict[str, np.ndarray]:
+        """Return the names in the legend, each with the indices of its trials; the best are last."""
+        status = np.array(self.status)
+        found = {text: np.flatnonzero(status == kind) for kind, text in STATUS_TEXTS.items()}
+        best = min(BEST, len(status))
+        counted = {f"{text} ({len(own)})": own for text, own in found.items() if len(own)}
+        return {**counted, f"best {best}" if best > 1 else "best": np.arange(best)}
 
 
 @dataclass(frozen=True)

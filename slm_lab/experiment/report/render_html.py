@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 from slm_lab.experiment.report import figure as figures
-from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Panel
-from slm_lab.experiment.report.page import page_layout
-from slm_lab.experiment.report.render_scatter import scatter_json
+from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Panel, ParallelCoordinates, ScatterGrid, Shade
 
 PLOTLY_JS = "plotly.min.js"
 _SINGLE_PANEL, _PANEL = 420, 190
 """Pixels of a panel alone, and of one of several."""
 _GAP = 0.15
 """Between two panels, in heights of a panel."""
+_TITLE_LETTERS, _SUBTITLE_LETTERS = 44, 56
+"""Characters in a line of each: what fits a phone."""
+_TITLE_LINE, _SUBTITLE_LINE, _AROUND = 21, 17, 24
+"""Pixels of a line of each, and above and below both."""
+_X_LABEL = 62
+"""Pixels of the x axis's ticks and label, above the legend."""
+_SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square"}
+"""Status of a trial → shape."""
 
 
 def plotly_js() -> bytes:
@@ -34,21 +41,28 @@ def render_html(figure: AnyFigure, script: str) -> bytes:
     """Return a figure as a page; `script` is the path of plotly.min.js relative to the page."""
     from plotly.io import to_html
 
-    content = plotly_json(figure) if isinstance(figure, Figure) else scatter_json(figure)
     settings = {"displaylogo": False, "responsive": True}
-    return str(to_html(content, config=settings, include_plotlyjs=script, validate=False)).encode()
+    return str(to_html(plotly_json(figure), config=settings, include_plotlyjs=script, validate=False)).encode()
 
 
-def plotly_json(figure: Figure) -> dict[str, Any]:
+def plotly_json(figure: AnyFigure) -> dict[str, Any]:
     """Return a figure as plotly's JSON: data and layout."""
+    if isinstance(figure, Figure):
+        return _panels(figure)
+    return _grid(figure) if isinstance(figure, ScatterGrid) else _parallel(figure)
+
+
+def _panels(figure: Figure) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
-    layout = _layout(figure)
+    layout = _panels_layout(figure)
     several = len(figure.panels) > 1
     height = 1 / (len(figure.panels) * (1 + _GAP) - _GAP)
     named: set[str] = set()
     for order, panel in enumerate(figure.panels):
-        x_axis, y_axis, suffix = _x_axis(panel), _y_axis(panel), str(order + 1) if order else ""
-        traces = _traces(panel)
+        traces, suffix = _traces(panel), str(order + 1) if order else ""
+        if not several and not traces:
+            return {"data": [], "layout": layout | _empty(panel.nothing)}
+        x_axis, y_axis = _x_axis(panel), _y_axis(panel)
         if several:
             top = 1 - (1 + _GAP) * height * order
             last = order == len(figure.panels) - 1
@@ -59,29 +73,47 @@ def plotly_json(figure: Figure) -> dict[str, Any]:
                 shown = trace["name"] not in named and trace.get("showlegend", True)
                 trace |= {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "showlegend": shown, "legendgroup": trace["name"]}
                 named |= {trace["name"]} if shown else set()
-        elif not traces:
-            x_axis, y_axis = {"visible": False}, {"visible": False}
-            layout["annotations"] = [
-                {"text": html.escape(panel.nothing), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
-            ]
         layout |= {f"xaxis{suffix}": x_axis, f"yaxis{suffix}": y_axis}
         data += traces
     return {"data": data, "layout": layout}
 
 
-def _layout(figure: Figure) -> dict[str, Any]:
+def _panels_layout(figure: Figure) -> dict[str, Any]:
     bars = any(panel.bars for panel in figure.panels)
     grouped = any(line.group not in ("", line.name) for panel in figure.panels for line in panel.lines)
     heights = [panel.height or (_PANEL if len(figure.panels) > 1 else _SINGLE_PANEL) for panel in figure.panels]
-    layout = page_layout(figure.title, figure.subtitle, max(sum(heights) * (1 + _GAP), 300))
+    layout = _layout(figure, max(sum(heights) * (1 + _GAP), 300))
     if any(panel.best_last for panel in figure.panels):
         layout["legend"]["traceorder"] = "reversed"
+    layout |= {"showlegend": True, "hovermode": "closest" if bars or grouped else "x unified"}
+    return layout | ({"barmode": "overlay"} if bars else {})
+
+
+def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
+    """Return title, size, fonts, colours and legend; `plot_height`: pixels between title and legend.
+
+    The legend is below the plot, where plotly makes room for as many rows as the width of the window requires.
+    """
+    large, small = wrap(figures.shorten(figure.title), _TITLE_LETTERS), wrap(figure.subtitle, _SUBTITLE_LETTERS)
+    lines = [*map(html.escape, large), *([f"<span style='font-size:13px'>{'<br>'.join(map(html.escape, small))}</span>"] if small else [])]
+    top = _TITLE_LINE * len(large) + _SUBTITLE_LINE * len(small) + 2 * _AROUND
+    place = {"x": 0.01, "xanchor": "left", "y": 1, "yanchor": "top", "yref": "container", "pad": {"t": _AROUND}}
     return {
-        **layout,
-        "showlegend": True,
-        "hovermode": "closest" if bars or grouped else "x unified",
-        **({"barmode": "overlay"} if bars else {}),
+        "title": {"text": "<br>".join(lines), "font": {"size": 16}, **place},
+        "font": {"family": "Inter, Helvetica, Arial, sans-serif", "size": 13, "color": figures.INK},
+        "legend": {"orientation": "h", "x": 0, "y": -_X_LABEL / plot_height, "yanchor": "top"},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "hovermode": "closest",
+        "height": round(top + plot_height + _X_LABEL + 40),
+        "margin": {"l": 80, "r": 30, "t": top, "b": _X_LABEL + 40},
     }
+
+
+def _empty(text: str) -> dict[str, Any]:
+    """Return the part of a layout that shows a text in place of the axes."""
+    note = {"text": html.escape(text), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
+    return {"annotations": [note], "xaxis": {"visible": False}, "yaxis": {"visible": False}}
 
 
 def _x_axis(panel: Panel) -> dict[str, Any]:
@@ -99,15 +131,8 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
 def _y_axis(panel: Panel) -> dict[str, Any]:
     limits = _digits(figures.y_range(panel))
     if panel.rows:
-        names = [html.escape(name) for name in panel.rows]
-        return {
-            "tickvals": list(panel.rows.values()),
-            "ticktext": names,
-            "range": limits,
-            "showgrid": False,
-            "zeroline": False,
-            "automargin": True,
-        }
+        ticks = _named_ticks([(position, name) for name, position in panel.rows.items()])
+        return {**ticks, "range": limits, "showgrid": False, "zeroline": False, "automargin": True}
     return {"title": {"text": html.escape(panel.y_label)}, "range": limits, "exponentformat": "power", **_GRID_STYLE}
 
 
@@ -209,3 +234,113 @@ def _positions(frame: np.ndarray) -> list[float]:
     """Return counts in full, seconds rounded to the millisecond."""
     positions: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
     return positions
+
+
+# ---- figures of a search
+
+
+def _grid(figure: ScatterGrid) -> dict[str, Any]:
+    count, rows = len(figure.columns), len(figure.rows)
+    layout = _layout(figure, 180 * rows or 420)
+    if figure.empty:
+        return {"data": [], "layout": layout | _empty(figures.NOTHING)}
+    style = {"gridcolor": figures.GRID, "zeroline": False, "showline": True, "linecolor": figures.GREY, "range": figures.SCATTER_RANGE}
+    width, height = 1 / (count + 0.18 * (count - 1)), 1 / (rows + 0.22 * (rows - 1))
+    layout["width"] = max(700, 190 + 190 * count)
+    data: list[dict[str, Any]] = []
+    for row, column in np.ndindex(rows, count):
+        number = row * count + column + 1
+        suffix = "" if number == 1 else str(number)
+        left, top = column * 1.18 * width, 1 - row * 1.22 * height
+        x_label, y_label = figure.columns[column].label if row == rows - 1 else "", "" if column else figure.rows[row].label
+        layout[f"xaxis{suffix}"] = {
+            **style,
+            **_named_ticks(figure.columns[column].ticks),
+            "domain": [left, min(left + width, 1.0)],
+            "anchor": f"y{suffix}",
+            "title": {"text": html.escape(x_label)},
+        }
+        layout[f"yaxis{suffix}"] = {
+            **style,
+            **_named_ticks(figure.rows[row].ticks),
+            "domain": [max(top - height, 0.0), top],
+            "anchor": f"x{suffix}",
+            "showticklabels": column == 0,
+            "title": {"text": html.escape(y_label)},
+        }
+        data += _cell_traces(figure, row, column, suffix)
+    return {"data": data, "layout": layout}
+
+
+def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> list[dict[str, Any]]:
+    """Return a trace for each status, and the best trials last."""
+    x_T, y_T = figure.x_KT[column], figure.y_RT[row]
+    trials, first, traces = figure.trials, row == column == 0, list[dict[str, Any]]()
+    for name, picked in trials.groups().items():
+        chosen = picked[np.isfinite(x_T[picked]) & np.isfinite(y_T[picked])]
+        if name.startswith("best"):
+            edge = {"color": figures.HIGHLIGHT, "width": 2}
+            marker: dict[str, Any] = {"symbol": "circle-open", "size": 13, "line": edge, "color": figures.HIGHLIGHT}
+        else:
+            marker = {"symbol": [_SYMBOLS[trials.status[t]] for t in chosen], "size": 7, "line": {"color": figures.INK, "width": 0.5}}
+            marker |= {"color": _numbers(trials.shade.value_T[chosen]), **_colours(trials.shade)}
+            marker |= {"showscale": first and not traces}
+            marker |= {"colorbar": {**_colour_bar(trials.shade), "lenmode": "pixels", "len": 400, "y": 1, "yanchor": "top"}}
+        traces.append({
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "legendgroup": name,
+            "x": _numbers(x_T[chosen]),
+            "y": _numbers(y_T[chosen]),
+            "xaxis": f"x{suffix}",
+            "yaxis": f"y{suffix}",
+            "text": [html.escape(trials.text[t]).replace("\n", "<br>") for t in chosen],
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": marker,
+            "showlegend": first,  # each name is in the legend once
+        })  # fmt: skip
+    return traces
+
+
+def _parallel(figure: ParallelCoordinates) -> dict[str, Any]:
+    layout = _layout(figure, 420)
+    if figure.empty:
+        return {"data": [], "layout": layout | _empty(figures.NOTHING)}
+    layout["width"] = max(700, 180 * len(figure.axes))  # below that the labels of the axes overlap
+    layout["margin"]["t"] += 40  # for these labels
+    shade = figure.trials.shade
+    order = np.arange(figure.position_AT.shape[1])[::-1]  # the best is drawn last
+    dimensions = [
+        {
+            "label": html.escape(scale.wrapped_label).replace("\n", "<br>"),
+            "range": [figures.UNUSED - 0.05 if scale.unused else 0.0, 1.0],
+            **_named_ticks(scale.all_ticks),
+            "values": _numbers(position_T[order]),
+        }
+        for scale, position_T in zip(figure.axes, figure.position_AT, strict=True)
+    ]
+    line = {
+        "color": _numbers(np.nan_to_num(shade.value_T[order], nan=shade.low)),
+        **_colours(shade),
+        "showscale": True,
+        "colorbar": _colour_bar(shade),
+    }
+    return {"data": [{"type": "parcoords", "dimensions": dimensions, "line": line}], "layout": layout}
+
+
+def _named_ticks(ticks: Sequence[tuple[float, str]]) -> dict[str, Any]:
+    return {"tickvals": [position for position, _ in ticks], "ticktext": [html.escape(text) for _, text in ticks]}
+
+
+def _colours(shade: Shade) -> dict[str, Any]:
+    scale = [[index / (len(figures.COLOURS) - 1), colour] for index, colour in enumerate(figures.COLOURS)]
+    return {"colorscale": scale, "cmin": shade.low, "cmax": shade.high}
+
+
+def _colour_bar(shade: Shade) -> dict[str, Any]:
+    return {"title": {"text": html.escape(shade.label)}}
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]

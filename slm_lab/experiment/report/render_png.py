@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report import figure as figures
-from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, format_tick
-from slm_lab.experiment.report.render_scatter import scatter_png
+from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Shade, format_tick
 
 _WIDTH, _HEIGHT = 800, 450
 """Pixels of a picture; the height is larger if panels have a height."""
@@ -30,7 +29,14 @@ _MAX_NAMES = 3
 """The legend counts more faint lines than this instead of naming each."""
 _TITLE_LETTERS = 76
 """Characters of a title at full size; a longer one is smaller."""
-_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "handlelength": 1.2, "columnspacing": 1}
+_LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "loc": "lower left"}
+_CELL_WIDTH, _CELL_HEIGHT, _PARALLEL_HEIGHT = 190, 130, 340
+"""Pixels of a cell of a scatter grid, and of parallel coordinates."""
+_GRID_LEFT, _GRID_RIGHT, _GRID_TOP, _GRID_BELOW = 95, 130, 95, 85
+"""Pixels around them."""
+_SYMBOLS = {"finished": "o", "stopped": "v", "running": "s"}
+_STROKES = {"finished": "-", "stopped": "--", "running": ":"}
+"""Status of a trial → its marker, and its line."""
 
 
 class PNGRenderer:
@@ -41,7 +47,7 @@ class PNGRenderer:
 
     def render(self, figure: AnyFigure) -> bytes:
         if not isinstance(figure, Figure):
-            return scatter_png(figure)
+            return _draw_trials(figure)
         panels, legend = figure.panels, _legend_of(figure.panels)
         columns, rows = _legend_form(list(legend))
         around = _ABOVE + (_SUBTITLE if figure.subtitle else 0) + _LEGEND_ROW * max(rows, 1) + _BELOW
@@ -56,12 +62,8 @@ class _Canvas:
     """A picture with a title, a legend and axes below each other."""
 
     def __init__(self, height: int, panels: int) -> None:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as MatplotlibFigure
-
         self.height = height
-        self.picture: Any = MatplotlibFigure(figsize=(_WIDTH / 100, height / 100), dpi=100, facecolor="white")  # hardly typed
-        self.canvas: Any = FigureCanvasAgg(self.picture)
+        self.picture, self.canvas = _new_picture(_WIDTH, height)
         self.title, self.subtitle = self._text(22.5, weight="bold"), self._text(46, size=10)
         self.axes = [self._new_axes() for _ in range(panels)]
         for axes in self.axes[:-1]:
@@ -69,8 +71,6 @@ class _Canvas:
 
     def draw(self, figure: Figure, heights: Sequence[float], legend: Mapping[str, Any], columns: int) -> bytes:
         """Draw a figure, its panels `heights` pixels high, in place of the previous one, and return the PNG."""
-        from PIL import Image
-
         title = figures.shorten(figure.title)
         self.title.set_text(title)
         self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
@@ -87,14 +87,9 @@ class _Canvas:
         if legend:
             place = (figure.left - 0.0085, self.axes[0].get_position().y1)
             handles, names = list(legend.values()), list(legend)
-            self.picture.legend(handles, names, loc="lower left", bbox_to_anchor=place, borderaxespad=0.2, ncols=columns, **_LEGEND)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # glyphs that the font lacks
-            self.canvas.draw()
-        content = BytesIO()
-        # without savefig and the alpha channel: a fifth faster
-        Image.fromarray(np.asarray(self.canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
-        return content.getvalue()
+            spaces = {"borderaxespad": 0.2, "handlelength": 1.2, "columnspacing": 1}
+            self.picture.legend(handles, names, bbox_to_anchor=place, ncols=columns, **spaces, **_LEGEND)
+        return _png(self.canvas)
 
     def _text(self, below: float, **style: Any) -> Any:
         """Make an empty text, centred at the given distance in pixels from the top."""
@@ -104,10 +99,7 @@ class _Canvas:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
         axes = self.picture.add_axes((0.115, 0.1, 0.845, 0.8))
-        axes.grid(color=figures.GRID, linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(figures.GREY)
+        _style_axes(axes, 0.8)
         axes.tick_params(labelcolor=figures.INK, labelsize=9, bottom=False, left=False)
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -115,6 +107,35 @@ class _Canvas:
         axes.yaxis.set_major_formatter(FuncFormatter(format_tick))
         axes.yaxis.set_label_coords(-0.104, 0.5)
         return axes
+
+
+def _new_picture(width: int, height: int) -> tuple[Any, Any]:
+    """Return an empty picture of matplotlib and its canvas, which are hardly typed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+    picture = MatplotlibFigure(figsize=(width / 100, height / 100), dpi=100, facecolor="white")
+    return picture, FigureCanvasAgg(picture)
+
+
+def _png(canvas: Any) -> bytes:
+    """Draw a canvas; return the PNG."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # glyphs that the font lacks
+        canvas.draw()
+    content = BytesIO()
+    # without savefig and the alpha channel: a fifth faster
+    Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
+    return content.getvalue()
+
+
+def _style_axes(axes: Any, grid_width: float) -> None:
+    axes.grid(color=figures.GRID, linewidth=grid_width)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(figures.GREY)
 
 
 def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
@@ -211,3 +232,127 @@ def _fits(names: list[str], columns: int) -> bool:
     """Whether the columns, which matplotlib fills one after another, as evenly as it can, fit beside each other."""
     widths = [len(name) + _HANDLE for name in names]
     return sum(max(column.tolist(), default=0) for column in np.array_split(widths, columns)) <= _LEGEND_LETTERS
+
+
+# ---- figures of a search
+
+
+def _draw_trials(figure: ScatterGrid | ParallelCoordinates) -> bytes:
+    if isinstance(figure, ScatterGrid):
+        columns, height = len(figure.columns), max(len(figure.rows) * _CELL_HEIGHT, 200)
+    else:
+        columns, height = len(figure.axes) - 1, _PARALLEL_HEIGHT
+    width = _WIDTH if figure.empty else max(_WIDTH, _GRID_LEFT + _GRID_RIGHT + columns * _CELL_WIDTH)
+    height += _GRID_TOP + _GRID_BELOW
+    picture, canvas = _new_picture(width, height)
+    style = {"color": figures.INK, "va": "center", "parse_math": False}
+    picture.text(16 / width, 1 - 22 / height, figures.shorten(figure.title), size=12, weight="bold", **style)
+    picture.text(16 / width, 1 - 45 / height, figure.subtitle, size=10, **style)
+    if figure.empty:
+        picture.text(0.5, 0.5, figures.NOTHING, ha="center", size=11, color=figures.GREY)
+        return _png(canvas)
+    left, bottom = _GRID_LEFT / width, _GRID_BELOW / height
+    area = left, bottom, (width - _GRID_LEFT - _GRID_RIGHT) / width, (height - _GRID_TOP - _GRID_BELOW) / height
+    if isinstance(figure, ScatterGrid):
+        _draw_grid(picture, figure, area)
+    else:
+        _draw_parallel(picture.add_axes(area), figure)
+    entries, spaces = _trials_legend(figure), {"borderaxespad": 0.3, "handlelength": 1.8, "columnspacing": 1.2}
+    place = left, bottom + area[3]
+    picture.legend(list(entries.values()), list(entries), bbox_to_anchor=place, ncols=len(entries), **spaces, **_LEGEND)
+    _draw_colour_bar(picture, figure.trials.shade, (1 - (_GRID_RIGHT - 30) / width, bottom, 14 / width, area[3]))
+    return _png(canvas)
+
+
+def _draw_grid(picture: Any, figure: ScatterGrid, area: tuple[float, float, float, float]) -> None:
+    left, bottom, width, height = area
+    count, rows = len(figure.columns), len(figure.rows)
+    cell_w, cell_h = width / (count + 0.12 * (count - 1)), height / (rows + 0.14 * (rows - 1))
+    colours = _colours(figure.trials.shade)
+    best = np.arange(len(figure.trials.status)) < figures.BEST
+    symbols = np.array([_SYMBOLS[status] for status in figure.trials.status])
+    for row, column in np.ndindex(rows, count):
+        axes = picture.add_axes((left + column * 1.12 * cell_w, bottom + height - cell_h - row * 1.14 * cell_h, cell_w, cell_h))
+        x_T, y_T = figure.x_KT[column], figure.y_RT[row]
+        for highlighted in (False, True):
+            style = {"edgecolor": figures.HIGHLIGHT, "linewidth": 1.6, "s": 42} if highlighted else _PLAIN_POINT
+            for symbol in dict.fromkeys(symbols):
+                chosen = (symbols == symbol) & (best == highlighted) & np.isfinite(x_T) & np.isfinite(y_T)
+                if chosen.any():
+                    axes.scatter(x_T[chosen], y_T[chosen], color=colours[chosen], marker=symbol, zorder=2 + highlighted, **style)
+        _style_axes(axes, 0.7)
+        axes.tick_params(labelcolor=figures.INK, labelsize=8, length=0)
+        _draw_scale(axes, figure.columns[column], vertical=False, labelled=row == rows - 1)
+        _draw_scale(axes, figure.rows[row], vertical=True, labelled=column == 0)
+
+
+_PLAIN_POINT: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.4, "s": 24}
+
+
+def _draw_scale(axes: Any, scale: Scale, *, vertical: bool, labelled: bool) -> None:
+    label, set_ticks, set_label, set_limits = scale.wrapped_label, axes.set_xticks, axes.set_xlabel, axes.set_xlim
+    if vertical:
+        label, set_ticks, set_label, set_limits = scale.label, axes.set_yticks, axes.set_ylabel, axes.set_ylim
+    texts = [text if labelled else "" for _, text in scale.ticks]
+    set_ticks([position for position, _ in scale.ticks], labels=texts, parse_math=False, size=8)
+    set_label(label if labelled else "", size=9, color=figures.INK, parse_math=False)
+    set_limits(*figures.SCATTER_RANGE)
+
+
+def _draw_parallel(axes: Any, figure: ParallelCoordinates) -> None:
+    count, status, colours = len(figure.axes), figure.trials.status, _colours(figure.trials.shade)
+    for t in range(len(status))[::-1]:
+        style = {"linewidth": 2.4, "alpha": 1.0} if t < figures.BEST else {"linewidth": 0.9, "alpha": 0.5}
+        axes.plot(range(count), figure.position_AT[:, t], _STROKES[status[t]], color=colours[t], **style)
+    box = {"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.8}
+    for index, scale in enumerate(figure.axes):
+        axes.axvline(index, color=figures.GREY, linewidth=1, zorder=3)
+        for position, text in scale.all_ticks:
+            axes.text(index + 0.02, position, text, size=8, color=figures.INK, va="center", zorder=4, bbox=box, parse_math=False)
+    labels = [scale.wrapped_label for scale in figure.axes]
+    axes.set_xticks(range(count), labels=labels, size=9, color=figures.INK, parse_math=False)
+    axes.set_yticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlim(-0.02, max(count - 1, 1) + 0.02)
+    axes.set_ylim(figures.UNUSED - 0.06 if any(scale.unused for scale in figure.axes) else -0.04, 1.04)
+
+
+def _trials_legend(figure: ScatterGrid | ParallelCoordinates) -> dict[str, Any]:
+    """Return the names in the legend, each with the sample beside it."""
+    from matplotlib.lines import Line2D
+
+    entries, style = dict[str, Any](), dict[str, Any]()
+    for name, picked in figure.trials.groups().items():
+        best = name.startswith("best")
+        status = "finished" if best else figure.trials.status[picked[0]]
+        if isinstance(figure, ParallelCoordinates):
+            style = {"linestyle": _STROKES[status], "color": figures.INK if best else figures.GREY, "linewidth": 2.4 if best else 0.9}
+        else:
+            edge = {"markeredgecolor": figures.HIGHLIGHT, "markeredgewidth": 1.6} if best else {"markeredgecolor": figures.GREY}
+            style = {"lw": 0, "marker": _SYMBOLS[status], "markersize": 7, "markerfacecolor": "white" if best else figures.GREY, **edge}
+        entries[name] = Line2D([], [], **style)
+    return entries
+
+
+def _draw_colour_bar(picture: Any, shade: Shade, place: tuple[float, float, float, float]) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes = picture.add_axes(place)
+    bar = picture.colorbar(_colour_map(shade), cax=axes, format=FuncFormatter(format_tick))
+    bar.outline.set_visible(False)
+    axes.tick_params(labelsize=8, labelcolor=figures.INK, color=figures.GREY)
+    axes.set_title(shade.label, size=9, color=figures.INK, loc="center", pad=8)
+
+
+def _colour_map(shade: Shade) -> Any:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    colours = LinearSegmentedColormap.from_list("search", figures.COLOURS).with_extremes(bad="#BBBBBB")
+    return ScalarMappable(Normalize(shade.low, shade.high, clip=True), colours)
+
+
+def _colours(shade: Shade) -> Any:
+    """Return the colour of each trial, [T, 4]."""
+    return _colour_map(shade).to_rgba(np.ma.masked_invalid(shade.value_T))

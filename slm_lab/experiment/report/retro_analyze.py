@@ -1,28 +1,59 @@
-"""The command retro_analyze: metrics, graphs and results of a run, rebuilt from its files."""
+"""The command retro_analyze: metrics, graphs and results of a run, rebuilt from its files.
+
+A run folder of SLM Lab v4 or v5 is imported into a run folder of ours first. Its files, of which {name}_t0_trial_metrics_scalar.json and
+graphs have the names of ours:
+
+    {name}_spec.json (of a search), {name}_t0_spec.json, {name}_t0_s0_spec.json: one flat object {name, agent, env, meta}
+    info/{name}_t0_s0_session_df_train.csv and …_eval.csv, written by pandas; frame is a float in v5
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from slm_lab.experiment.files.lock import unfinished
-from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
+from slm_lab.experiment.files.paths import DataMode, RunPaths, imported_run, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.analyze import EPISODES, analyze_trial
 from slm_lab.experiment.report.progress import number
-from slm_lab.experiment.report.run import Run, last_frame, read_json
-from slm_lab.experiment.report.slm_lab_run import LAST_EPISODES, import_run, is_slm_lab_run
-from slm_lab.lib.files import not_writable
+from slm_lab.experiment.report.run import Run, last_frame, numbers, read_columns, read_json
+from slm_lab.experiment.report.writer import csv_bytes, json_bytes
+from slm_lab.experiment.training.observers.base import COLUMNS
+from slm_lab.lib.files import not_writable, replace_file
+from slm_lab.spec.compat.migrate import migrate
+from slm_lab.spec.load.build import drop_nulls
 from slm_lab.spec.models.meta import MetaSpec, SamplerSpec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import show_path
+from slm_lab.spec.report import Report, show_path, value_at
 
 _META = ("max_session", "distributed", "rigorous_eval", "max_seconds", "sampler")
 """Keys of meta on which the analysis depends."""
+
+
+LAST_EPISODES = "last episode of each env"
+"""Those of which SLM Lab's total_reward is the mean."""
+_REQUIRED = ("frame", "total_reward")
+_MISSING = {
+    "opt_step": "training_efficiency",
+    "loss": "the graph of the loss",
+    "entropy": "the graph of the entropy",
+    "explore_var": "the graph of explore_var",
+    "wall_t": "wall-clock time",
+}
+"""Column → what cannot be computed without it."""
+_COUNTS = ("frame", "epi", "t", "opt_step")
+_ROWS = 100
+"""Rows of which total_reward_ma is the mean."""
+_OTHER_SIMULATORS = re.compile(r"Roboschool|.*BulletEnv")
+"""Envs whose current id is that of another simulator, with other rewards."""
 
 
 def retro_analyze(folder: Path) -> str:
@@ -38,24 +69,23 @@ def retro_analyze(folder: Path) -> str:
     Raises UserError, which names the run.
     """
     try:
-        if is_slm_lab_run(folder):
-            paths, remarks = import_run(folder)
-            return "\n".join([_analyze(paths, episodes=LAST_EPISODES), *(f"note: {remark}" for remark in remarks)])
-        paths_or_none = run_paths_in(folder)
-        if paths_or_none is None:
+        if (raw := _slm_lab_spec(folder)) is not None:
+            paths, remarks = _import_run(folder, raw)
+            return "\n".join([_analyze(paths, LAST_EPISODES), *(f"note: {remark}" for remark in remarks)])
+        if (found := run_paths_in(folder)) is None:
             raise UserError(not_a_run(folder))
-        return _analyze(paths_or_none)
+        return _analyze(found)
     except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be analyzed: {error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        ) from None
+        file = f": {error.filename}" if error.filename else ""
+        raise UserError(f"{folder}: cannot be analyzed: {error.strerror or error}{file}") from None
 
 
 def _analyze(paths: RunPaths, episodes: str = EPISODES) -> str:
-    trials = paths.trials()
-    runs = [Run(paths, t) for t in trials or [0]]
+    runs = [Run(paths, t) for t in paths.trials() or [0]]
     spec = _analysis_spec(runs[0])
-    _check_writable(paths)
+    for folder in (paths.root, paths.info_dir, paths.graph_dir):
+        if folder.exists() and (reason := not_writable(folder)) is not None:
+            raise UserError(f"cannot write to {folder}: {reason}")
     paths.make_dirs()
     return "\n\n".join(_analyze_trial(run, spec, len(runs) > 1, episodes) for run in runs)
 
@@ -73,19 +103,18 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
     files = [str(file) for file in (*graphs, paths.trial_metrics(t)) if file.is_file()]
     left = unfinished(paths.root, paths.lock)
-    notes = [] if left is None else [f"note: {left}"]
-    return "\n".join([_headline(run, spec, metrics, several), *filter(None, [_summary(metrics)]), *files, *notes])
+    aside = ("final_return", "frame", "sessions", "failed")
+    others = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in aside}
+    summary = "  ".join(f"{name} {number(value)}" for name, value in others.items())
+    return "\n".join(filter(None, [_headline(run, spec, metrics, several), summary, *files, f"note: {left}" if left else ""]))
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
     """Return the Sessions that failed, by their metrics files: index → cause. One that was resumed since has another last row."""
-    causes: dict[int, str] = {}
-    tables = run.tables("train")
-    sessions = {index // spec.policies for index in tables} | set(range(spec.meta.max_session))
-    for s in sorted(sessions):
-        metrics = read_json(run.paths.session_metrics(s * spec.policies, run.trial)) or {}
-        table = tables.get(s * spec.policies)
-        if "failed" in metrics and metrics.get("frame") == (None if table is None else last_frame(table)):
+    causes, tables = dict[int, str](), run.tables("train")
+    for s in sorted({index // spec.policies for index in tables} | set(range(spec.meta.max_session))):
+        metrics, table = read_json(run.paths.session_metrics(s * spec.policies, run.trial)) or {}, tables.get(s * spec.policies)
+        if "failed" in metrics and metrics.get("frame") == (table and last_frame(table)):
             causes[s] = str(metrics["failed"])
     return causes
 
@@ -113,23 +142,12 @@ def _known(section: Any, model: type[BaseModel]) -> dict[str, Any]:
     return {key: value for key, value in items if key in model.model_fields and value is not None}
 
 
-def _check_writable(paths: RunPaths) -> None:
-    folders = (paths.root, paths.info_dir, paths.graph_dir)
-    for folder in folders:
-        if folder.exists() and (reason := not_writable(folder)) is not None:
-            raise UserError(f"cannot write to {folder}: {reason}")
-
-
 def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -> str:
     """Return the final return, and how the Sessions ended."""
-    sessions, final = metrics["sessions"], metrics["final_return"]
+    sessions, final, frames = metrics["sessions"], metrics["final_return"], spec.trial_frames if run.distributed else spec.session_frames
     mean = f" (mean of {sessions} sessions)" if sessions > 1 and not run.distributed else ""
     result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
-    result = (
-        f"{result} after {metrics['frame'] or 0:,} of {spec.trial_frames if run.distributed else spec.session_frames:,} frames; "
-        if sessions
-        else ""
-    )
+    result = f"{result} after {metrics['frame'] or 0:,} of {frames:,} frames; " if sessions else ""
     statuses = Counter(Run(run.paths, run.trial).sessions.values())
     missing = spec.meta.max_session - sum(statuses.values())
     parts = [f"{count} {status}" for status, count in statuses.items()] + ([f"{missing} without rows"] if missing > 0 else [])
@@ -138,8 +156,104 @@ def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -
     return f"{run.paths.root}{trial}: {result}{spec.meta.max_session} session{'s' * (spec.meta.max_session > 1)}: {ended}"
 
 
-def _summary(metrics: Mapping[str, Any]) -> str:
-    """Return the other metrics in one line; those that are not defined are left out."""
-    aside = ("final_return", "frame", "sessions", "failed")
-    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in aside}
-    return "  ".join(f"{name} {number(value)}" for name, value in shown.items())
+# ---- runs of SLM Lab
+
+
+def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[str]]:
+    """Write the tables and the spec as a run folder of ours inside `folder`; return its paths, and remarks on what differs or is missing.
+
+    Raises UserError if no table can be used, OSError.
+    """
+    name, old_env = str(raw["name"]), str(value_at(raw, ("env", 0, "name")) or value_at(raw, ("env", "name")))
+    body = _body(raw, folder)
+    if _OTHER_SIMULATORS.match(old_env):
+        body["env"]["name"] = old_env
+    tables = _tables(folder, name)
+    if body["meta"].get("rigorous_eval"):
+        tables |= {(t, s, "eval"): table for (t, s, mode), table in _tables(folder, name, "eval").items()}
+    if not any(_length(table) for table in tables.values()):
+        raise UserError(f"'{folder}' has no rows: no {name}_t*_s*_session_df_train.csv in {folder / 'info'} has a row")
+    for (t, s, _), table in tables.items():
+        if lacking := [column for column in _REQUIRED if column not in table]:
+            raise UserError(f"'{folder}' cannot be analyzed: its table of trial {t}, session {s} has no column {' and '.join(lacking)}")
+    paths = imported_run(folder, name)
+    paths.root.mkdir(exist_ok=True)
+    paths.make_dirs()
+    for path in {paths.spec, *(paths.trial_spec(t) for t, _, _ in tables)}:
+        replace_file(path, json_bytes({name: body}))
+    for (t, s, mode), table in tables.items():
+        replace_file(paths.session_df(s, mode, t), _csv(table))
+    return paths, _remarks(folder, body, tables, old_env)
+
+
+def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
+    """Return the content of SLM Lab's spec file, that of the experiment or of the first trial; None if there is none."""
+    for path in sorted(folder.glob("*_spec.json"), key=lambda path: (len(path.name), path.name)):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict) and isinstance(content.get("name"), str) and {"agent", "env", "meta"} <= content.keys():
+            return content
+    return None
+
+
+def _body(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return agent, env and meta in the current form, without what SLM Lab adds to meta when it runs."""
+    body = {key: raw[key] for key in ("agent", "env", "meta")}
+    report = Report()
+    migrate(body, report)
+    if report.problems:
+        raise UserError(f"'{folder}' cannot be analyzed: {'; '.join(map(str, report.problems))}")
+    if not all(isinstance(section, dict) for section in body.values()):
+        raise UserError(f"'{folder}' cannot be analyzed: agent, env and meta of its spec must be objects")
+    body["meta"] = {key: value for key, value in body["meta"].items() if key in MetaSpec.model_fields}
+    drop_nulls(body)
+    return body
+
+
+_Tables = dict[tuple[int, int, DataMode], dict[str, list[str]]]
+"""(trial, session, mode) → columns as text."""
+
+
+def _tables(folder: Path, name: str, mode: DataMode = "train") -> _Tables:
+    pattern = re.compile(re.escape(name) + rf"_t(\d+)_s(\d+)_session_df_{mode}\.csv")
+    found = {path: match for path in sorted((folder / "info").glob("*.csv")) if (match := pattern.fullmatch(path.name))}
+    return {(int(match[1]), int(match[2]), mode): read_columns(path) for path, match in found.items()}
+
+
+def _length(table: Mapping[str, list[str]]) -> int:
+    return len(next(iter(table.values()), []))
+
+
+def _csv(table: Mapping[str, list[str]]) -> bytes:
+    """Return a table with our columns in our order, then the others; a missing total_reward_ma is computed."""
+    columns = dict(table)
+    for name in _COUNTS:
+        if name in columns:
+            columns[name] = [f"{value:.0f}" if np.isfinite(value) else "" for value in numbers(columns[name])]
+    if "total_reward_ma" not in columns:
+        columns["total_reward_ma"] = _moving_average(numbers(columns["total_reward"]))
+    names = [name for name in dict.fromkeys((*COLUMNS, *columns)) if name in columns]
+    return csv_bytes(names, zip(*(columns[name] for name in names), strict=True))
+
+
+def _moving_average(values: np.ndarray) -> list[str]:
+    windows = (values[max(0, end - _ROWS) : end] for end in range(1, len(values) + 1))
+    means = (float(np.nanmean(window)) if np.isfinite(window).any() else np.nan for window in windows)
+    return [f"{mean:.8g}" if np.isfinite(mean) else "" for mean in means]
+
+
+def _remarks(folder: Path, body: Mapping[str, Any], tables: _Tables, old_env: str) -> list[str]:
+    env = body["env"]["name"]
+    remarks = [f"{folder} is a run of SLM Lab; its total_reward is the mean return of the {LAST_EPISODES}"]
+    if _OTHER_SIMULATORS.match(old_env):
+        remarks.append(f"not computed: strength and the metrics made of it, which need the random baseline of {old_env}")
+    elif env != old_env:
+        remarks.append(f"{old_env} is now {env}, whose random baseline is used")
+    found = {name for table in tables.values() for name, cells in table.items() if np.isfinite(numbers(cells)).any()}
+    missing = [column for column in _MISSING if column not in found]
+    lacking = [f"{_MISSING[column]} (no {column} in its tables)" for column in missing]
+    if body["meta"].get("distributed"):
+        lacking.append("graphs over global frames (its tables have the frames of each session)")
+    return remarks + ([f"not computed: {', '.join(lacking)}"] if lacking else [])

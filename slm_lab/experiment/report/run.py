@@ -98,13 +98,13 @@ class Run:
         with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
         return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
 
-    @property
+    @cached_property
     def policies(self) -> int:
         """Number of policies that each Session trains."""
         sampler = self.spec.get("meta", {}).get("sampler") or {}
         return int(sampler.get("num_policies", 1))
 
-    @property
+    @cached_property
     def env(self) -> str:
         """Name of the env, without the module that registers it."""
         return str(self.spec.get("env", {}).get("name", "?")).rpartition(":")[2]
@@ -128,7 +128,7 @@ class Run:
 
     def independent(self, mode: DataMode) -> dict[int, Table]:
         """Return the tables of what was trained independently: of all workers of one net together (index ALL_WORKERS), else as `tables`."""
-        return independent(self.tables(mode), mode)
+        return independent(self.tables(mode))
 
     @cached_property
     def mode(self) -> str:
@@ -333,12 +333,12 @@ def distributed(tables: Mapping[int, Table]) -> bool:
     return any("global_frame" in table for table in tables.values())
 
 
-def independent(tables: Mapping[int, Table], mode: str) -> dict[int, Table]:
+def independent(tables: Mapping[int, Table]) -> dict[int, Table]:
     """Return the tables of what was trained independently: one of all workers of a net, else those given."""
-    return {ALL_WORKERS: global_table(tables, mode)} if distributed(tables) else dict(tables)
+    return {ALL_WORKERS: global_table(tables)} if distributed(tables) else dict(tables)
 
 
-def global_table(tables: Mapping[int, Table], mode: str = "train") -> Table:
+def global_table(tables: Mapping[int, Table]) -> Table:
     """Return the rows of all workers in order of global frames, which are the frames of this table.
 
     Episodes, vector steps and optimizer steps are those of all workers, interpolated between the rows of each; seconds never decrease;

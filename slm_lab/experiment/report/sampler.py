@@ -1,23 +1,39 @@
-"""Figures and metrics of runs with rollout workers: utilization, policy lag, several policies and population-based training."""
+"""Figures and metrics of runs with rollout workers: utilization, policy lag, several policies, population-based training and timeline.
+
+The timeline shows what each process did when, as bars over seconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slm_lab.experiment.report.curves import Curve, Table, curve
-from slm_lab.experiment.report.figure import POLICY_COLOURS, Figure, Line, Mark, Panel
-from slm_lab.experiment.report.metrics import last_value
+from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Mark, Panel, policy_colour
+from slm_lab.experiment.report.metrics import average, last_value
 from slm_lab.experiment.report.run import Run, numbers, read_columns
-from slm_lab.experiment.report.statistics import average
-from slm_lab.experiment.report.timeline import KIND_COLOURS, spans_of, timeline_figure
 from slm_lab.experiment.report.trial_figures import Axis, Labels
 from slm_lab.experiment.report.writer import Writer
 from slm_lab.spec.models.meta import SamplerSpec
 
+KIND_COLOURS = {"rollout": "#56B4E9", "inference": "#E69F00", "train": "#009E73"}
+_NAMES = {"rollout": "collecting a rollout", "inference": "computing actions", "train": "training"}
+_OTHER_COLOUR = "#CC79A7"
+_IDLE, _WAITING, _WAITING_COLOUR = "idle", "waiting", "#E0E0E0"
+_THICKNESS = 0.8
+"""Of a bar; two rows are 1 apart."""
+_GAP = 0.7
+"""Additional distance between learner, inference and workers."""
+_ROW_HEIGHT, _MIN_HEIGHT, _MAX_HEIGHT = 30, 150, 1500
+"""Pixels."""
+_NARROW = 0.01
+"""Part of the window; narrower bars have no edge, which would hide them."""
+_TOLERANCE = 0.02
+"""Part of a bar's length; smaller overlaps come from the resolution of the clocks."""
 _ROLES = {
     "rollout": ("rollout: stepping envs", KIND_COLOURS["rollout"]),
     "inference": ("inference: computing actions", KIND_COLOURS["inference"]),
@@ -67,15 +83,11 @@ def table_figures(table: Table, title: str, axis: Axis) -> dict[str, Figure]:
     top = max((float(one.value.max()) for one in (lag, high) if len(one.value)), default=0.0) or 1.0
     busy = [Line(name, _percent(table, f"{role}_busy"), colour) for role, (name, colour) in _ROLES.items()]
     masked = _percent(table, "lag_masked")
+    shares, most = [Line("masked", masked)] if masked.value.any() else [], float(masked.value.max(initial=1.0))
     texts: dict[str, tuple[str, str, list[Line], float]] = {
         "policy_lag": ("policy lag", "policy lag (gradient steps)", [Line("mean", lag, band=band)], top),
         "busy": ("utilization", "busy share of wall-clock time (%)", busy, 100.0),
-        "lag_masked": (
-            "transitions masked for their policy lag",
-            "transitions above max_policy_lag (%)",
-            [Line("masked", masked)] if masked.value.any() else [],
-            float(masked.value.max(initial=1.0)),
-        ),
+        "lag_masked": ("transitions masked for their policy lag", "transitions above max_policy_lag (%)", shares, most),
     }
     figures = {}
     for name, (what, y_label, lines, upper) in texts.items():
@@ -110,13 +122,9 @@ def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Lin
     points = points[(history["policy"] == policy) & np.isfinite(points[:, :2]).all(axis=1)]
     points = points[np.lexsort((points[:, 1], points[:, 0]))]
     frame, value, _ = points.T
-    marks = [
-        Mark(at, of, f"policy {policy} copied the weights of policy {source:.0f}")
-        for at, of, source in points.tolist()
-        if np.isfinite(source)
-    ]
-    colour = POLICY_COLOURS[policy % len(POLICY_COLOURS)]
-    return Line(f"policy {policy}", Curve(frame, value), colour, steps=True, marks=tuple(marks))
+    copied = points[np.isfinite(points[:, 2])].tolist()
+    marks = [Mark(at, of, f"policy {policy} copied the weights of policy {source:.0f}") for at, of, source in copied]
+    return Line(f"policy {policy}", Curve(frame, value), policy_colour(policy), steps=True, marks=tuple(marks))
 
 
 def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec | None) -> None:
@@ -140,3 +148,116 @@ def _draw_session(writer: Writer, run: Run, s: int, labels: Labels, turns: str) 
     with writer.drawing(paths.pbt(s, t).name):
         if (history := pbt_figure(read_columns(paths.pbt(s, t)), title, labels.frames)) is not None:
             writer.draw({"pbt": history}, partial(paths.session_graph, s, t=t))
+
+
+# ---- timeline
+
+
+class Span(NamedTuple):
+    """What a process did for some time, in seconds since the start of the window."""
+
+    process: str
+    kind: str
+    begin: float
+    end: float
+
+
+def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
+    """Return the spans of a timeline file, shifted so that the window begins at 0, without idle ones and rows that are not spans."""
+    if not {"process", "kind", "begin", "end"} <= columns.keys():
+        return []
+    times = numbers(columns["begin"]), numbers(columns["end"])
+    spans = [Span(*row) for row in zip(columns["process"], columns["kind"], *map(np.ndarray.tolist, times), strict=True)]
+    spans = [span for span in spans if np.isfinite([span.begin, span.end]).all() and span.begin <= span.end]
+    start = min((span.begin for span in spans), default=0.0)
+    return [span._replace(begin=span.begin - start, end=span.end - start) for span in spans if span.kind != _IDLE]
+
+
+def overlap(spans: Sequence[Span]) -> float | None:
+    """Return the share of the training time in which a worker collects a rollout, 0 when they take turns; None without training."""
+    training, collecting = (_union(span for span in spans if span.kind == kind) for kind in ("train", "rollout"))
+    whole = sum(end - begin for begin, end in training)
+    both = sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in training for since, until in collecting)
+    return both / whole if whole and collecting else None
+
+
+def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """Return the intervals that the spans cover, without overlaps."""
+    union: list[tuple[float, float]] = []
+    for span in sorted(spans, key=lambda span: span.begin):
+        if union and span.begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], span.end))
+        else:
+            union.append((span.begin, span.end))
+    return union
+
+
+def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
+    """Draw a row of bars for each process: the learner on top and apart, then inference, then the workers; grey where it waits."""
+    share = overlap(spans)
+    lead = "" if share is None else f"Rollouts are collected during {100 * share:.0f} % of the training time. "
+    rows = row_positions({span.process for span in spans})
+    spans_by = {process: [span for span in spans if span.process == process] for process in rows}
+    low, high = min(rows.values(), default=0.0) - 0.7, 0.7
+    window = max((span.end for span in spans), default=0.0) or 1.0
+    # outside of its first and last span it is unknown what a process did
+    tracks = [Bar(min(s.begin for s in own), max(s.end for s in own), rows[process], _THICKNESS) for process, own in spans_by.items()]
+    kinds = sorted({span.kind for span in spans}, key=lambda kind: (*KIND_COLOURS, kind).index(kind))
+    panel = Panel(
+        "",
+        x_label="seconds since the start of the window",
+        y_limits=(low, high),
+        x_max=window,
+        bars=(Bars(_WAITING, _WAITING_COLOUR, tracks), *(_bars(kind, spans, rows, window) for kind in kinds)),
+        rows=rows,
+        height=round(min(max(_ROW_HEIGHT * (high - low), _MIN_HEIGHT), _MAX_HEIGHT)),
+    )
+    return Figure(title, (panel,), f"{lead}Grey: waiting.")
+
+
+def row_positions(processes: Iterable[str]) -> dict[str, float]:
+    """Return the process → the middle of its row, from 0 downwards."""
+    positions: dict[str, float] = {}
+    position, above = 0.0, ""
+    for process in sorted(processes, key=_order):
+        if above:
+            position -= 1 if _order(above)[0] == _order(process)[0] else 1 + _GAP
+        positions[process], above = position, process
+    return positions
+
+
+def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: float) -> Bars:
+    """Return the bars of a kind; simultaneous ones of a process, such as of two groups of envs, share its row."""
+    spans = [span for span in spans if span.kind == kind]
+    name = _NAMES.get(kind, kind)
+    bars = []
+    for process, middle in rows.items():
+        own = sorted((span for span in spans if span.process == process), key=lambda span: span.begin)
+        lanes = _lanes(own)
+        thickness = _THICKNESS / (max(lanes, default=0) + 1)
+        for span, lane in zip(own, lanes, strict=True):
+            length = 1000 * (span.end - span.begin)
+            text = f"{process}: {name}, {span.begin:.4g} to {span.end:.4g} s ({length:.3g} ms)"
+            bars.append(Bar(span.begin, span.end, middle + _THICKNESS / 2 - (lane + 0.5) * thickness, thickness, text))
+    wide = float(np.median([span.end - span.begin for span in spans])) > _NARROW * window
+    return Bars(name, KIND_COLOURS.get(kind, _OTHER_COLOUR), bars, edge=0.5 if wide else 0.0)
+
+
+def _order(process: str) -> tuple[int, int, str]:
+    """Sort learners, inference, workers and others in this order; those of one kind by their number."""
+    found = re.search(r"\d+", process)
+    kinds = ("learner", "inference", "worker")
+    kind = next((place for place, name in enumerate(kinds) if process.startswith(name)), len(kinds))
+    return kind, int(found[0]) if found else 0, process
+
+
+def _lanes(spans: Sequence[Span]) -> list[int]:
+    """Return for each span the first lane that is free; spans are sorted by their begin."""
+    ends: list[float] = []
+    lanes = []
+    for span in spans:
+        since = span.begin + _TOLERANCE * (span.end - span.begin)
+        lane = next((index for index, end in enumerate(ends) if end <= since), len(ends))
+        ends[lane : lane + 1] = [span.end]
+        lanes.append(lane)
+    return lanes

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from io import StringIO
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.report.importance import Importance, key_importance
+import numpy as np
+
+from slm_lab.experiment.files.paths import DataMode, RunPaths
+from slm_lab.experiment.report import figure as figures
+from slm_lab.experiment.report.curves import Curve, align_or_interpolate, evenly
+from slm_lab.experiment.report.figure import (
+    AnyFigure,
+    Bar,
+    Bars,
+    Figure,
+    Line,
+    Panel,
+    ParallelCoordinates,
+    Scale,
+    ScatterGrid,
+    Shade,
+    Trials,
+)
 from slm_lab.experiment.report.progress import number
-from slm_lab.experiment.report.search_figures import SearchView, return_figures, search_figures
-from slm_lab.experiment.report.trial_record import TrialRecord, ranked
-from slm_lab.experiment.report.writer import Writer
+from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.trial_figures import return_curves
+from slm_lab.experiment.report.trial_record import METHOD, MIN_TRIALS, Importance, TrialRecord, key_importance, ranked
+from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.models.meta import SearchMetric
 from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.models.spec import Spec
+
+_MAX_COLUMNS = 12
+"""Keys in the grid of scatter plots: the most important ones."""
+_MAX_OPTIONS = 12
+"""Values of a choice that have a number or text at the axis."""
+_LETTERS = 14
+"""Of a value at an axis."""
+_POINTS = 300
+"""Of a line in the figure of all trials."""
+_OUTLIERS = 10
+"""Percentile below which trials have the colour of the worst."""
+_BEST_COLOURS = ("#440154", "#3B528B", "#0072B2", "#21918C", "#009E73", "#5EC962", "#E69F00", "#D55E00", "#CC79A7", "#882255")
+_RETURN_LABELS = {"mean_returns": "mean return (last 100 episodes)", "mean_returns_ma": "mean return, moving average (last 100 rows)"}
 
 
 @dataclass(frozen=True)
@@ -54,24 +84,16 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
         importance = key_importance(space, order)
     view = SearchView(f"{spec.name} ({spec.env.name.rpartition(':')[2]})", space, order, metric, importance)
     writer.write("table not written", (paths.experiment_df, partial(_csv, space, order)))
-    writer.write("file not written", (paths.importance, partial(_importance_json, importance, metric)))
     if best is not None:
         writer.write("file not written", (paths.best_spec, partial(_best_spec, view, best, paths.root.name)))
+    shares = asdict(importance) if importance else {"shares": None}
+    writer.write("file not written", (paths.importance, partial(json_bytes, {"metric": metric, **shares})))
     with writer.drawing("the graphs of the search"):
         writer.draw(search_figures(view), paths.experiment_graph)
     with writer.drawing("the returns of the trials"):
         writer.draw(return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train"), paths.multi_trial_graph)
     writer.close()
-    return SearchSummary(best, order, metric, importance, tuple(file for file in _files(paths) if file.is_file()))
-
-
-def describe_search(space: SearchSpace) -> str:
-    """Return the searched keys with their distributions: "agent.algorithm.gamma uniform [0.9, 0.999]"."""
-    return ", ".join(f"{key.text} {key.distribution} {_short(key)}" for key in space.named.values())
-
-
-def _short(key: SearchKey) -> str:
-    return json.dumps(list(key.args), ensure_ascii=False, default=str)
+    return SearchSummary(best, order, metric, importance, tuple(writer.files))
 
 
 def _best_spec(view: SearchView, best: TrialRecord, folder: str) -> bytes:
@@ -84,18 +106,16 @@ def _best_spec(view: SearchView, best: TrialRecord, folder: str) -> bytes:
         interval = best.confirmed_interval
         between = f" [{number(interval[0])}, {number(interval[1])}]" if interval else ""
         confirmed = f", with new seeds {number(best.confirmed)}{between}"
+    to_json = partial(json.dumps, ensure_ascii=False, default=str)
+    keys = (f"{key.text} {key.distribution} {to_json(list(key.args))}" for key in space.named.values())
+    used = (f"{key} = {to_json(value)}" for key, value in best.values.items())
     comment = [
         f"Trial {best.trial}, the best by {view.metric} ({number(best.metric)}{confirmed}) of a search in {folder}.",
         f"The search had {view.count(shown=False)}.",
-        f"Searched: {describe_search(space)}.",
-        "Used: " + ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in best.values.items()) + ".",
+        f"Searched: {', '.join(keys)}.",
+        f"Used: {', '.join(used)}.",
     ]
-    return (json.dumps({"_comment": comment, space.spec.name: body}, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _importance_json(importance: Importance | None, metric: str) -> bytes:
-    content = {"metric": metric, **(asdict(importance) if importance else {"shares": None})}
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    return json_bytes({"_comment": comment, space.spec.name: body})
 
 
 def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
@@ -103,16 +123,14 @@ def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
     keys = dict.fromkeys([*space.keys, *(key for one in records for key in one.values)])
     after = ("frame", "seconds", "random_seed", "confirmed", "confirmed_low", "confirmed_high", "cause")
     metrics = dict.fromkeys(name for one in records for name in one.metrics if name not in after)
-    text = StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["trial", "status", "metric", *keys, *metrics, *after])
+    rows = []
     for one in records:
         low, high = one.confirmed_interval or (None, None)
         cause = one.cause.strip().rpartition("\n")[2]
         last = (one.frame, round(one.seconds, 3), one.random_seed, one.confirmed, low, high, cause)
         values = [_cell(one.values[key]) if key in one.values else None for key in keys]
-        table.writerow([one.trial, one.status, one.metric, *values, *(one.metrics.get(name) for name in metrics), *last])
-    return text.getvalue().encode()
+        rows.append([one.trial, one.status, one.metric, *values, *(one.metrics.get(name) for name in metrics), *last])
+    return csv_bytes(["trial", "status", "metric", *keys, *metrics, *after], rows)
 
 
 def _cell(value: Any) -> Any:
@@ -120,7 +138,234 @@ def _cell(value: Any) -> Any:
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
 
 
-def _files(paths: RunPaths) -> list[Path]:
-    graphs = [paths.experiment_graph(what, ext) for what in ("", "parallel_coordinates", "importance") for ext in ("html", "png")]
-    returns = [paths.multi_trial_graph(what, ext) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
-    return [paths.experiment_df, paths.best_spec, paths.importance, *graphs, *returns]
+# ---- figures
+
+
+@dataclass(frozen=True)
+class SearchView:
+    """What the figures show."""
+
+    title: str
+    """Spec and env."""
+    space: SearchSpace
+    records: Sequence[TrialRecord]
+    """Best first."""
+    metric: str
+    """Name of the metric of the search."""
+    importance: Importance | None
+
+    @cached_property
+    def known(self) -> list[TrialRecord]:
+        """The trials with a metric that did not fail."""
+        return [one for one in self.records if one.status in figures.STATUS_TEXTS and one.known_metric is not None]
+
+    @cached_property
+    def known_metric_T(self) -> np.ndarray:
+        """Their metrics."""
+        return np.array([one.known_metric for one in self.known], dtype=float)
+
+    def count(self, *, shown: bool = True) -> str:
+        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; without `shown`, not what a figure leaves out."""
+        words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
+        counts = {text: sum(one.status == status for one in self.records) for status, text in words.items()}
+        trials = len(self.records)
+        if not trials:
+            return "no trials yet"
+        return f"{trials} trial{'s' * (trials != 1)}: " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
+
+    def trials(self) -> Trials:
+        label, value_T = "strength", np.array([one.metrics.get("strength") for one in self.known], dtype=float)
+        if not np.isfinite(value_T).any():
+            label, value_T = self.metric, self.known_metric_T
+        finite = value_T[np.isfinite(value_T)]
+        low, high = (float(np.percentile(finite, _OUTLIERS)), float(finite.max())) if len(finite) else (0.0, 1.0)
+        shade = Shade(label, value_T, low, high if high > low else low + (abs(low) or 1.0))
+        texts = [f"trial {one.trial}: {self.metric} {number(one.metric)}\n{one.frame:,} frames, {one.status}" for one in self.known]
+        return Trials(texts, [one.status for one in self.known], shade)
+
+
+def search_figures(view: SearchView) -> dict[str, AnyFigure]:
+    """Return the figures by the name that follows _experiment_graph: "", parallel_coordinates and importance."""
+    return {"": grid_figure(view), "parallel_coordinates": parallel_figure(view), "importance": importance_figure(view)}
+
+
+def grid_figure(view: SearchView) -> ScatterGrid:
+    """Return every metric that is known of a trial over every key; of many keys the most important."""
+    values = {view.metric: view.known_metric_T}
+    for name in get_args(SearchMetric):
+        values.setdefault(name, np.array([one.metrics.get(name) for one in view.known], dtype=float))
+    keys = view.space.keys
+    if len(keys) > _MAX_COLUMNS:
+        ordered = [*view.importance.shares] if view.importance else [*keys]
+        keys = tuple(key for key in keys if key in ordered[:_MAX_COLUMNS])
+    columns, x_KT = _stacked([_axis(view, key, jitter=True) for key in keys], view)
+    rows, y_RT = _stacked([_linear(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], view)
+    left_out = len(view.space.keys) - len(keys)
+    subtitle = view.count() + (f"; the {len(keys)} most important of {len(view.space.keys)} keys" if left_out else "")
+    return ScatterGrid(f"{view.title}, search: metrics over the searched keys", subtitle, columns, rows, x_KT, y_RT, view.trials())
+
+
+def parallel_figure(view: SearchView) -> ParallelCoordinates:
+    """Return a line for each trial over all keys, and the metric as the last axis."""
+    axes = [_axis(view, key) for key in view.space.keys]
+    scales, position_AT = _stacked([*axes, _linear(view.metric, view.known_metric_T)], view)
+    unused_AT = np.isnan(position_AT)
+    scales = [replace(scale, unused=bool(unused_T.any())) for scale, unused_T in zip(scales, unused_AT, strict=True)]
+    position_AT[unused_AT] = figures.UNUSED
+    return ParallelCoordinates(f"{view.title}, search: trials across the searched keys", view.count(), scales, position_AT, view.trials())
+
+
+def _stacked(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchView) -> tuple[list[Scale], np.ndarray]:
+    """Return the scales, and the positions of all trials on them, [axes, T]."""
+    return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.known))
+
+
+def importance_figure(view: SearchView) -> Figure:
+    """Return a bar for each key."""
+    names, found = short_names(view.space.keys), view.importance
+    title = f"{view.title}, search: importance of the searched keys for {view.metric}"
+    if found is None:
+        why = f"{view.count()}; importance needs {MIN_TRIALS} trials that ended with different results, and the package optuna"
+        nothing = "nothing to show: too few trials, or all with the same result"
+        return Figure(title, (Panel("", x_label=METHOD, nothing=nothing),), why)
+    ordered = [*reversed(found.shares.items())]
+    bars = [Bar(0.0, max(share, 0.0), row, 0.6, f"{key}: {share:.0%}") for row, (key, share) in enumerate(ordered)]
+    rows = {names[key]: float(row) for row, (key, _) in enumerate(ordered)}
+    panel = Panel(
+        "",
+        x_label="share of the importance of all keys (PED-ANOVA)",
+        bars=(Bars("how far its values among the best trials differ from those among all", figures.MEAN_COLOUR, bars),),
+        rows=rows,
+        y_limits=(-0.7, len(rows) - 0.3),
+        x_max=max(1.0, *(bar.end for bar in bars)),
+        height=max(60, 30 * len(rows)),
+    )
+    subtitle = f"PED-ANOVA of {found.trials} trials, of which the best {found.best} are compared with all"
+    return Figure(title, (panel,), subtitle, left=min(0.05 + 0.0085 * max(map(len, rows)), 0.4))
+
+
+def return_figures(view: SearchView, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
+    """Return the mean returns of every trial over frames, the best ten highlighted."""
+    curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.records if one.status != "failed"}
+    best = {one.trial: (rank, one) for rank, one in enumerate(view.known[: figures.BEST])}
+    found = {}
+    for name, label in _RETURN_LABELS.items():
+        drawn = {trial: of[name] for trial, of in curves.items() if name in of and len(of[name].frame)}
+        others = [trial for trial in drawn if trial not in best]
+        group = f"{len(others)} other trial{'s' * (len(others) != 1)}"
+        lines = [Line(f"trial {trial}", drawn[trial], figures.GREY, faint=True, group=group) for trial in others]
+        for trial, (rank, one) in reversed(best.items()):
+            if trial in drawn:
+                lines.append(Line(f"{rank + 1}. trial {trial}: {number(one.metric)}", drawn[trial], _BEST_COLOURS[rank]))
+        what = "moving average of the mean return" if name.endswith("_ma") else "mean return"
+        highlighted = f"; the best {len(best)} by {view.metric} in colour" if best else ""
+        panel = Panel(label, lines, best_last=True, each="other trials")
+        found[name] = Figure(f"{view.title}, search: {what} of each trial", (panel,), view.count() + highlighted)
+    return found
+
+
+def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
+    """Return the mean returns of a trial over its Sessions, from its tables; {} if it has none."""
+    tables = [return_curves(table) for table in Run(paths, trial).independent(mode).values()]
+    result = {}
+    for name in _RETURN_LABELS:
+        curves = [one[name] for one in tables if len(one[name].frame)]
+        if curves:
+            mean = align_or_interpolate(curves).mean()
+            chosen = evenly(len(mean.frame), _POINTS)
+            result[name] = Curve(mean.frame[chosen], mean.value[chosen])
+    return result
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each path, with those before it that are needed to tell it apart or to say what it belongs to."""
+    parts = {key: key.split(".") for key in keys}
+
+    def name(key: str) -> str:
+        words = parts[key]
+        least = 2 if len(words) > 1 and (words[-2].endswith("_spec") or words[-1] in ("name", "type")) else 1
+        for count in range(least, len(words) + 1):
+            if sum(other[-count:] == words[-count:] for other in parts.values()) == 1:
+                return ".".join(words[-count:])
+        return key
+
+    return {key: name(key) for key in keys}
+
+
+def _value_text(value: Any) -> str:
+    """Return a value as short text."""
+    if isinstance(value, float):
+        return number(value) if abs(value) >= 0.001 or value == 0 else f"{value:.3g}"
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+
+
+def _axis(view: SearchView, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
+    """Return the axis of a key, and the position of each trial on it; NaN where the key is not active."""
+    label = short_names(view.space.keys)[key]
+    same = [one for one in view.space.named.values() if one.text == key]
+    if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in view.known):
+        return _choices(label, key, same, view.known, jitter=jitter)
+    value_T = np.array([one.values.get(key, np.nan) for one in view.known], dtype=float)
+    ends = [] if any(one.is_normal for one in same) else [end for one in same for end in one.bounds]
+    return _linear(label, value_T, log=all(one.is_log for one in same), ends=ends)
+
+
+def _choices(label: str, key: str, same: Sequence[SearchKey], known: Sequence[TrialRecord], *, jitter: bool) -> tuple[Scale, np.ndarray]:
+    options = [_frozen(value) for one in same if one.has_options for value in one.args]
+    options += [_frozen(one.values[key]) for one in known if key in one.values]
+    texts = {value: json.loads(value) for value in dict.fromkeys(options)}
+    step = 1 / max(len(texts) - 1, 1)
+    edge = 0.15 if jitter else 0.0
+    places = {value: edge + (1 - 2 * edge) * index * step if len(texts) > 1 else 0.5 for index, value in enumerate(texts)}
+    spread = 0.25 * min(step, 0.5) * jitter
+    position_T = np.array(
+        [places[_frozen(one.values[key])] + spread * (2 * (one.trial * 0.618034 % 1) - 1) if key in one.values else np.nan for one in known]
+    )
+    every = -(-len(texts) // _MAX_OPTIONS)
+    ticks = [(places[value], text) for value, text in zip(texts, _option_texts(list(texts.values())), strict=True)][::every]
+    return Scale(label, ticks), position_T
+
+
+def _frozen(value: object) -> str:
+    """Return a value as text, equal for equal values."""
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _option_texts(values: Sequence[Any]) -> list[str]:
+    """Return the values as text; objects by their names if these differ."""
+    names = [str(value.get("name", value.get("type"))) if isinstance(value, dict) else _value_text(value) for value in values]
+    return names if len(set(names)) == len(names) else [_value_text(value) for value in values]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
+    """Return an axis from the lowest to the highest of values and `ends`, which are labelled, and the positions of the values on it."""
+    finite = [*value_T[np.isfinite(value_T)].tolist(), *ends]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if low == high:
+        low, high = (low / 2, high * 2) if log else (low - (abs(low) * 0.1 or 1.0), high + (abs(high) * 0.1 or 1.0))
+    to = math.log if log else float
+    begin, length = to(low), to(high) - to(low)
+    inner = [((to(value) - begin) / length, _value_text(value)) for value in (_log_ticks(low, high) if log else _ticks(low, high))]
+    outer = [(0.0, _value_text(float(low))), (1.0, _value_text(float(high)))] if ends else []
+    ticks = [*outer, *(tick for tick in inner if not ends or 0.18 < tick[0] < 0.8)]
+    position_T = (np.log(value_T) if log else value_T).astype(float)
+    return Scale(label, sorted(ticks)), (position_T - begin) / length
+
+
+def _ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Return round numbers from low to high."""
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [float(f"{index * step:.12g}") for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    powers = [10.0**power for power in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
+    return powers if len(powers) > 1 else [low, *powers, high]

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 
 from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.files.study_paths import StudyPaths
-from slm_lab.experiment.report.compare import RULES, Setting, seeds_of
-from slm_lab.experiment.report.compare_report import (
-    AXES,
-    BAND,
-    COLOURS,
-    MEDIANS,
-    csv_bytes,
-    estimate_text,
-    finite,
-    lines_with_bands,
-    number_text,
-    text_rows,
-    threshold_line,
-    variance_lines,
-)  # fmt: skip
-from slm_lab.experiment.report.curves import Curve
-from slm_lab.experiment.report.figure import Figure, Line, Panel
+from slm_lab.experiment.report import compare_report as comparison
+from slm_lab.experiment.report.compare import RULES, Setting, seeds_of, summarize
+from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, number_text, rows_csv
+from slm_lab.experiment.report.figure import Figure
+from slm_lab.experiment.report.metrics import Estimate, average, difference
 from slm_lab.experiment.report.progress import number
-from slm_lab.experiment.report.statistics import Estimate, average, difference, estimate, median_reached
 from slm_lab.experiment.report.study_result import ResultRun
-from slm_lab.experiment.report.trial_figures import GLOBAL_FRAMES
-from slm_lab.experiment.report.writer import Writer
+from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.spec.models.study import Study
 
 SCORES = {
@@ -44,12 +30,7 @@ SCORES = {
     "evaluation": "mean return of the last evaluation",
 }
 """Metric → what it is."""
-_Y_LABELS = {
-    "total_reward": "mean return (last 100 episodes)",
-    "total_reward_ma": "mean of the last 100 mean returns",
-    "return_new": "mean return (episodes since the last row)",
-    "evaluation": "mean return in evaluation",
-}
+_Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
     "staleness": ("staleness", "updates by other workers meanwhile"),
@@ -59,8 +40,7 @@ _MORE = {
 """Other columns that are drawn if an entry has them → title, vertical axis."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The numbers of an entry in an env; None if unknown."""
 
     env: str
@@ -68,21 +48,15 @@ class Row:
     seeds: int
     failed: int
     """Runs that failed."""
-    score: float | None = None
-    """Mean of the metric over the seeds, with its 95 % interval."""
-    score_low: float | None = None
-    score_high: float | None = None
+    score: Estimate | None = None
+    """Mean of the metric over the seeds."""
     median: float | None = None
-    difference: float | None = None
-    """To the baseline's score, with its 95 % interval."""
-    difference_low: float | None = None
-    difference_high: float | None = None
+    difference: Estimate | None = None
+    """To the baseline's score."""
     solved: int | None = None
     """Seeds that reached `solve`."""
-    solve_frames: float | None = None
-    """Median number of global frames after which it was reached, with its 95 % interval; infinite if fewer than half of the seeds did."""
-    solve_frames_low: float | None = None
-    solve_frames_high: float | None = None
+    solve_frames: Estimate | None = None
+    """Median number of global frames after which it was reached; infinite if fewer than half of the seeds did."""
     solve_seconds: float | None = None
     published: float | None = None
     verdict: str = ""
@@ -114,11 +88,11 @@ def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], 
     paths.graph("x", "png").parent.mkdir(exist_ok=True)
     with writer.drawing():
         writer.draw(figures, paths.graph)
-    plain = [finite(asdict(row)) for row in rows]
+    plain = [file_row(row._asdict()) for row in rows]
     content = {"study": study.name, "metric": study.metric, "rows": plain}
-    writer.write("table not written", (paths.table("md"), lambda: markdown.encode()))
-    writer.write("table not written", (paths.table("json"), lambda: (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()))
-    writer.write("table not written", (paths.table("csv"), lambda: csv_bytes(plain)))
+    writer.write("table not written", (paths.table("md"), markdown.encode))
+    writer.write("table not written", (paths.table("json"), partial(json_bytes, content)))
+    writer.write("table not written", (paths.table("csv"), partial(rows_csv, plain)))
     writer.write("page not written", (paths.page, lambda: page(study, rows, figures, paths).encode()))
     writer.close()
     shown = (paths.page, paths.table("md"))
@@ -132,7 +106,7 @@ def study_settings(study: Study, results: Sequence[ResultRun]) -> dict[tuple[str
         for entry in study.entries:
             own = [one for one in results if (one.content["env"], one.content["entry"]) == (env, entry)]
             if own:
-                found[env, entry] = sorted(own, key=lambda one: int(one.content["random_seed"]))
+                found[env, entry] = sorted(own, key=lambda one: one.random_seed)
     return {key: Setting(key[1], list(runs)) for key, runs in found.items()}
 
 
@@ -152,68 +126,50 @@ def study_rows(study: Study, found: Mapping[tuple[str, str], Setting], failed: S
 
 
 def _row(study: Study, env: str, setting: Setting, base: Setting | None, failed: int) -> Row:
-    metric, solve, published = study.metric, study.solve(env), study.published(setting.name, env)
-    seeds = setting.all_seeds
-    finals = [seed.final_return(metric) for seed in seeds]
-    score = estimate(finals)
-    known = [value for value in finals if value is not None]
-    frames = [seed.first_reached(solve, "global_frame", metric) for seed in seeds]
-    seconds = [seed.first_reached(solve, "wall_t", metric) for seed in seeds]
-    reached = None if solve is None else median_reached(frames)
-    delta = None
-    if base is not None and base.name != setting.name:
-        delta = difference(*_samples(setting, base, metric, paired=study.spec.paired), paired=study.spec.paired)
+    metric, published, seeds = study.metric, study.published(setting.name, env), setting.all_seeds
+    numbers = summarize(setting, study.solve(env), metric, seeds, metric)
+    scores = _scores(setting, metric)
     norms = [curve for seed in seeds if len(curve := seed.curve("grad_norm", "frame").value)]
     return Row(
         env=env,
         entry=setting.name,
-        seeds=len(seeds),
+        seeds=numbers.seeds,
         failed=failed,
-        score=score and score.value,
-        score_low=score and score.low,
-        score_high=score and score.high,
-        median=average(finals, np.median),
-        difference=delta and delta.value,
-        difference_low=delta and delta.low,
-        difference_high=delta and delta.high,
-        solved=None if solve is None else sum(value is not None for value in frames),
-        solve_frames=reached and reached.value,
-        solve_frames_low=reached and reached.low,
-        solve_frames_high=reached and reached.high,
-        solve_seconds=None if solve is None else median_reached(seconds).value,
+        score=numbers.final_return,
+        median=numbers.final_return_median,
+        difference=None if base is None or base is setting else _difference(setting, base, metric, paired=study.spec.paired),
+        solved=numbers.solved,
+        solve_frames=numbers.steps_to_threshold,
+        solve_seconds=numbers.seconds_to_threshold and numbers.seconds_to_threshold.value,
         published=published,
-        verdict=verdict(score, published),
-        updates_per_second=average(seed.updates_per_second() for seed in seeds),
-        grad_norm=average(seed.grad_norm() for seed in seeds),
+        verdict=verdict(numbers.final_return, published),
+        updates_per_second=numbers.opt_steps_per_second,
+        grad_norm=numbers.grad_norm,
         grad_norm_variance=average(float(norm.var()) for norm in norms),
-        return_variance=float(np.var(known, ddof=1)) if len(known) > 1 else None,
+        return_variance=float(np.var(scores, ddof=1)) if len(scores) > 1 else None,
         staleness=_mean_of(setting, "staleness"),
         lock_wait=_mean_of(setting, "lock_wait"),
         lag=_mean_of(setting, "lag_mean"),
     )
 
 
-def _samples(setting: Setting, base: Setting, metric: str, *, paired: bool) -> tuple[list[float], list[float]]:
-    """Return the scores to compare; paired: the mean of each random_seed that both have, in the same order."""
+def _scores(setting: Setting, metric: str) -> list[float]:
+    return [value for seed in setting.all_seeds if (value := seed.final_return(metric)) is not None]
+
+
+def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -> Estimate | None:
+    """Return the difference of the scores; paired: of the means of each random_seed that both have."""
     if not paired:
-        return _known(setting, metric), _known(base, metric)
-    of_seed = [_by_random_seed(one, metric) for one in (setting, base)]
-    common = sorted(of_seed[0].keys() & of_seed[1].keys())
-    return [of_seed[0][seed] for seed in common], [of_seed[1][seed] for seed in common]
+        return difference(_scores(setting, metric), _scores(base, metric))
+    own, theirs = (_by_random_seed(one, metric) for one in (setting, base))
+    common = sorted(own.keys() & theirs.keys())
+    return difference([own[seed] for seed in common], [theirs[seed] for seed in common], paired=True)
 
 
 def _by_random_seed(setting: Setting, metric: str) -> dict[int, float]:
-    found = {}
-    for run in setting.runs:
-        assert isinstance(run, ResultRun)
-        mean = average(seed.final_return(metric) for seed in seeds_of(run))
-        if mean is not None:
-            found[int(run.content["random_seed"])] = mean
-    return found
-
-
-def _known(setting: Setting, metric: str) -> list[float]:
-    return [value for seed in setting.all_seeds if (value := seed.final_return(metric)) is not None]
+    runs = {run.random_seed: seeds_of(run) for run in setting.runs if isinstance(run, ResultRun)}
+    means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
+    return {key: mean for key, mean in means.items() if mean is not None}
 
 
 def _mean_of(setting: Setting, column: str) -> float | None:
@@ -246,50 +202,38 @@ def study_figures(study: Study, found: Mapping[tuple[str, str], Setting]) -> dic
 
 
 def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
-    shared = x == "frame" and any(setting.distributed for setting in settings)
-    axis = GLOBAL_FRAMES if shared else AXES[x]
-    metric = study.metric
-    colours = dict(zip(study.entries, cycle(COLOURS)))
-    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colours[one.name]) for one in settings]
-    columns: dict[str, tuple[str, str, str]] = {"returns": (f"return, {BAND}", _Y_LABELS[metric], metric)}
-    if metric == "evaluation":
-        columns["new_returns"] = (f"return in training, {BAND}", _Y_LABELS["return_new"], "return_new")
+    metric, solve = study.metric, study.solve(env)
+    drawn = [Drawn("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, solve)]
     if x == study.spec.x[0]:
-        columns |= {name: (f"{title}, {BAND}", label, name) for name, (title, label) in _MORE.items()}
-    figures = {}
-    for name, (title, label, column) in columns.items():
-        of_settings = [setting.aligned(column, x) for setting in settings]
-        lines = lines_with_bands(styles, of_settings)
-        if lines:
-            level = threshold_line(of_settings, study.solve(env)) if column in (metric, "return_new") else []
-            figures[f"{name}_vs_{axis.name}"] = Figure(f"{env}: {title}", (Panel(label, [*level, *lines], x_label=axis.label),))
-        if name == "returns" and x == study.spec.x[0]:
-            spread = variance_lines(styles, of_settings)
-            if spread:
-                label = "variance of the mean return between seeds"
-                text = f"{env}: variance of the return between seeds"
-                figures[f"variance_vs_{axis.name}"] = Figure(text, (Panel(label, spread, x_label=axis.label),))
-    return figures
+        drawn.append(Drawn("variance", *comparison.VARIANCE, metric, spread=True))
+    if metric == "evaluation":
+        drawn.append(Drawn("new_returns", f"return in training, {comparison.BAND}", _Y_LABELS["return_new"], "return_new", solve))
+    if x == study.spec.x[0]:
+        drawn += [Drawn(name, f"{title}, {comparison.BAND}", label, name) for name, (title, label) in _MORE.items()]
+    colours = dict(zip(study.entries, cycle(comparison.COLOURS)))
+    found = comparison.setting_figures(env, settings, x, [colours[one.name] for one in settings], drawn)
+    axis = comparison.shared_axis(settings, x).name
+    return {f"{name}_vs_{axis}": figure for name, figure in found.items() if figure.panel.lines}
 
 
 # ---- tables
 
 
-def _cells(study: Study, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the cells of the table; columns that no row has are left out."""
+def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
+    """Return the head and the lines of the table; columns that no row has are left out."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
         "entry": [row.entry for row in rows],
         "seeds": [f"{row.seeds}{f' ({row.failed} failed)' if row.failed else ''}" for row in rows],
-        "score": [_interval(row, "score") for row in rows],
+        "score": [estimate_text(row.score) for row in rows],
         "median": [number(row.median) for row in rows],
     }
     if study.spec.baseline is not None:
-        shown = ["baseline" if row.entry == study.spec.baseline else _interval(row, "difference", sign="+") for row in rows]
+        shown = ["baseline" if row.entry == study.spec.baseline else estimate_text(row.difference, "+") for row in rows]
         columns[f"difference to {study.spec.baseline}"] = shown
     if any(row.solved is not None for row in rows):
         columns["solved"] = ["-" if row.solved is None else f"{row.solved} of {row.seeds}" for row in rows]
-        columns["global frames to solve"] = [_interval(row, "solve_frames") for row in rows]
+        columns["global frames to solve"] = [estimate_text(row.solve_frames) for row in rows]
         columns["seconds to solve"] = [number_text(row.solve_seconds) for row in rows]
     if any(row.published is not None for row in rows):
         columns["published"] = ["" if row.published is None else f"{number(row.published)} {row.verdict}".strip() for row in rows]
@@ -303,26 +247,19 @@ def _cells(study: Study, rows: Sequence[Row]) -> tuple[list[str], list[list[str]
     }.items():
         if any(value is not None for value in values):
             columns[title] = [number_text(value) for value in values]
-    kept = {title: cells for title, cells in columns.items() if cells}
-    return list(kept), [list(line) for line in zip(*kept.values(), strict=True)]
-
-
-def _interval(row: Row, name: str, sign: str = "") -> str:
-    value, low, high = (getattr(row, column) for column in (name, f"{name}_low", f"{name}_high"))
-    return estimate_text(None if value is None else Estimate(value, low, high), sign)
+    return comparison.table_lines(columns)
 
 
 def markdown_table(study: Study, rows: Sequence[Row]) -> str:
     """Return the table as Markdown, with a line on what its columns are."""
-    head, lines = _cells(study, rows)
+    head, *lines = _lines(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", explanation(study, rows)]) + "\n"
 
 
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
-    head, lines = _cells(study, rows)
-    return [*text_rows([head, *lines]), explanation(study, rows)]
+    return [*comparison.text_rows(_lines(study, rows)), explanation(study, rows)]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:
@@ -333,7 +270,7 @@ def explanation(study: Study, rows: Sequence[Row]) -> str:
         parts.append(f"Difference to {study.spec.baseline}: {how}.")
     if any(row.solved is not None for row in rows):
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
-        parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {MEDIANS}.")
+        parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {comparison.MEDIANS}.")
     if any(row.published is not None for row in rows):
         signs = "≥ means that ours reaches it, ≈ that ours is lower but its interval contains it, below that neither holds"
         parts.append(f"Beside a published score, {signs}.")
@@ -362,28 +299,29 @@ def _where(study: Study, row: Row) -> str:
 def _differences(study: Study, rows: Sequence[Row]) -> Iterator[str]:
     base = study.spec.baseline
     for row in rows:
-        if row.difference is None or row.difference_low is None or row.difference_high is None:
+        if row.difference is None or row.difference.low is None or row.difference.high is None:
             continue
-        interval = f"95 % interval of the difference {number(row.difference_low)} to {number(row.difference_high)}"
-        if row.difference_low <= 0.0 <= row.difference_high:
+        value, low, high = row.difference
+        interval = f"95 % interval of the difference {number(low)} to {number(high)}"
+        if row.difference.low <= 0.0 <= row.difference.high:
             yield f"{row.seeds} seeds do not tell the scores of {row.entry} and {base} apart{_where(study, row)} ({interval})."
         else:
-            way = "above" if row.difference > 0.0 else "below"
-            yield f"{row.entry} scored {number(abs(row.difference))} {way} {base}{_where(study, row)} ({interval})."
+            way = "above" if value > 0.0 else "below"
+            yield f"{row.entry} scored {number(abs(value))} {way} {base}{_where(study, row)} ({interval})."
 
 
 def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.solved is None or row.solve_frames is None:
             continue
-        level, frames = number(study.solve(row.env)), row.solve_frames
+        level, frames = number(study.solve(row.env)), row.solve_frames.value
         when = "half of the seeds never did" if math.isinf(frames) else f"the median is {frames:,.0f} global frames"
         yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
 
 
 def page(study: Study, rows: Sequence[Row], figures: Mapping[str, Figure], paths: StudyPaths) -> str:
     """Return one HTML page: findings, table, and the figures side by side, each a link to its interactive page."""
-    head, lines = _cells(study, rows)
+    head, *lines = _lines(study, rows)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
     table = f"<table><tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>{body}</table>"
     shown = "".join(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Table
-from slm_lab.experiment.report.run import Run, Status, load_run
+from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.lib.files import replace_file, sealed, unsealed
 from slm_lab.lib.limits import processor
 
@@ -105,6 +104,11 @@ class ResultRun(Run):
             if (version := self.content["version"]) != VERSION:
                 raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
             super().__init__(RunPaths(file, str(self.content["entry"])))
+            self._named_spec = str(self.content["entry"]), {}
+            self.env, self.mode, self.policies = str(self.content["env"]), "train", int(self.content["policies"])
+            self.status, self.metrics = self.content["status"], {"failures": self.content["failures"]}
+            self.sessions = {int(index): status for index, status in self.content["sessions"].items()}
+            self.random_seed = int(self.content["random_seed"])
             for mode in ("train", "eval"):
                 tables = self.content[mode]
                 self._tables[mode] = {
@@ -117,37 +121,8 @@ class ResultRun(Run):
             again = "delete it to have it made again from the run's folder, or the run repeated"
             raise UserError(f"{file} cannot be read as a result of a study: {error}; {again}") from None
 
-    @property
-    def policies(self) -> int:
-        return int(self.content["policies"])
-
-    @property
-    def env(self) -> str:
-        return str(self.content["env"])
-
-    @cached_property
-    def mode(self) -> str:
-        return "train"
-
-    @cached_property
-    def status(self) -> Status:
-        status: Status = self.content["status"]
-        return status
-
-    @cached_property
-    def sessions(self) -> dict[int, Status]:
-        return {int(index): status for index, status in self.content["sessions"].items()}
-
-    @cached_property
-    def metrics(self) -> dict[str, Any]:
-        return {"failures": self.content["failures"]}
-
     def settings(self) -> dict[str, Any]:
         return dict(self.content["settings"])
-
-    @cached_property
-    def _named_spec(self) -> tuple[str, dict[str, Any]]:
-        return str(self.content["entry"]), {}
 
 
 def result_of_folder(file: Path, folder: Path, identity: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode
 from slm_lab.experiment.report.curves import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
-from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, NEW_COLOUR, POLICY_COLOURS, SESSION_COLOURS, Figure, Line, Panel
+from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, NEW_COLOUR, SESSION_COLOURS, Figure, Line, Panel, policy_colour
 from slm_lab.experiment.report.metrics import Strengths, consistency_curve, metric_curves
 from slm_lab.experiment.report.run import ALL_WORKERS, Run
 from slm_lab.experiment.report.writer import Writer
@@ -228,11 +228,10 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode)
         for policy in range(labels.policies):
             own = {index: one[of_table] for index, one in tables.items() if index % labels.policies == policy}
             curves = [one for index, one in own.items() if len(one.frame) and index not in labels.failed_tables]
-            together = align_or_interpolate(curves, min(len(curves), 2))
+            together = align_or_interpolate(curves)
             aligned = together if len(together.frame) else align(curves)
             band = aligned.band() if len(curves) > 1 else None
-            colour = POLICY_COLOURS[policy % len(POLICY_COLOURS)]
-            line = [Line(f"policy {policy}", aligned.mean(), colour, band)] if len(aligned.frame) else []
+            line = [Line(f"policy {policy}", aligned.mean(), policy_colour(policy), band)] if len(aligned.frame) else []
             good = [one for index, one in tables.items() if index % labels.policies == policy and index not in labels.failed_tables]
             lines += _with_new(of_table, line, good, labels.episodes[mode])
         figure = _figure(name, lines, labels, mode)
@@ -271,7 +270,7 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
         ((index, one),) = good.items()
         failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
         return [*failed, Line(name if labels.failed and not labels.workers else labels.name(index), one)]
-    aligned = interpolate(list(good.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(good.values()), 2)
+    aligned = interpolate(list(good.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(good.values()))
     return [*faint, Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else faint
 
 
@@ -286,7 +285,7 @@ def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], episodes: 
     if not new or not lines or lines[-1].faint:
         return lines
     *others, main = lines
-    curve = align_or_interpolate(new, min(len(new), 2)).mean()
+    curve = align_or_interpolate(new).mean()
     if not len(curve.frame):
         return lines
     apart = np.abs(curve.value - np.interp(curve.frame, *main.curve)).max()

@@ -1,13 +1,17 @@
-"""What is known of a trial of a search."""
+"""What is known of the trials of a search: their results, their rank, and which keys decide the metric."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
-from slm_lab.spec.load.search_space import Values
+import numpy as np
+
+from slm_lab.spec.load.search_space import Picks, SearchSpace, Values, frozen_trial
 
 TrialStatus = Literal["finished", "stopped", "failed", "running"]
 """stopped: by the scheduler (ASHA)."""
@@ -57,3 +61,59 @@ def _rank(record: TrialRecord) -> tuple[float, ...]:
     if record.confirmed is not None and math.isfinite(record.confirmed):
         return (0, -record.confirmed, -metric, record.trial)
     return (1 if record.status == "finished" else 2, -metric, record.trial)
+
+
+METHOD = "PED-ANOVA"
+EXPLANATION = "how far the values of a key among the best trials differ from its values among all trials; the shares add up to 1"
+MIN_TRIALS = 10
+"""Minimum number of trials with a metric."""
+_BEST, _FEWEST = 0.25, 5
+"""The best trials: their share, and their minimum number."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """How much each key of a search matters."""
+
+    shares: dict[str, float]
+    """Path of a key → its share of the sum over all keys, from 0 to 1; the largest first."""
+    trials: int
+    """Number of trials that were compared."""
+    best: int
+    """Number of those that count as the best."""
+    method: str = f"{METHOD}: {EXPLANATION}"
+
+
+def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Importance | None:
+    """Return the importance of each key, of trials that finished or were stopped (Watanabe et al., 2023, PED-ANOVA; of keys that are active
+    in some trials only, its conditional form).
+
+    None for fewer than MIN_TRIALS, for equal metrics, or without the package optuna.
+    """
+    known = [one for one in records if one.status in ("finished", "stopped") and one.known_metric is not None]
+    if len(known) < MIN_TRIALS or np.ptp([one.known_metric for one in known]) == 0:
+        return None
+    try:
+        import optuna
+    except ImportError:
+        return None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize")
+    study.add_trials([frozen_trial(optuna, space, _quantiles(space, one), one.known_metric) for one in known])
+    best = max(_BEST, _FEWEST / len(known))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a key with one value has no importance
+        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    shares = dict.fromkeys(space.keys, 0.0)
+    for name, share in found.items():
+        shares[space.named[name].text] += share
+    return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), len(known), int(np.ceil(best * len(known))))
+
+
+def _quantiles(space: SearchSpace, record: TrialRecord) -> Picks:
+    """Return the picks of a trial, of normal distributions their quantiles, which have bounds."""
+    return {
+        name: NormalDist(*key.args[:2]).cdf(pick) if (key := space.named[name]).is_normal else pick
+        for name, pick in space.picks_of(record.values).items()
+    }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_js, render_html
@@ -24,6 +29,8 @@ class Writer:
 
     def __init__(self, root: Path) -> None:
         self.root, self.reason = root, ""
+        self.files: list[Path] = []
+        """What was written, without the pages' script."""
         self._png: PNGRenderer | None = None
         self._missing: Counter[str] = Counter()
 
@@ -34,6 +41,7 @@ class Writer:
                 break
             try:
                 replace_file(path, content())
+                self.files += [path] if what else []
             except Exception as error:
                 if isinstance(error, OSError) and error.errno in (*_FULL, *_READ_ONLY):
                     self.reason = "disk full" if error.errno in _FULL else f"the folder cannot be written to ({error.strerror})"
@@ -66,3 +74,25 @@ class Writer:
         if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"{self.reason}: {', '.join(kinds)}")
+
+
+def finite(value: Any) -> Any:
+    """Return JSON content with None in place of numbers that are not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def json_bytes(content: Mapping[str, Any], *, ensure_ascii: bool = False) -> bytes:
+    """Return a JSON file."""
+    return (json.dumps(finite(content), indent=2, ensure_ascii=ensure_ascii, allow_nan=False) + "\n").encode()
+
+
+def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
+    """Return a CSV file with a row of names."""
+    text = StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerows([names, *rows])
+    return text.getvalue().encode()

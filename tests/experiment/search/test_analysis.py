@@ -12,10 +12,8 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.report.importance import key_importance
-from slm_lab.experiment.report.search_figures import SearchView, grid_figure, parallel_figure, return_figures, short_names
-from slm_lab.experiment.report.search_report import write_search
-from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, ranked
+from slm_lab.experiment.report.search_report import SearchView, grid_figure, parallel_figure, return_figures, short_names, write_search
+from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, key_importance, ranked
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.training.observers.base import COLUMNS
 from slm_lab.spec.load.loader import load_spec

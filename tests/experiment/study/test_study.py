@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -19,6 +18,7 @@ from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import RunLock, in_use
 from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.report.metrics import Estimate
 from slm_lab.experiment.report.study_report import Row, findings
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.adopt import adopted_runs, key_of
@@ -329,28 +329,13 @@ def test_a_damaged_result_is_refused(study: StudyPaths, tmp_path: Path) -> None:
 
 def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> None:
     loaded = load_study(write(tmp_path, solve=20), "small")
-    rows = [
-        Row("CartPole-v1", "slow", 4, 0, score=10.0, solved=1, solve_frames=math.inf),
-        Row(
-            "CartPole-v1",
-            "fast",
-            4,
-            0,
-            score=25.0,
-            difference=15.0,
-            difference_low=5.0,
-            difference_high=25.0,
-            solved=4,
-            solve_frames=12_800.0,
-        ),
-    ]
-    assert findings(loaded, rows) == [
+    slow = Row("CartPole-v1", "slow", 4, 0, Estimate(10.0, None, None), solved=1, solve_frames=Estimate(math.inf, None, None))
+    fast = Row("CartPole-v1", "fast", 4, 0, difference=Estimate(15.0, 5.0, 25.0), solved=4, solve_frames=Estimate(12_800.0, None, None))
+    assert findings(loaded, [slow, fast]) == [
         "fast scored 15 above slow (95 % interval of the difference 5 to 25).",
         "slow reached 20 in 1 of 4 seeds; half of the seeds never did.",
         "fast reached 20 in 4 of 4 seeds; the median is 12,800 global frames.",
     ]
-    level = replace(rows[1], difference_low=-5.0)
-    assert (
-        findings(loaded, [level])[0] == "4 seeds do not tell the scores of fast and slow apart (95 % interval of the difference -5 to 25)."
-    )
-    assert findings(loaded, [Row("CartPole-v1", "slow", 1, 0, score=1.0)]) == []
+    level = fast._replace(difference=Estimate(15.0, -5.0, 25.0))
+    assert findings(loaded, [level])[0].endswith("apart (95 % interval of the difference -5 to 25).")
+    assert findings(loaded, [slow._replace(solved=None)]) == []

@@ -41,7 +41,6 @@ class ReportReader:
 
     def __init__(self, paths: RunPaths, trial: int, spec: Spec, metric: str, baseline: float | None, after: int = 0) -> None:
         mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
-        self.mode = mode
         self.files = [paths.session_df(index, mode, trial) for index in range(spec.meta.max_session * spec.policies)]
         self.metric, self.baseline, self.after = metric, baseline, after
         self.frame = 0
@@ -69,7 +68,7 @@ class ReportReader:
 
     def _metric_at(self, frame: int, tables: list[Table]) -> float | None:
         cut = [{name: column[table["frame"] <= frame] for name, column in table.items()} for table in tables]
-        return mean_metric(list(independent(dict(enumerate(cut)), self.mode).values()), self.metric, self.baseline)
+        return mean_metric(list(independent(dict(enumerate(cut))).values()), self.metric, self.baseline)
 
 
 def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:

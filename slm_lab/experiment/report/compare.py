@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.files.lock import unfinished
+from slm_lab.experiment.files.study_paths import study_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve, interpolate
 from slm_lab.experiment.report.metrics import Estimate, average, estimate, median_reached
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
+from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
 
 SOLVE_EPISODES = 10
@@ -209,9 +211,6 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
 
 def study_results(word: str) -> list[Run]:
     """Return the results in the folder of a study, [] for another word. Raises UserError if there are none."""
-    from slm_lab.experiment.files.study_paths import study_in
-    from slm_lab.experiment.report.study_result import ResultRun
-
     paths = study_in(Path(word))
     if paths is None:
         return []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from slm_lab.experiment.training.observers.base import info_column
 
 Curves = dict[str, Curve]
 """Name of a figure → the curve of one table in it."""
+_Of = TypeVar("_Of")
 
 BASELINE = "random baseline"
 """Name of its line."""
@@ -107,6 +110,10 @@ class Labels:
         name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
+    def good(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:
+        """Return what belongs to Sessions that did not fail."""
+        return {index: one for index, one in tables.items() if index not in self.failed_tables}
+
     @property
     def each(self) -> str:
         """What the tables belong to."""
@@ -126,12 +133,13 @@ class Labels:
 def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
     """Draw what needs no random baseline; `mode` is that of the tables from which the metrics are made."""
     train, metric_tables, graph = run.tables("train"), run.independent(mode), partial(run.paths.trial_graph, t=run.trial)
-    returns = {index: return_curves(table) for index, table in metric_tables.items()}
-    draw_returns(writer, run, labels, mode)
+    returns = draw_returns(writer, run, labels, mode)
     if labels.workers:
-        for columns in (_DISTRIBUTED_COLUMNS, _TRAINING_COLUMNS):
-            figures = worker_figures(learning_curves(train, columns, "global_frame"), labels, each=columns is _DISTRIBUTED_COLUMNS)
-            writer.draw(figures, graph)
+        of_workers = learning_curves(train, _DISTRIBUTED_COLUMNS, "global_frame")
+        writer.draw(trial_figures(of_workers, labels, "train", GLOBAL_FRAMES), graph)
+        good = list(labels.good(learning_curves(train, _TRAINING_COLUMNS, "global_frame")).values())
+        means = {name: interpolate([curves[name] for curves in good]).mean() for name in next(iter(good), {})}
+        writer.draw(trial_figures({ALL_WORKERS: means}, labels, "train"), graph)
         over = {index: return_curves(table, WALL_CLOCK.column) for index, table in metric_tables.items()}
         writer.draw(trial_figures(over, labels, mode, WALL_CLOCK), partial(graph, axis=WALL_CLOCK.name))
         return
@@ -145,16 +153,17 @@ def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> Non
             _draw_session(writer, run, index, return_curves(table), labels, "train")
 
 
-def draw_returns(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
-    """Draw the returns of the trial over frames."""
+def draw_returns(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> dict[int, Curves]:
+    """Draw the returns of the trial over frames; return their curves."""
     returns = {index: return_curves(table) for index, table in run.independent(mode).items()}
     writer.draw(trial_figures(returns, labels, mode), partial(run.paths.trial_graph, t=run.trial))
+    return returns
 
 
 def draw_strengths(writer: Writer, run: Run, labels: Labels, mode: DataMode, strengths: Mapping[int, Strengths]) -> None:
     """Draw strengths and the metrics made of them."""
     graph, curves = partial(run.paths.trial_graph, t=run.trial), {index: metric_curves(one) for index, one in strengths.items()}
-    common = common_strengths([one for index, one in strengths.items() if index not in labels.failed_tables])
+    common = common_strengths(list(labels.good(strengths).values()))
     writer.draw(trial_figures(curves, labels, mode), graph)
     writer.draw(consistency_figures(common, labels, mode), graph)
     for index, one in curves.items() if not labels.workers else ():
@@ -175,15 +184,6 @@ def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: s
     infos = dict.fromkeys(name for table in tables.values() for name in table if name.startswith(info_column("")))
     names = [name for name in columns if name != "lock_wait" or waits] + (list(infos) if columns is _TRAINING_COLUMNS else [])
     return {index: {name: curve(table, name, over) for name in names} for index, table in tables.items()}
-
-
-def worker_figures(tables: Mapping[int, Curves], labels: Labels, *, each: bool) -> dict[str, Figure]:
-    """Return figures of the mean over the workers of one net over global frames; with `each` and the curve of each worker."""
-    if each:
-        return trial_figures(tables, labels, "train", GLOBAL_FRAMES)
-    good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
-    means = {name: interpolate([curves[name] for curves in good]).mean() for name in next(iter(good), {})}
-    return trial_figures({ALL_WORKERS: means}, labels, "train")
 
 
 def return_curves(table: Table, over: str = "frame") -> Curves:
@@ -213,8 +213,7 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, 
         if name == NEW:
             continue
         lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels, axis)
-        good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
-        lines = _with_new(name, lines, good, labels.episodes[mode])
+        lines = _with_new(name, lines, list(labels.good(tables).values()), labels.episodes[mode])
         if lines or (name in RETURNS and axis is not WALL_CLOCK):
             figures[name] = _figure(name, lines, labels, mode, axis)
     return figures
@@ -226,14 +225,13 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode)
     for name, of_table in _POLICY_RETURNS.items() if labels.policies > 1 else ():
         lines = []
         for policy in range(labels.policies):
-            own = {index: one[of_table] for index, one in tables.items() if index % labels.policies == policy}
-            curves = [one for index, one in own.items() if len(one.frame) and index not in labels.failed_tables]
+            own = [one for index, one in labels.good(tables).items() if index % labels.policies == policy]
+            curves = [one[of_table] for one in own if len(one[of_table].frame)]
             together = align_or_interpolate(curves)
             aligned = together if len(together.frame) else align(curves)
             band = aligned.band() if len(curves) > 1 else None
             line = [Line(f"policy {policy}", aligned.mean(), policy_colour(policy), band)] if len(aligned.frame) else []
-            good = [one for index, one in tables.items() if index % labels.policies == policy and index not in labels.failed_tables]
-            lines += _with_new(of_table, line, good, labels.episodes[mode])
+            lines += _with_new(of_table, line, own, labels.episodes[mode])
         figure = _figure(name, lines, labels, mode)
         several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.band for line in lines) else ""
         figures[name] = replace(figure, title=f"{figure.title}{several}{labels.missing}")
@@ -260,18 +258,16 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
     The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over global frames each
     worker has another grid, and the mean goes over the range that all cover.
     """
-    good = {index: one for index, one in curves.items() if index not in labels.failed_tables}
+    good = labels.good(curves)
     name = f"mean of {labels.count(len(good))}"
-    faint = [
-        Line(labels.name(index), one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
-        for order, (index, one) in enumerate(curves.items())
-    ]
+    colours = zip(curves.items(), cycle(SESSION_COLOURS), strict=False)
+    faint = {index: Line(labels.name(index), one, colour, faint=True) for (index, one), colour in colours}
     if len(good) == 1:
         ((index, one),) = good.items()
-        failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
-        return [*failed, Line(name if labels.failed and not labels.workers else labels.name(index), one)]
+        del faint[index]
+        return [*faint.values(), Line(name if labels.failed and not labels.workers else labels.name(index), one)]
     aligned = interpolate(list(good.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(good.values()))
-    return [*faint, Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else faint
+    return [*faint.values(), *([Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else [])]
 
 
 def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], episodes: str) -> list[Line]:

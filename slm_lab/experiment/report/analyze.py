@@ -79,7 +79,7 @@ def analyze_trial(
     trial.labels = replace(trial.labels, baseline=mean_return, episodes={**trial.labels.episodes, "train": episodes})
     metrics = trial.write_metrics(mean_return, writer)
     with writer.drawing():
-        draw_tables(writer, trial.run, trial.labels, trial.mode)
+        draw_tables(writer, trial.run, trial.labels)
         draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
     if baseline is None and trial.good and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
@@ -87,10 +87,10 @@ def analyze_trial(
             metrics = trial.write_metrics(mean_return, writer)
             trial.labels = replace(trial.labels, baseline=mean_return)
             with writer.drawing():
-                draw_returns(writer, trial.run, trial.labels, trial.mode)
+                draw_returns(writer, trial.run, trial.labels)
     if mean_return is not None:
         with writer.drawing():
-            draw_strengths(writer, trial.run, trial.labels, trial.mode, trial.strengths(mean_return))
+            draw_strengths(writer, trial.run, trial.labels, trial.strengths(mean_return))
     writer.close()
     if complete and writer.reason:
         raise UserError(f"cannot write the results of {paths.root}: {writer.reason}")
@@ -113,6 +113,7 @@ class _Trial:
         self.labels = Labels(
             title=f"{spec.name} ({env}), trial {run.trial}",
             episodes={"train": EPISODES, "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
+            mode=self.mode,
             failed=len(self.failures),
             policies=spec.policies,
             sessions=spec.meta.max_session,

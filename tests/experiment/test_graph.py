@@ -469,7 +469,9 @@ def test_core_range_begins_where_the_line_has_settled() -> None:
     assert y_range(Panel("y", quotients.lines))[1] > 5
     late = np.full(100, 0.9)
     late[70] = -9.0
-    assert len(visible_lines(Panel("y", [Line("b", Curve(frame[:100], late))], True))[0].curve.frame) == 100
+    stray = Panel("y", [Line("b", Curve(frame[:100], late)), Line("c", Curve(frame[:100], np.linspace(0.8, 1.0, 100)))], True)
+    assert len(visible_lines(stray)[0].curve.frame) == 100
+    assert y_range(stray)[0] > 0
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1500, "1,500"), (0.25, "0.25"), (2e-5, "2e-5"), (-0.00045, "−4.5e-4")])

@@ -187,7 +187,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
         raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
     if not all(label.strip() for label in labels):
         raise UserError("--label is empty; expected a name for each RUN")
-    groups: dict[tuple[str, str, str], dict[Path, Run]] = {}
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     seen: set[Path] = set()
     for index, word in enumerate(words):
         for run in study_results(word) or _named_runs(word):
@@ -199,8 +199,8 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
                 continue
             seen.add(folder)
             content = "" if labels else json.dumps(run.settings(), sort_keys=True)
-            groups.setdefault((labels[index] if labels else run.name, run.env, content), {})[folder] = run
-    settings = _labelled({key: list(runs.values()) for key, runs in groups.items()})
+            groups.setdefault((labels[index] if labels else run.name, run.env, content), []).append(run)
+    settings = _labelled(groups)
     for setting in settings:
         _report_status(setting)
         if differing := differing_keys([run.settings() for run in setting.runs]):

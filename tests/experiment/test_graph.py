@@ -68,14 +68,14 @@ def test_the_random_baseline_is_a_line_in_figures_of_returns_if_it_is_known(path
     write_rows(paths, 0, [30.0, 50.0])
     run, labels = Run(paths), Labels("small", {"train": "last 100 episodes", "eval": ""})
     returns = {0: return_curves(run.tables("train")[0])}
-    assert [line.name for line in trial_figures(returns, labels, "train")["mean_returns"].panel.lines] == ["session 0"]
+    assert [line.name for line in trial_figures(returns, labels)["mean_returns"].panel.lines] == ["session 0"]
     known = replace(labels, baseline=22.0)
-    for figures in (trial_figures(returns, known, "train"), session_figures(0, returns[0], known, "train")):
+    for figures in (trial_figures(returns, known), session_figures(0, returns[0], known)):
         first, *_ = figures["mean_returns"].panel.lines
         assert (first.name, first.curve.value.tolist(), first.curve.frame.tolist()) == (BASELINE, [22, 22], [0, 2000])
         assert y_range(figures["mean_returns"].panel)[0] < 22
     losses = {0: {"loss": returns[0]["mean_returns"]}}
-    assert [line.name for line in trial_figures(losses, known, "train")["loss"].panel.lines] == ["session 0"]
+    assert [line.name for line in trial_figures(losses, known)["loss"].panel.lines] == ["session 0"]
     monkeypatch.setattr(analyze, "known_baseline", lambda spec: None)
     monkeypatch.setattr(analyze, "measure_baseline", lambda spec, stop: 22.0)
     analyze_trial(make_spec(), paths)
@@ -101,6 +101,8 @@ def test_files_and_numbers_of_a_trial(paths: RunPaths, make_spec: MakeSpec) -> N
         assert all(paths.trial_graph(what, ext).stat().st_size > 1000 for what in (*measured, "consistencies"))
         assert all(paths.session_graph(index, what, ext).exists() for what in measured for index in (0, 1))
         assert not paths.trial_graph("explore_var", ext).exists()  # no data
+    names = [path.name for path in paths.root.rglob("*.png")]  # none of those of Sessions that share a net
+    assert not [name for name in names if not name.endswith("_vs_frames.png") or "grad_norm" in name or "staleness" in name]
     assert list(paths.root.rglob("*.js")) == [script]
     assert script.stat().st_size > 1_000_000
     pages = list(paths.root.rglob("*.html"))
@@ -233,29 +235,14 @@ def test_new_episodes_behind_the_mean_return(paths: RunPaths, make_spec: MakeSpe
     assert not list(paths.root.rglob("*new_returns*"))
 
 
-@pytest.mark.parametrize("lock_wait", ["", 0.0])
-def test_who_waits_for_no_lock_has_no_graph_of_it(paths: RunPaths, make_spec: MakeSpec, lock_wait: float | str) -> None:
-    for index in (0, 1):
-        write_shared(paths, index, [1.0, 2.0], lock_wait)
-    analyze_trial(make_spec(), paths)
-    assert paths.trial_graph("staleness", "png").exists()
-    assert not list(paths.root.rglob("*lock_wait*"))
-
-
-def test_plain_sessions_have_none_of_these_graphs(paths: RunPaths, make_spec: MakeSpec) -> None:
-    for index in (0, 1):
-        write_rows(paths, index, [1.0, 2.0])
-    analyze_trial(make_spec(), paths)
-    names = [path.name for path in paths.root.rglob("*.png")]
-    assert not [name for name in names if not name.endswith("_vs_frames.png") or "grad_norm" in name or "staleness" in name]
-
-
 @pytest.mark.usefixtures("pictures")
 def test_shared_sessions_without_a_shared_range_or_a_return(paths: RunPaths, make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
-    write_shared(paths, 0, [1.0])
-    write_shared(paths, 1, [2.0])
+    write_shared(paths, 0, [1.0], lock_wait="")
+    write_shared(paths, 1, [2.0], lock_wait=0.0)
     write_shared(paths, 2, [])
     analyze_trial(make_spec(), paths)
+    assert paths.trial_graph("staleness", "png").exists()
+    assert not list(paths.root.rglob("*lock_wait*"))  # nobody waits
     traces, _ = read_figure(paths.trial_graph("mean_returns", "html"))
     assert [(trace["name"], trace["x"]) for trace in traces] == [("all workers", [200, 250])]
     for index in range(3):
@@ -482,7 +469,9 @@ def test_core_range_begins_where_the_line_has_settled() -> None:
     assert y_range(Panel("y", quotients.lines))[1] > 5
     late = np.full(100, 0.9)
     late[70] = -9.0
-    assert len(visible_lines(Panel("y", [Line("b", Curve(frame[:100], late))], True))[0].curve.frame) == 100
+    stray = Panel("y", [Line("b", Curve(frame[:100], late)), Line("c", Curve(frame[:100], np.linspace(0.8, 1.0, 100)))], True)
+    assert len(visible_lines(stray)[0].curve.frame) == 100
+    assert y_range(stray)[0] > 0
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (1500, "1,500"), (0.25, "0.25"), (2e-5, "2e-5"), (-0.00045, "−4.5e-4")])

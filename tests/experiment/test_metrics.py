@@ -65,13 +65,8 @@ def test_none_where_a_denominator_is_zero() -> None:
     untrained = session_metrics(strengths([5.0, 6.0], opt_step=[0, 0]))
     assert untrained["training_efficiency"] is None
     assert untrained["sample_efficiency"] is not None
-
-
-def test_none_without_returns_or_baseline() -> None:
-    nothing = dict.fromkeys(SESSION_METRICS)
-    assert session_metrics(strengths([])) == nothing
-    assert session_metrics(strengths([np.nan, np.nan])) == nothing
-    assert session_metrics(strengths([1.0, 2.0], baseline=None)) == nothing
+    for nothing in (strengths([]), strengths([np.nan, np.nan]), strengths([1.0, 2.0], baseline=None)):
+        assert session_metrics(nothing) == dict.fromkeys(SESSION_METRICS)
 
 
 def test_curves_are_the_metric_up_to_each_row() -> None:
@@ -88,36 +83,24 @@ def test_curves_are_the_metric_up_to_each_row() -> None:
 
 
 def test_consistency_by_hand() -> None:
-    common = common_strengths([strengths([10.0, 20.0]), strengths([14.0, 30.0])])
+    """Of the frames that all Sessions have; 1 for equal Sessions, None for zero strength."""
+    common = common_strengths([strengths([10.0, 20.0]), strengths([14.0, 30.0, 1000.0]), strengths([])])
     # std (population) 2 and 5, means 12 and 25
     assert consistency(common) == pytest.approx(1 - 2 * 7 / 37)
     assert consistency_curve(common).value == pytest.approx([1 - 2 * 2 / 12, 1 - 2 * 7 / 37])
-
-
-def test_consistency_uses_frames_that_all_sessions_have() -> None:
-    short, long, empty = strengths([10.0, 20.0]), strengths([14.0, 30.0, 1000.0]), strengths([])
-    assert consistency(common_strengths([short, long, empty])) == pytest.approx(1 - 2 * 7 / 37)
-    assert consistency(common_strengths([strengths([1.0]), strengths([1.0], every=77)])) is None
-    assert consistency(common_strengths([empty])) is None
-    assert consistency(common_strengths([])) is None
-
-
-def test_consistency_of_equal_sessions_is_one_and_of_zero_strength_none() -> None:
     assert consistency(common_strengths([strengths([3.0, 4.0]), strengths([3.0, 4.0])])) == 1
     assert consistency(common_strengths([strengths([3.0]), strengths([-3.0])])) is None
+    assert consistency(common_strengths([strengths([1.0]), strengths([1.0], every=77)])) is None
+    assert consistency(common_strengths([strengths([])])) is consistency(common_strengths([])) is None
 
 
 def test_trial_is_the_mean_over_sessions_that_have_the_metric() -> None:
+    """The mean of counts is a count."""
     assert mean_scalars([{"a": 1.0, "b": None}, {"a": 3.0, "b": None}]) == {"a": 2.0, "b": None}
     assert mean_scalars([{"a": 1.0}, {"a": None}]) == {"a": 1.0}
     assert mean_scalars([]) == {}
-
-
-def test_mean_of_counts_is_a_count() -> None:
-    frame = mean_scalars([{"frame": 1000}, {"frame": 2001}])["frame"]
-    assert isinstance(frame, int)
-    assert frame == 1500
-    assert isinstance(mean_scalars([{"a": 1.0}])["a"], float)
+    frame, one = (mean_scalars(sessions) for sessions in ([{"frame": 1000}, {"frame": 2001}], [{"frame": 1.0}]))
+    assert [repr(metrics["frame"]) for metrics in (frame, one)] == ["1500", "1.0"]
 
 
 def test_final_moving_average_is_the_last_there_is() -> None:

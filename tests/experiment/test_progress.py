@@ -28,11 +28,14 @@ def test_plain_lines_without_a_terminal() -> None:
         progress.update(0, 250, 500.0, ROW)
         progress.update(0, 500, 500.0, ROW)  # too soon for another line
         progress.update(1, 500, 500.0, ROW)
-        progress.update(0, 1000, 500.0, ROW)  # the last one is never held back
+        progress.update(0, 1000, 500.0, ROW, seconds_left=90.0)  # the last one is never held back
+        progress.states[1].line_due = 0.0
+        progress.update(1, 500, 1.0, ROW, seconds_left=90.0)  # until max_seconds
     assert file.getvalue().splitlines() == [
         "session 0  frame 250/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:02",
         "session 1  frame 500/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:01",
         "session 0  frame 1,000/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:00",
+        "session 1  frame 500/1,000  fps 1  total_reward 21.5  total_reward_ma -  eta 1:30",
     ]
 
 
@@ -63,13 +66,6 @@ def test_sessions_that_wait_are_queued() -> None:
         progress.ended(0, "done", "")
         assert [state.status for state in progress.states] == ["done", "starts", "starts", "queued"]
     assert "queued" in file.getvalue()
-
-
-def test_the_time_left_is_at_most_that_until_max_seconds() -> None:
-    progress, file = shown(terminal=False)
-    with progress:
-        progress.update(0, 500, 1.0, ROW, seconds_left=90.0)
-    assert "eta 1:30" in file.getvalue()
 
 
 @pytest.mark.parametrize("warm_up", [0, 3000])

@@ -65,11 +65,8 @@ def test_align_fills_by_frame() -> None:
     common = align([left, right], 2)
     assert common.frame.tolist() == [20]
     assert common.mean().value.tolist() == [3]
-
-
-def test_align_nothing() -> None:
-    for aligned in (align([]), align([Curve(np.empty(0), np.empty(0))])):
-        assert len(aligned.mean().value) == len(aligned.std()) == 0
+    for nothing in (align([]), align([Curve(np.empty(0), np.empty(0))])):
+        assert len(nothing.mean().value) == len(nothing.std()) == 0
 
 
 def make_run(folder: Path, policies: int = 1) -> RunPaths:
@@ -96,13 +93,13 @@ def test_a_run_as_data_frames(tmp_path: Path) -> None:
     assert (run.name, run.spec["env"]["name"], run.env, run.paths) == ("small", "CartPole-v1", "CartPole-v1", paths)
     assert (run.status, run.metrics, run.sessions) == ("stopped", {}, {0: "stopped", 1: "stopped"})
     assert repr(run) == f"Run({str(tmp_path)!r}, stopped)"
-
-
-def test_a_run_of_several_policies(tmp_path: Path) -> None:
-    make_run(tmp_path, policies=3)
-    run = load_run(str(tmp_path))
-    assert run.train.policy.tolist() == [0, 0, 1, 1, 2, 2] * 2
-    assert run.train.session.tolist() == [0] * 6 + [1] * 6
+    (tmp_path / "several").mkdir()
+    several = load_run(str(make_run(tmp_path / "several", policies=3).root)).train
+    assert (several.policy.tolist(), several.session.tolist()) == ([0, 0, 1, 1, 2, 2] * 2, [0] * 6 + [1] * 6)
+    for file in paths.info_dir.iterdir():
+        file.unlink()
+    empty = load_run(tmp_path)
+    assert (len(empty.train), len(empty.eval), empty.status, empty.sessions) == (0, 0, "stopped", {})
 
 
 def test_status_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,15 +118,6 @@ def test_status_of_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     paths.trial_metrics().write_text('{"fai')
     assert load_run(tmp_path).metrics == {}
     assert caplog.messages[0].startswith(f"cannot read {paths.trial_metrics()}: ")
-
-
-def test_a_run_without_rows(tmp_path: Path) -> None:
-    paths = make_run(tmp_path)
-    for file in paths.info_dir.iterdir():
-        file.unlink()
-    run = load_run(tmp_path)
-    assert len(run.train) == len(run.eval) == 0
-    assert (run.status, run.sessions) == ("stopped", {})
 
 
 def test_what_is_not_a_run(tmp_path: Path) -> None:

@@ -71,11 +71,14 @@ def test_bottleneck_by_hand() -> None:
 
 
 def test_no_bottleneck_without_its_columns() -> None:
-    assert bottleneck([]) is None
-    assert bottleneck([{"frame": np.arange(3.0)}]) is None
-    assert bottleneck([table(2, rollout=[0.5, 0.5], learner=[0.1, 0.1])]) is None
-    assert bottleneck([table(0, rollout=[], inference=[], learner=[])]) is None
-    assert bottleneck([table(2, rollout=[0.5, 0.5], learner=[0.1, 0.1], inference=[0.1, np.nan])]) is None
+    for tables in (
+        [],
+        [{"frame": np.arange(3.0)}],
+        [table(2, rollout=[0.5, 0.5], learner=[0.1, 0.1])],
+        [table(0, rollout=[], inference=[], learner=[])],
+        [table(2, rollout=[0.5, 0.5], learner=[0.1, 0.1], inference=[0.1, np.nan])],
+    ):
+        assert bottleneck(tables) is None
     known = bottleneck([{"frame": np.arange(3.0)}, table(1, rollout=[0.5], learner=[0.1], inference=[0.1])])
     assert known == ("rollout", {"rollout": 0.5, "inference": 0.1, "learner": 0.1})
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,16 +12,8 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.experiment.report.baseline import Baseline, known_baseline, measure_baseline
-from slm_lab.experiment.report.metrics import (
-    SESSION_METRICS,
-    Scalars,
-    Strengths,
-    consistency,
-    last_value,
-    mean_scalars,
-    session_metrics,
-)
-from slm_lab.experiment.report.run import ALL_WORKERS, Run, Status, distributed, last_frame
+from slm_lab.experiment.report.metrics import SESSION_METRICS, Scalars, Strengths, consistency, last_value, mean_scalars, session_metrics
+from slm_lab.experiment.report.run import ALL_WORKERS, Run, Status, last_frame
 from slm_lab.experiment.report.sampler import draw_sampler, sampler_metrics
 from slm_lab.experiment.report.trial_figures import (
     FRAMES,
@@ -35,7 +25,7 @@ from slm_lab.experiment.report.trial_figures import (
     draw_strengths,
     draw_tables,
 )
-from slm_lab.experiment.report.writer import Writer
+from slm_lab.experiment.report.writer import Writer, finite, json_bytes
 from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
@@ -89,7 +79,7 @@ def analyze_trial(
     trial.labels = replace(trial.labels, baseline=mean_return, episodes={**trial.labels.episodes, "train": episodes})
     metrics = trial.write_metrics(mean_return, writer)
     with writer.drawing():
-        draw_tables(writer, trial.run, trial.labels, trial.mode)
+        draw_tables(writer, trial.run, trial.labels)
         draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
     if baseline is None and trial.good and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
@@ -97,10 +87,10 @@ def analyze_trial(
             metrics = trial.write_metrics(mean_return, writer)
             trial.labels = replace(trial.labels, baseline=mean_return)
             with writer.drawing():
-                draw_returns(writer, trial.run, trial.labels, trial.mode)
+                draw_returns(writer, trial.run, trial.labels)
     if mean_return is not None:
         with writer.drawing():
-            draw_strengths(writer, trial.run, trial.labels, trial.mode, trial.strengths(mean_return))
+            draw_strengths(writer, trial.run, trial.labels, trial.strengths(mean_return))
     writer.close()
     if complete and writer.reason:
         raise UserError(f"cannot write the results of {paths.root}: {writer.reason}")
@@ -116,20 +106,20 @@ class _Trial:
         """Of the tables from which the metrics are made."""
         self.failures = {s: failures[s] for s in sorted(failures)}
         self.train, self.metric_tables = run.tables("train"), run.independent(self.mode)
-        self.distributed = distributed(self.train)
         failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
         self.good = [index for index in self.train if index not in failed_tables]
         """Indices of the tables of Sessions that did not fail."""
         env, frames = spec.env.name.rpartition(":")[2], POLICY_FRAMES if spec.policies > 1 else FRAMES
         self.labels = Labels(
-            f"{spec.name} ({env}), trial {run.trial}",
-            {"train": EPISODES, "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
-            len(self.failures),
-            spec.policies,
-            spec.meta.max_session,
-            GLOBAL_FRAMES if self.distributed else frames,
-            failed_tables,
-            workers=self.distributed,
+            title=f"{spec.name} ({env}), trial {run.trial}",
+            episodes={"train": EPISODES, "eval": f"{spec.meta.rigorous_eval} evaluation episodes"},
+            mode=self.mode,
+            failed=len(self.failures),
+            policies=spec.policies,
+            sessions=spec.meta.max_session,
+            frames=GLOBAL_FRAMES if run.distributed else frames,
+            failed_tables=failed_tables,
+            workers=run.distributed,
         )
 
     @property
@@ -156,22 +146,22 @@ class _Trial:
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
         metrics: dict[str, Any] = {
             **(mean_scalars([self._scalars(index, strengths) for index in metric_tables]) or _NO_SCALARS),
-            "consistency": None if self.distributed else consistency(common_strengths([strengths[index] for index in self.good])),
+            "consistency": None if self.run.distributed else consistency(common_strengths([strengths[index] for index in self.good])),
             "random_baseline": baseline,
             "sessions": len(sessions),
             "status": "failed" if self.failures else "stopped" if stopped else "done",
             **({"failed": len(self.failures), "failures": failures} if self.failures else {}),
             **sampler_metrics(train, metric_tables, policies),
         }
-        metrics = _finite(metrics)
-        writer.write("metrics file not written", (paths.trial_metrics(t), partial(_json, metrics)))
+        metrics = dict(finite(metrics))
+        writer.write("metrics file not written", (paths.trial_metrics(t), partial(json_bytes, metrics, ensure_ascii=True)))
         with_tables = {index // policies for index in rows}
         rows |= {s * policies: _NO_SCALARS for s in self.failures if s not in with_tables}
         for index, scalars in rows.items():
             content: dict[str, Any] = {**scalars, "random_baseline": baseline, "status": status.get(index, "failed")}
             if index // policies in self.failures:
                 content["failed"] = self.failures[index // policies] or "unknown cause"
-            writer.write("metrics file not written", (paths.session_metrics(index, t), partial(_json, content)))
+            writer.write("metrics file not written", (paths.session_metrics(index, t), partial(json_bytes, content, ensure_ascii=True)))
         return metrics
 
     def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
@@ -206,16 +196,3 @@ def _in_a_line(text: str) -> str:
     if "Traceback" not in text:
         return " ".join([lines[0], *(line for line in lines[1:][-1:] if line.startswith("(at frame "))])
     return " ".join(lines[-2:]) if lines[-1].startswith("(at frame ") else lines[-1]
-
-
-def _finite(value: Any) -> Any:
-    """Return JSON content with None in place of numbers that are not finite, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_finite(content), indent=2, allow_nan=False) + "\n").encode()

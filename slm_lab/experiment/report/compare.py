@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.files.lock import unfinished
+from slm_lab.experiment.files.study_paths import study_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve, interpolate
 from slm_lab.experiment.report.metrics import Estimate, average, estimate, median_reached
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
+from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
 
 SOLVE_EPISODES = 10
@@ -185,7 +187,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
         raise UserError(f"--label is given {len(labels)} times for {runs}; expected one for each RUN, or none")
     if not all(label.strip() for label in labels):
         raise UserError("--label is empty; expected a name for each RUN")
-    groups: dict[tuple[str, str, str], dict[Path, Run]] = {}
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     seen: set[Path] = set()
     for index, word in enumerate(words):
         for run in study_results(word) or _named_runs(word):
@@ -197,8 +199,8 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
                 continue
             seen.add(folder)
             content = "" if labels else json.dumps(run.settings(), sort_keys=True)
-            groups.setdefault((labels[index] if labels else run.name, run.env, content), {})[folder] = run
-    settings = _labelled({key: list(runs.values()) for key, runs in groups.items()})
+            groups.setdefault((labels[index] if labels else run.name, run.env, content), []).append(run)
+    settings = _labelled(groups)
     for setting in settings:
         _report_status(setting)
         if differing := differing_keys([run.settings() for run in setting.runs]):
@@ -209,9 +211,6 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
 
 def study_results(word: str) -> list[Run]:
     """Return the results in the folder of a study, [] for another word. Raises UserError if there are none."""
-    from slm_lab.experiment.files.study_paths import study_in
-    from slm_lab.experiment.report.study_result import ResultRun
-
     paths = study_in(Path(word))
     if paths is None:
         return []

@@ -85,11 +85,10 @@ class Run:
         """How the run ended."""
         if in_use(self.paths.lock):
             return "running"
-        if self._of_last_start(self.paths.trial_metrics(self.trial)) is None:
+        metrics = self._of_last_start(self.paths.trial_metrics(self.trial))
+        if metrics is None:
             return "stopped"
-        if self.metrics.get("failed"):
-            return "failed"
-        status: Status = self.metrics.get("status", "done")
+        status: Status = "failed" if metrics.get("failed") else metrics.get("status", "done")
         return status
 
     @cached_property
@@ -131,10 +130,15 @@ class Run:
         return independent(self.tables(mode))
 
     @cached_property
+    def starts(self) -> list[dict[str, Any]]:
+        """What the spec says of each start of the run (meta.run)."""
+        starts = self.spec.get("meta", {}).get("run") or [{}]
+        return starts if isinstance(starts, list) else [starts]
+
+    @cached_property
     def mode(self) -> str:
         """The mode of the run: "train" or "dev"."""
-        starts = self.spec.get("meta", {}).get("run") or {}
-        return str((starts[0] if isinstance(starts, list) else starts).get("mode", "train"))
+        return str(self.starts[0].get("mode", "train"))
 
     def settings(self) -> dict[str, Any]:
         """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.
@@ -164,10 +168,9 @@ class Run:
 
     def _of_last_start(self, file: Path) -> dict[str, Any] | None:
         """Return the content of a metrics file, None if it is older than the last start of a run that was continued."""
-        starts = self.spec.get("meta", {}).get("run")
-        if isinstance(starts, list) and len(starts) > 1 and file.is_file():
+        if len(self.starts) > 1 and file.is_file():
             with suppress(ValueError, KeyError, TypeError):
-                if file.stat().st_mtime < datetime.fromisoformat(starts[-1]["began"]).timestamp():
+                if file.stat().st_mtime < datetime.fromisoformat(self.starts[-1]["began"]).timestamp():
                     return None
         return read_json(file)
 
@@ -251,12 +254,8 @@ def read_table(path: Path) -> Table:
     columns = {name: numbers(cells) for name, cells in read_columns(path).items()}
     frame = columns.get("frame")
     if frame is None:
-        return no_rows()
+        return {"frame": np.empty(0)}
     return {name: values[frame > 0] for name, values in columns.items()}
-
-
-def no_rows() -> Table:
-    return {"frame": np.empty(0)}
 
 
 def numbers(cells: Sequence[str]) -> np.ndarray:
@@ -281,7 +280,7 @@ def _table(path: Path) -> Table:
         return read_table(path)
     except Exception as error:
         notice(f"cannot read {path.name}: {error}")
-        return no_rows()
+        return {"frame": np.empty(0)}
 
 
 def _column(name: str, values: np.ndarray) -> np.ndarray:

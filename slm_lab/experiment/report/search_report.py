@@ -15,19 +15,7 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.curves import Curve, align_or_interpolate, evenly
-from slm_lab.experiment.report.figure import (
-    AnyFigure,
-    Bar,
-    Bars,
-    Figure,
-    Line,
-    Panel,
-    ParallelCoordinates,
-    Scale,
-    ScatterGrid,
-    Shade,
-    Trials,
-)
+from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Shade, Trials
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.trial_figures import return_curves
@@ -184,7 +172,7 @@ class SearchView:
         return Trials(texts, [one.status for one in self.known], shade)
 
 
-def search_figures(view: SearchView) -> dict[str, AnyFigure]:
+def search_figures(view: SearchView) -> dict[str, figures.AnyFigure]:
     """Return the figures by the name that follows _experiment_graph: "", parallel_coordinates and importance."""
     return {"": grid_figure(view), "parallel_coordinates": parallel_figure(view), "importance": importance_figure(view)}
 

@@ -13,7 +13,7 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Table
-from slm_lab.experiment.report.run import Run, load_run
+from slm_lab.experiment.report.run import Run
 from slm_lab.lib.files import replace_file, sealed, unsealed
 from slm_lab.lib.limits import processor
 
@@ -38,8 +38,6 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
 
     Raises OSError.
     """
-    starts = run.spec.get("meta", {}).get("run") or [{}]
-    last = starts[-1] if isinstance(starts, list) else starts
     content = {
         "version": VERSION,
         **identity,
@@ -47,8 +45,8 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
         "spec_name": run.name,
         "policies": run.policies,
         "seconds": seconds,
-        "versions": last.get("versions", {}),
-        "git": last.get("git"),
+        "versions": run.starts[-1].get("versions", {}),
+        "git": run.starts[-1].get("git"),
         "processor": _model(processor()),
         "sessions": {str(index): status for index, status in run.sessions.items()},
         "failures": run.metrics.get("failures", {}),
@@ -123,8 +121,3 @@ class ResultRun(Run):
 
     def settings(self) -> dict[str, Any]:
         return dict(self.content["settings"])
-
-
-def result_of_folder(file: Path, folder: Path, identity: Mapping[str, Any]) -> None:
-    """Write the result of the run in a folder. Raises UserError if it is not a run folder."""
-    write_result(file, load_run(folder), identity)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from slm_lab.experiment.training.observers.base import info_column
 
 Curves = dict[str, Curve]
 """Name of a figure → the curve of one table in it."""
+_Of = TypeVar("_Of")
 
 BASELINE = "random baseline"
 """Name of its line."""
@@ -81,6 +84,8 @@ class Labels:
     """Spec, env and trial."""
     episodes: Mapping[DataMode, str]
     """The episodes over which a return is the mean."""
+    mode: DataMode = "train"
+    """Of the tables from which the metrics, and figures of returns, are made."""
     failed: int = 0
     """Number of failed Sessions, which the means of the trial leave out."""
     policies: int = 1
@@ -107,6 +112,10 @@ class Labels:
         name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
+    def good(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:
+        """Return what belongs to Sessions that did not fail."""
+        return {index: one for index, one in tables.items() if index not in self.failed_tables}
+
     @property
     def each(self) -> str:
         """What the tables belong to."""
@@ -123,47 +132,47 @@ class Labels:
         return f"{tables} {self.each if tables != 1 else 'policy' if self.policies > 1 else self.each[:-1]}{self.missing}"
 
 
-def draw_tables(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
-    """Draw what needs no random baseline; `mode` is that of the tables from which the metrics are made."""
-    train, metric_tables, graph = run.tables("train"), run.independent(mode), partial(run.paths.trial_graph, t=run.trial)
-    returns = {index: return_curves(table) for index, table in metric_tables.items()}
-    draw_returns(writer, run, labels, mode)
+def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
+    """Draw what needs no random baseline."""
+    train, metric_tables, graph = run.tables("train"), run.independent(labels.mode), partial(run.paths.trial_graph, t=run.trial)
+    returns = draw_returns(writer, run, labels)
     if labels.workers:
-        for columns in (_DISTRIBUTED_COLUMNS, _TRAINING_COLUMNS):
-            figures = worker_figures(learning_curves(train, columns, "global_frame"), labels, each=columns is _DISTRIBUTED_COLUMNS)
-            writer.draw(figures, graph)
+        of_workers = learning_curves(train, _DISTRIBUTED_COLUMNS, "global_frame")
+        writer.draw(trial_figures(of_workers, labels, GLOBAL_FRAMES), graph)
+        good = list(labels.good(learning_curves(train, _TRAINING_COLUMNS, "global_frame")).values())
+        means = {name: interpolate([curves[name] for curves in good]).mean() for name in next(iter(good), {})}
+        writer.draw(trial_figures({ALL_WORKERS: means}, labels), graph)
         over = {index: return_curves(table, WALL_CLOCK.column) for index, table in metric_tables.items()}
-        writer.draw(trial_figures(over, labels, mode, WALL_CLOCK), partial(graph, axis=WALL_CLOCK.name))
+        writer.draw(trial_figures(over, labels, WALL_CLOCK), partial(graph, axis=WALL_CLOCK.name))
         return
     learning = learning_curves(train, _TRAINING_COLUMNS)
-    writer.draw(trial_figures(learning, labels, "train"), graph)
-    writer.draw(policy_figures(returns, labels, mode), graph)
+    writer.draw(trial_figures(learning, labels), graph)
+    writer.draw(policy_figures(returns, labels), graph)
     for index, table in train.items():
-        _draw_session(writer, run, index, returns[index], labels, mode)
-        _draw_session(writer, run, index, learning[index], labels, "train")
-        if mode == "eval":
-            _draw_session(writer, run, index, return_curves(table), labels, "train")
+        _draw_session(writer, run, index, returns[index], labels)
+        in_training = learning[index] | (return_curves(table) if labels.mode == "eval" else {})
+        _draw_session(writer, run, index, in_training, replace(labels, mode="train"))
 
 
-def draw_returns(writer: Writer, run: Run, labels: Labels, mode: DataMode) -> None:
-    """Draw the returns of the trial over frames."""
-    returns = {index: return_curves(table) for index, table in run.independent(mode).items()}
-    writer.draw(trial_figures(returns, labels, mode), partial(run.paths.trial_graph, t=run.trial))
+def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
+    """Draw the returns of the trial over frames; return their curves."""
+    returns = {index: return_curves(table) for index, table in run.independent(labels.mode).items()}
+    writer.draw(trial_figures(returns, labels), partial(run.paths.trial_graph, t=run.trial))
+    return returns
 
 
-def draw_strengths(writer: Writer, run: Run, labels: Labels, mode: DataMode, strengths: Mapping[int, Strengths]) -> None:
+def draw_strengths(writer: Writer, run: Run, labels: Labels, strengths: Mapping[int, Strengths]) -> None:
     """Draw strengths and the metrics made of them."""
     graph, curves = partial(run.paths.trial_graph, t=run.trial), {index: metric_curves(one) for index, one in strengths.items()}
-    common = common_strengths([one for index, one in strengths.items() if index not in labels.failed_tables])
-    writer.draw(trial_figures(curves, labels, mode), graph)
-    writer.draw(consistency_figures(common, labels, mode), graph)
+    common = common_strengths(list(labels.good(strengths).values()))
+    writer.draw(trial_figures(curves, labels), graph)
+    writer.draw(consistency_figures(common, labels), graph)
     for index, one in curves.items() if not labels.workers else ():
-        _draw_session(writer, run, index, one, labels, mode)
+        _draw_session(writer, run, index, one, labels)
 
 
-def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: Labels, mode: DataMode) -> None:
-    drawn = session_figures(index, curves, labels, mode)
-    writer.draw(drawn, partial(run.paths.session_graph, index, mode=mode, t=run.trial))
+def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: Labels) -> None:
+    writer.draw(session_figures(index, curves, labels), partial(run.paths.session_graph, index, mode=labels.mode, t=run.trial))
 
 
 def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: str = "frame") -> dict[int, Curves]:
@@ -177,33 +186,24 @@ def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: s
     return {index: {name: curve(table, name, over) for name in names} for index, table in tables.items()}
 
 
-def worker_figures(tables: Mapping[int, Curves], labels: Labels, *, each: bool) -> dict[str, Figure]:
-    """Return figures of the mean over the workers of one net over global frames; with `each` and the curve of each worker."""
-    if each:
-        return trial_figures(tables, labels, "train", GLOBAL_FRAMES)
-    good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
-    means = {name: interpolate([curves[name] for curves in good]).mean() for name in next(iter(good), {})}
-    return trial_figures({ALL_WORKERS: means}, labels, "train")
-
-
 def return_curves(table: Table, over: str = "frame") -> Curves:
     """Return the curves of RETURNS, and that of the new episodes of each row."""
     return {name: curve(table, column, over) for name, column in (RETURNS | {NEW: "return_new"}).items()}
 
 
-def session_figures(index: int, curves: Curves, labels: Labels, mode: DataMode) -> dict[str, Figure]:
+def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Figure]:
     """Return the figures of those curves that have points."""
-    suffix = ", evaluation" if mode == "eval" else ""
+    suffix = ", evaluation" if labels.mode == "eval" else ""
     titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
     figures = {}
     for name, one in curves.items():
         if len(one.frame) and name != NEW:
-            lines = _with_new(name, [Line(labels.name(index), one)], [curves], labels.episodes[mode])
-            figures[name] = _figure(name, lines, titled, mode)
+            lines = _with_new(name, [Line(labels.name(index), one)], [curves], labels)
+            figures[name] = _figure(name, lines, titled)
     return figures
 
 
-def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, axis: Axis | None = None) -> dict[str, Figure]:
+def trial_figures(tables: Mapping[int, Curves], labels: Labels, axis: Axis | None = None) -> dict[str, Figure]:
     """Return figures of each table's curves and their mean ± one standard deviation.
 
     Returns over frames are always drawn, other figures only if there are points.
@@ -213,28 +213,26 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode, 
         if name == NEW:
             continue
         lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels, axis)
-        good = [curves for index, curves in tables.items() if index not in labels.failed_tables]
-        lines = _with_new(name, lines, good, labels.episodes[mode])
+        lines = _with_new(name, lines, list(labels.good(tables).values()), labels)
         if lines or (name in RETURNS and axis is not WALL_CLOCK):
-            figures[name] = _figure(name, lines, labels, mode, axis)
+            figures[name] = _figure(name, lines, labels, axis)
     return figures
 
 
-def policy_figures(tables: Mapping[int, Curves], labels: Labels, mode: DataMode) -> dict[str, Figure]:
+def policy_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Figure]:
     """Return figures of the returns with a curve per policy, ± one standard deviation over several Sessions; {} for one policy."""
     figures: dict[str, Figure] = {}
     for name, of_table in _POLICY_RETURNS.items() if labels.policies > 1 else ():
         lines = []
         for policy in range(labels.policies):
-            own = {index: one[of_table] for index, one in tables.items() if index % labels.policies == policy}
-            curves = [one for index, one in own.items() if len(one.frame) and index not in labels.failed_tables]
+            own = [one for index, one in labels.good(tables).items() if index % labels.policies == policy]
+            curves = [one[of_table] for one in own if len(one[of_table].frame)]
             together = align_or_interpolate(curves)
             aligned = together if len(together.frame) else align(curves)
             band = aligned.band() if len(curves) > 1 else None
             line = [Line(f"policy {policy}", aligned.mean(), policy_colour(policy), band)] if len(aligned.frame) else []
-            good = [one for index, one in tables.items() if index % labels.policies == policy and index not in labels.failed_tables]
-            lines += _with_new(of_table, line, good, labels.episodes[mode])
-        figure = _figure(name, lines, labels, mode)
+            lines += _with_new(of_table, line, own, labels)
+        figure = _figure(name, lines, labels)
         several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.band for line in lines) else ""
         figures[name] = replace(figure, title=f"{figure.title}{several}{labels.missing}")
     return figures
@@ -246,12 +244,12 @@ def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
     return align_or_interpolate(curves, len(curves))
 
 
-def consistency_figures(common: Aligned, labels: Labels, mode: DataMode) -> dict[str, Figure]:
+def consistency_figures(common: Aligned, labels: Labels) -> dict[str, Figure]:
     """Return the consistency over Sessions, or over their policies; {} for one alone, of which it says nothing."""
     one, count = consistency_curve(common), len(common.value_SF)
     if count < 2 or not len(one.frame):
         return {}
-    return {"consistencies": _figure("consistencies", [Line(f"over {labels.count(count)}", one)], labels, mode)}
+    return {"consistencies": _figure("consistencies", [Line(f"over {labels.count(count)}", one)], labels)}
 
 
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:
@@ -260,26 +258,22 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
     The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over global frames each
     worker has another grid, and the mean goes over the range that all cover.
     """
-    good = {index: one for index, one in curves.items() if index not in labels.failed_tables}
+    good = labels.good(curves)
     name = f"mean of {labels.count(len(good))}"
-    faint = [
-        Line(labels.name(index), one, SESSION_COLOURS[order % len(SESSION_COLOURS)], faint=True)
-        for order, (index, one) in enumerate(curves.items())
-    ]
+    colours = zip(curves.items(), cycle(SESSION_COLOURS), strict=False)
+    faint = {index: Line(labels.name(index), one, colour, faint=True) for (index, one), colour in colours}
     if len(good) == 1:
         ((index, one),) = good.items()
-        failed = [line for line, other in zip(faint, curves, strict=True) if other != index]
-        return [*failed, Line(name if labels.failed and not labels.workers else labels.name(index), one)]
+        del faint[index]
+        return [*faint.values(), Line(name if labels.failed and not labels.workers else labels.name(index), one)]
     aligned = interpolate(list(good.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(good.values()))
-    return [*faint, Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else faint
+    return [*faint.values(), *([Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else [])]
 
 
-def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], episodes: str) -> list[Line]:
+def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], labels: Labels) -> list[Line]:
     """Return the lines of a figure with the returns of new episodes behind the last, the mean return, if they differ visibly.
 
-    Args:
-        tables: those whose mean is drawn.
-        episodes: those that the mean return is over.
+    Args: tables: those whose mean is drawn.
     """
     new = [one[NEW] for one in tables if NEW in one and len(one[NEW].frame)] if name == "mean_returns" else []
     if not new or not lines or lines[-1].faint:
@@ -293,13 +287,13 @@ def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], episodes: 
         return lines
     colour = NEW_COLOUR if main.colour == MEAN_COLOUR else main.colour
     behind = Line(_NEW_NAME, curve, colour, faint=True, group=_NEW_NAME)
-    return [*others, behind, replace(main, name=f"{main.name} ({episodes})")]
+    return [*others, behind, replace(main, name=f"{main.name} ({labels.episodes[labels.mode]})")]
 
 
-def _figure(name: str, lines: list[Line], labels: Labels, mode: DataMode, axis: Axis | None = None) -> Figure:
+def _figure(name: str, lines: list[Line], labels: Labels, axis: Axis | None = None) -> Figure:
     key = name.removeprefix(info_column(""))
     what, y_label = _TEXTS.get(name, (key, f"{key} at the end of episodes (last 100 episodes)"))
-    y_label = "mean return" if any(line.name == _NEW_NAME for line in lines) else y_label.format(episodes=labels.episodes[mode])
+    y_label = "mean return" if any(line.name == _NEW_NAME for line in lines) else y_label.format(episodes=labels.episodes[labels.mode])
     if labels.baseline is not None and lines and (name in RETURNS or name in _POLICY_RETURNS):
         frame = max(float(line.curve.frame[-1]) for line in lines)
         across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))

@@ -89,32 +89,25 @@ def test_every_search_has_its_files(paths: RunPaths, caplog: pytest.LogCaptureFi
         assert {row["status"] for row in rows(paths)} == {"finished", "failed", "stopped", "running"}
 
 
-def test_the_best_trial_can_be_trained(paths: RunPaths) -> None:
+def test_the_table_is_ranked_and_the_best_trial_can_be_trained(paths: RunPaths) -> None:
+    """The metric is named as the search names it: trials may have strengths, of a baseline that they measured meanwhile."""
     space = toy_space()
     records = records_of(space, 10)
     best = max(records, key=lambda one: one.metric or 0)
-    summary = write_search(paths, space.spec, records, "final_strength")
-    assert summary.best == best
-    spec = load_spec(paths.best_spec)
-    assert spec == space.apply(best.values)
+    summary = write_search(paths, space.spec, records, "total_reward_ma")
+    assert (summary.best, summary.metric) == (best, "total_reward_ma")
+    assert load_spec(paths.best_spec) == space.apply(best.values)
     comment = " ".join(json.loads(paths.best_spec.read_text(encoding="utf-8"))["_comment"])
-    assert f"Trial {best.trial}" in comment
-    assert "10 trials" in comment
-    assert "agent.algorithm.rate loguniform [1e-05, 0.1]" in comment
-
-
-def test_the_table_is_ranked_and_complete(paths: RunPaths) -> None:
-    space = toy_space()
-    records = records_of(space, 5)
-    write_search(paths, space.spec, records, "final_strength")
+    for words in (f"Trial {best.trial}, the best by total_reward_ma (", "10 trials", "agent.algorithm.rate loguniform [1e-05, 0.1]"):
+        assert words in comment
+    assert json.loads(paths.importance.read_text(encoding="utf-8"))["metric"] == "total_reward_ma"
     table = rows(paths)
     header = paths.experiment_df.read_text().splitlines()[0].split(",")
     assert len(header) == len(set(header))
     assert [float(row["metric"]) for row in table] == sorted((one.metric for one in records if one.metric is not None), reverse=True)
     first = records[int(table[0]["trial"])]
     assert {key: table[0][key] for key in first.values} == {key: str(value) for key, value in first.values.items()}
-    assert table[0]["consistency"] == ""
-    assert (table[0]["frame"], table[0]["seconds"], table[0]["random_seed"]) == ("1000", "2.5", "7")
+    assert [table[0][name] for name in ("consistency", "frame", "seconds", "random_seed")] == ["", "1000", "2.5", "7"]
 
 
 def test_rank() -> None:
@@ -131,12 +124,17 @@ def test_rank() -> None:
 
 
 def test_importance_ranks_the_key_that_decides_first() -> None:
+    """None without trials that differ."""
     space = toy_space()
     for seed in range(5):
         found = key_importance(space, records_of(space, 40, seed))
-        order = [key.rpartition(".")[2] for key in found.shares]
-        assert order[0] == "rate"
+        assert found is not None
+        assert next(iter(found.shares)) == "agent.algorithm.rate"
         assert found.shares["agent.algorithm.noise"] < 0.1
+    records = records_of(space, 12)
+    assert key_importance(space, records[:7]) is None
+    assert key_importance(space, [record(one.trial, one.values, 3.0) for one in records]) is None
+    assert key_importance(space, [record(one.trial, one.values, None, "failed") for one in records]) is None
 
 
 def test_importance_of_a_key_inside_a_choice() -> None:
@@ -148,14 +146,6 @@ def test_importance_of_a_key_inside_a_choice() -> None:
     assert next(iter(found.shares)) == name
     assert sum(found.shares.values()) == pytest.approx(1)
     assert found.shares["agent.algorithm.action_policy"] == 0
-
-
-def test_importance_needs_trials_that_differ() -> None:
-    space = toy_space()
-    records = records_of(space, 12)
-    assert key_importance(space, records[:7]) is None
-    assert key_importance(space, [record(one.trial, one.values, 3.0) for one in records]) is None
-    assert key_importance(space, [record(one.trial, one.values, None, "failed") for one in records]) is None
 
 
 def test_figures_show_what_the_records_say(paths: RunPaths) -> None:
@@ -191,13 +181,3 @@ def test_short_names() -> None:
         ["agent.net.optim_spec.lr", "agent.net.critic_optim_spec.lr", "agent.algorithm.gamma", "env.name", "agent.net.name"]
     )
     assert list(names.values()) == ["optim_spec.lr", "critic_optim_spec.lr", "gamma", "env.name", "net.name"]
-
-
-def test_the_metric_is_named_as_the_search_names_it(paths: RunPaths) -> None:
-    """Trials may have strengths, of a baseline that they measured, in a search that began without one."""
-    space = toy_space()
-    records = records_of(space, 10)
-    assert all(one.metrics["final_strength"] is not None for one in records)
-    assert write_search(paths, space.spec, records, "total_reward_ma").metric == "total_reward_ma"
-    assert "best by total_reward_ma (" in paths.best_spec.read_text(encoding="utf-8")
-    assert json.loads(paths.importance.read_text(encoding="utf-8"))["metric"] == "total_reward_ma"

@@ -18,7 +18,8 @@ from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunPaths, new_folder
 from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, about_study, run_name
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
-from slm_lab.experiment.report.study_result import ResultRun, result_of_folder
+from slm_lab.experiment.report.run import load_run
+from slm_lab.experiment.report.study_result import ResultRun, write_result
 from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, Start, as_text, lock_of, run_plan, writing
 from slm_lab.experiment.run.study.adopt import adopted_runs, changes, key_of
 from slm_lab.experiment.run.study.study_run import RunJob, check_in_process, has_failed, run_in_process
@@ -334,7 +335,7 @@ class StudyExperiment(Experiment):
             }
             file = paths.result(folder.root.name)
             if key in adopted and not file.is_file():
-                result_of_folder(file, adopted[key], {**identity, "adopted": str(adopted[key])})
+                write_result(file, load_run(adopted[key]), {**identity, "adopted": str(adopted[key])})
             if folder.root.is_dir() or not file.is_file():
                 folder.root.mkdir(exist_ok=True)
                 if not folder.identity.is_file() or self._identity(paths, folder) != identity:  # new, or another label or a newer key

@@ -7,14 +7,12 @@ code.
 """
 
 import argparse
-import math
 import os
 import subprocess
 import sys
-from statistics import fmean, stdev
 from typing import NamedTuple
 
-from bench.paired import ROOT, T95, last_line
+from bench.paired import ROOT, T95, last_line, ratio
 
 
 class FastPath(NamedTuple):
@@ -85,9 +83,7 @@ def main() -> None:
     sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores, torch {torch.__version__}\n")
     for name in arguments.paths:
         path = PATHS[name]
-        logs = [math.log(gain(path, number)) for number in range(arguments.pairs)]
-        half = T95[arguments.pairs - 1] * stdev(logs) / math.sqrt(len(logs))
-        mean, low, high = (math.exp(fmean(logs) + step) for step in (0.0, -half, half))
+        mean, low, high = ratio([gain(path, number) for number in range(arguments.pairs)])
         case = " ".join((path.case, *path.sets))
         sys.stdout.write(f"{name} ({path.switch}), {case}: {mean:.2f} × ({low:.2f} to {high:.2f})\n")
         sys.stdout.flush()

@@ -77,6 +77,13 @@ def pair(checkouts: Sequence[Path], case: str, number: int) -> list[float]:
     return [fps[0], fps[1]]
 
 
+def ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of the ratios of pairs and the bounds of its 95% confidence interval."""
+    logs = [math.log(one) for one in ratios]
+    half = T95[len(logs) - 1] * stdev(logs) / math.sqrt(len(logs))
+    return math.exp(fmean(logs)), math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compare the training speed of two checkouts, pair by pair.")
     parser.add_argument("other", type=Path)
@@ -92,9 +99,7 @@ def main() -> None:
     for case in arguments.cases:
         pairs = [pair((ROOT, arguments.other.resolve()), case, number) for number in range(arguments.pairs)]
         here, other = zip(*pairs, strict=True)
-        logs = [math.log(a / b) for a, b in zip(here, other, strict=True)]
-        half = T95[arguments.pairs - 1] * stdev(logs) / math.sqrt(len(logs))
-        mean, low, high = (math.exp(fmean(logs) + step) for step in (0.0, -half, half))
+        mean, low, high = ratio([a / b for a, b in zip(here, other, strict=True)])
         sys.stdout.write(f"{case}: {median(here):,.0f} against {median(other):,.0f} frames/s, ratio {mean:.3f} ({low:.3f} to {high:.3f})\n")
         sys.stdout.flush()
 

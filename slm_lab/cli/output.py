@@ -6,7 +6,7 @@ import io
 import os
 import sys
 
-from slm_lab.experiment.report.progress import Screen, keep_streams
+from slm_lab.experiment.report.screen import Screen, keep_streams
 
 OK, FAILED = 0, 1
 

@@ -404,7 +404,7 @@ class Sync(_GymVectorBackend):
             return concatenate(self.observation_space, self._fitted(obs_list) if self._narrow else obs_list, self._obs)
         except InvalidOutcome:
             raise
-        except Exception:  # by gymnasium or numpy
+        except Exception:  # gymnasium or numpy raised it: check and convert the observations, which says what is wrong, and try again
             return concatenate(self.observation_space, self._fitted(obs_list), self._obs)
 
     def _fitted(self, obs_list: list[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.lib.records import Channels, Dtype, InputKind, Unclear
+from slm_lab.lib.records import Ambiguity, Channels, Dtype, InputKind
 
 UNBOUNDED = 1e30
 """Bounds beyond this count as infinite: some envs give float32's largest number instead of infinity."""
@@ -46,7 +46,7 @@ class BoxLayout(NamedTuple):
     """Upper bound of an image."""
     scale: np.ndarray | None = None
     """float32 [n]: factors of a vector; None: it stays as it is."""
-    unclear: tuple[Unclear, ...] = ()
+    ambiguities: tuple[Ambiguity, ...] = ()
     """What the space leaves open, with the key that decides it."""
     text: str = ""
     """Description: "image 24 × 20, 6 channels last, 0 to 255"."""
@@ -72,10 +72,10 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
     plain = len(inner) not in (2, 3) or not math.prod(shape)
     kind, sure = ("vector", True) if plain else _kind(space, inner, last) if input is None else (input, True)
     if kind == "vector":
-        undecided = () if sure else (_unclear_kind(space, where),)
-        return _vector(space, undecided)
-    undecided = () if clear else (_unclear_channels(space, inner, where),)
-    return _image(space, inner, math.prod(shape[: len(shape) - len(inner)]), last, undecided)
+        ambiguities = () if sure else (_unclear_kind(space, where),)
+        return _vector(space, ambiguities)
+    ambiguities = () if clear else (_unclear_channels(space, inner, where),)
+    return _image(space, inner, math.prod(shape[: len(shape) - len(inner)]), last, ambiguities)
 
 
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
@@ -110,7 +110,7 @@ def _kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKin
     return "vector", len(shape) == 2 or side < _LARGE_SIDE
 
 
-def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, undecided: tuple[Unclear, ...]) -> BoxLayout:
+def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
     if len(inner) == 2:
         (height, width), channels, where = inner, 1, ""
     else:
@@ -121,16 +121,18 @@ def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, und
     count = f"{frames} × {channels}" if frames > 1 else str(channels)
     text = f"image {height} × {width}, {count} channel{'s' * (frames * channels > 1)}{where}, {_range(low, high)}"
     divisor = high if 1.0 < high < math.inf else 1.0
-    return BoxLayout((frames * channels, height, width), "uint8" if byte else "float32", last, divisor, None, undecided, text)
+    return BoxLayout((frames * channels, height, width), "uint8" if byte else "float32", last, divisor, None, ambiguities, text)
 
 
-def _vector(space: spaces.Box, undecided: tuple[Unclear, ...]) -> BoxLayout:
+def _vector(space: spaces.Box, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
     size, scale = math.prod(space.shape), None
     low, high = _bounds(space)
     if size and _is_whole(space) and low >= 0.0 and 1.0 < high <= BYTE:
         scale = (1.0 / np.maximum(space.high.astype(np.float64), 1.0)).astype(np.float32).ravel()
     text = f"vector of {size} number{'s' * (size != 1)}" + (f" ({_sizes(space.shape)})" if len(space.shape) > 1 else "")
-    return BoxLayout((size,), "float32", False, None, scale, undecided, text if scale is None else f"{text}, {_range(low, high)} → 0 to 1")
+    return BoxLayout(
+        (size,), "float32", False, None, scale, ambiguities, text if scale is None else f"{text}, {_range(low, high)} → 0 to 1"
+    )
 
 
 def _is_whole(space: spaces.Box) -> bool:
@@ -153,14 +155,14 @@ def _sizes(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape))
 
 
-def _unclear_channels(space: spaces.Box, inner: Sequence[int], where: str) -> Unclear:
+def _unclear_channels(space: spaces.Box, inner: Sequence[int], where: str) -> Ambiguity:
     what = f"the observation{where and f' {where!r}'} {_sizes(space.shape)} is an image whose channels may be its first axis or its last"
-    return Unclear("env.channels", f'{what}; set "first" ({inner[0]} channels) or "last" ({inner[-1]} channels)')
+    return Ambiguity("env.channels", f'{what}; set "first" ({inner[0]} channels) or "last" ({inner[-1]} channels)')
 
 
-def _unclear_kind(space: spaces.Box, where: str) -> Unclear:
+def _unclear_kind(space: spaces.Box, where: str) -> Ambiguity:
     what = f"the observation{where and f' {where!r}'} {_sizes(space.shape)} {_range(*_bounds(space))} may be an image or a vector"
-    return Unclear("agent.net.input", f'{what}; set "image" or "vector", or name a net (ConvNet, MLPNet)')
+    return Ambiguity("agent.net.input", f'{what}; set "image" or "vector", or name a net (ConvNet, MLPNet)')
 
 
 _MARK = "is_stacked"

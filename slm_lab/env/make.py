@@ -240,12 +240,12 @@ def _registration(spec: EnvSpec) -> Registration | None:
 def _registered_by(module: str, name: str, before: set[str]) -> str:
     """Return the ids that a module registers, now or (judging by their classes) before; the closest ones first."""
 
-    def is_its(id_: str, registration: Registration) -> bool:
+    def is_from_module(id_: str, registration: Registration) -> bool:
         entry = registration.entry_point
         place = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
         return id_ not in before or place.split(":")[0].partition(".")[0] == module.partition(".")[0]
 
-    ids = [id_ for id_, registration in gym.registry.items() if is_its(id_, registration)]
+    ids = [id_ for id_, registration in gym.registry.items() if is_from_module(id_, registration)]
     ids.sort(key=lambda known: -difflib.SequenceMatcher(None, name.lower(), known.lower()).ratio())
     if not ids:
         return "; importing it registers no envs"

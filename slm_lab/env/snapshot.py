@@ -127,7 +127,7 @@ class _Encoder:
 
     def _layer(self, layer: Any, left_out: Sequence[str]) -> dict[str, Any]:
         own = type(layer)
-        if not _is_python(layer):
+        if not _is_pure_python(layer):
             raise NotSavable(f"{own.__name__} is not written in Python alone")
         if callable(getattr(own, "state_dict", None)) and callable(getattr(own, "load_state_dict", None)):
             return {"class": _class_name(layer), "own": layer.state_dict()}
@@ -192,7 +192,7 @@ class _Encoder:
             arrays = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
             saved = {name: _array(one) for name, one in arrays.items() if isinstance(one, np.ndarray)}
             return "mujoco", (getattr(value, "time", None), saved)
-        if _is_python(value) and not isinstance(value, Enum | BaseException):
+        if _is_pure_python(value) and not isinstance(value, Enum | BaseException):
             return "object", (_class_name(value), self._attributes(value))
         raise NotSavable(f"a {type(value).__name__}")
 
@@ -298,7 +298,7 @@ def _owner(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _is_python(value: Any) -> bool:
+def _is_pure_python(value: Any) -> bool:
     """Return whether all state of an object is in its attributes: its class has no base in C and no slots."""
     return type(value).__basicsize__ == _Plain.__basicsize__ and hasattr(value, "__dict__")
 

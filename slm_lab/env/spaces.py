@@ -42,14 +42,14 @@ def observation_codec(
             return _packed(entries)
         size, codec = _joined({key: _flat(sub, f"observation[{key!r}]") for key, sub in _entries(space)}, type(space).__name__)
         text = f"{type(space).__name__} of {len(entries)} entries, side by side: {size} numbers"
-        unclear = tuple(one for _, _, layout in entries if layout is not None for one in layout.unclear)
-        return ObservationSpace((size,), unclear=unclear, text=text), codec
+        ambiguities = tuple(one for _, _, layout in entries if layout is not None for one in layout.ambiguities)
+        return ObservationSpace((size,), ambiguities=ambiguities, text=text), codec
     size, codec = _flat(space, "observation")
     return ObservationSpace((size,), text=_bits_text(space, size)), codec
 
 
 def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[ObservationSpace, Codec]:
-    known = ObservationSpace(layout.shape, layout.dtype, high=layout.high, unclear=layout.unclear, text=layout.text)
+    known = ObservationSpace(layout.shape, layout.dtype, high=layout.high, ambiguities=layout.ambiguities, text=layout.text)
     if layout.is_image:
         return known, _image_codec(space, layout, fresh)
     as_is = fresh and space.dtype == np.float32 and len(space.shape) == 1 and layout.scale is None
@@ -172,9 +172,11 @@ def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | 
         assert packed is not None
         return packed
 
-    unclear = tuple(one for space, _ in known for one in space.unclear)
+    ambiguities = tuple(one for space, _ in known for one in space.ambiguities)
     text = "; ".join(f"{name}: {space.text}" for name, (space, _) in zip(names, known, strict=True))
-    return ObservationSpace((size,), "uint8", parts=tuple(parts[index] for index in range(len(known))), unclear=unclear, text=text), encode
+    return ObservationSpace(
+        (size,), "uint8", parts=tuple(parts[index] for index in range(len(known))), ambiguities=ambiguities, text=text
+    ), encode
 
 
 def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:

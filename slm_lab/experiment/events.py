@@ -54,7 +54,7 @@ class CheckpointWritten:
 
 
 @dataclass(frozen=True)
-class End:
+class SessionEnded:
     """A Session has ended."""
 
     session: int
@@ -63,5 +63,5 @@ class End:
     """failed: the cause, the traceback, or the signal's name."""
 
 
-Event = Row | Progress | Notice | CheckpointWritten | End
+Event = Row | Progress | Notice | CheckpointWritten | SessionEnded
 Emit = Callable[[Event], None]

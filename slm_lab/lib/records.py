@@ -13,7 +13,7 @@ InputKind = Literal["image", "vector"]
 Channels = Literal["first", "last"]
 
 
-class Unclear(NamedTuple):
+class Ambiguity(NamedTuple):
     """Something that a space leaves open."""
 
     key: str
@@ -84,7 +84,7 @@ class ObservationSpace:
     """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
     high: float | None = None
     """Upper bound of an image; None: 255 for uint8, 1 for float32."""
-    unclear: tuple[Unclear, ...] = field(default=(), compare=False)
+    ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
     """What the env's space leaves open and was guessed; only nets that treat images and vectors differently need to know it."""
     text: str = field(default="", compare=False)
     """Description for a person: "image 24 × 20, 6 channels last, 0 to 255"."""

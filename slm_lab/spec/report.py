@@ -8,37 +8,37 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 """Keys and list indices from the root of a spec."""
 
 
-def to_path(text: str) -> Path:
+def to_path(text: str) -> KeyPath:
     r"""Parse a dotted path as pydash does: `a.b[0].c`; a dot inside a key is written `\.`."""
     import pydash  # 70 ms: only when a path was given
 
     return tuple(key if isinstance(key, int) else str(key) for key in pydash.to_path(text))
 
 
-NET: Path = ("agent", "net")
-CRITIC_NET: Path = ("agent", "critic_net")
+NET: KeyPath = ("agent", "net")
+CRITIC_NET: KeyPath = ("agent", "critic_net")
 
 
-def without_index(path: Path) -> Path:
+def without_v4_index(path: KeyPath) -> KeyPath:
     """Return a path without the index of the v4 form, in which agent and env are lists: agent[0].net is agent.net."""
     return (path[0], *path[2:]) if path[:1] in (("agent",), ("env",)) and path[1:2] in ((0,), ("0",)) else path
 
 
-def with_name(path: Path) -> Path:
+def with_name(path: KeyPath) -> KeyPath:
     """Return a path with `name` for the `type` of a net, as the models call it."""
     return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
-def show_path(path: Path) -> str:
+def show_path(path: KeyPath) -> str:
     """Format a path: `agent.net.hid_layers[0]`."""
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
-def value_at(raw: Any, path: Path) -> Any:
+def value_at(raw: Any, path: KeyPath) -> Any:
     """Return the value at `path`; None if there is none."""
     for key in path:
         try:
@@ -119,20 +119,20 @@ class Report:
         """The spec was written for SLM Lab (see differences.py)."""
         self.differences: list[str] = []
         """What differs from SLM Lab, a few words each, if the spec was written for it."""
-        self.replaced: dict[Path, str] = {}
-        """Path → outdated value in the file, which migrate.py has replaced by its current form."""
-        self._origin: dict[Path, Path] = {}
-        self._set: list[Path] = []
+        self.replaced: dict[KeyPath, str] = {}
+        """KeyPath → outdated value in the file, which migrate.py has replaced by its current form."""
+        self._origin: dict[KeyPath, KeyPath] = {}
+        self._set: list[KeyPath] = []
 
-    def comes_from_set(self, path: Path) -> None:
+    def comes_from_set(self, path: KeyPath) -> None:
         """Record that the current value at `path`, and everything below it, was given by --set."""
         self._set.append(self.origin(path))
 
-    def moved(self, now: Path, was: Path) -> None:
+    def moved(self, now: KeyPath, was: KeyPath) -> None:
         """Record that the value now at `now` was at `was` (a current path) before."""
         self._origin[now] = self.origin(was)
 
-    def origin(self, path: Path) -> Path:
+    def origin(self, path: KeyPath) -> KeyPath:
         """Return the path in the user's file of a current path."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:
@@ -152,50 +152,50 @@ class Report:
         self.notes += [note for note in found.notes if note not in self.notes]
         self.differences += [topic for topic in found.differences if topic not in self.differences]
 
-    def fail(self, path: Path, message: str, code: ProblemCode = "invalid") -> None:
+    def fail(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
         """Add a problem, once."""
         place = self.origin(path)
         problem = Problem(show_path(place), mark(message, place, self._set), code)
         if problem not in self.problems:
             self.problems.append(problem)
 
-    def ineffective(self, path: Path, message: str) -> None:
+    def ineffective(self, path: KeyPath, message: str) -> None:
         """Add a note on a key without effect, as SLM Lab ignores it in that place too; a problem if it was given by --set."""
         if self.is_set(path):
             self.fail(path, message.replace("; ignored", ""))
         else:
             self.note(path, message)
 
-    def is_set(self, path: Path) -> bool:
+    def is_set(self, path: KeyPath) -> bool:
         """Return whether the value at `path` was given by --set."""
         place = self.origin(path)
         return any(_at_or_below(place, given) for given in self._set)
 
-    def differs(self, path: Path, topic: str, message: str) -> None:
+    def differs(self, path: KeyPath, topic: str, message: str) -> None:
         """Add a note on what a key means here and in SLM Lab, if the spec was written for SLM Lab; `topic` names it in a few words."""
         if self.for_slm_lab:
             self.note(path, message)
             if topic not in self.differences:
                 self.differences.append(topic)
 
-    def note(self, path: Path, message: str) -> None:
+    def note(self, path: KeyPath, message: str) -> None:
         """Add a note, once."""
         text = f"{show_path(self.origin(path))}: {message}"
         if text not in self.notes:
             self.notes.append(text)
 
 
-def mark(message: str, place: Path, sets: Iterable[Path]) -> str:
+def mark(message: str, place: KeyPath, sets: Iterable[KeyPath]) -> str:
     """Append "(from --set)" to the message of a problem at or below a path given by --set."""
     is_set = any(_at_or_below(place, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 
 
-def _at_or_below(place: Path, given: Path) -> bool:
+def _at_or_below(place: KeyPath, given: KeyPath) -> bool:
     return _as_text(place[: len(given)]) == _as_text(given)
 
 
-def _as_text(path: Path) -> Path:
+def _as_text(path: KeyPath) -> KeyPath:
     """Return the path with indices as text: `[0]` and `.0` are equal."""
     return tuple(map(str, path))
 
@@ -205,9 +205,9 @@ def _related(one: str, other: str) -> bool:
     return long.startswith(short) and (len(long) == len(short) or long[len(short)] in ".[")
 
 
-def override(raw: dict[str, Any], path: Path, value: Any, report: Report, source: str = "--set ") -> None:
+def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, source: str = "--set ") -> None:
     """Set the key at `path`; create missing sections on the way (validation checks them). `source` names the key's origin in problems."""
-    path = without_index(path)
+    path = without_v4_index(path)
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
     report.comes_from_set(new)
     report.replaced.pop(path, None)

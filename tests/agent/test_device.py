@@ -206,7 +206,7 @@ def test_the_cpu_waits_for_each_minibatch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_steps_that_are_not_finite_are_skipped(
     optimizer: str, there: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Buffers of layers and statistics of optimizers stay as they are, too."""
+    """Buffers of layers and the state of optimizers do not change either."""
     monkeypatch.setattr(devices, "ON_CPU", there)
     net = nn.Sequential(nn.Linear(3, 3), BatchRenorm1d(3), nn.Linear(3, 1))
     keys = {"name": optimizer, "lr": 0.1} | ({"momentum": 0.5} if optimizer == "RMSprop" else {})

@@ -124,11 +124,11 @@ def test_a_server_leaves_alone_what_is_frozen_elsewhere() -> None:
     module, trainer = trainer_of("AdamW", {})
     group, grad = trainer.groups[0], torch.randn(trainer.flat.size)
     before = trainer.flat.param.clone()
-    group.freeze((0, 3))
+    group.set_frozen((0, 3))
     group.optimizer.step_along(grad)
     moved = trainer.flat.param != before
     assert [bool(moved[part].any()) for part in trainer.flat._parts] == [False, True, True, False]
-    group.freeze(())
+    group.set_frozen(())
     group.optimizer.step_along(grad)
     assert all(bool((trainer.flat.param != before)[part].all()) for part in trainer.flat._parts)
     del module

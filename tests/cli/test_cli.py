@@ -266,6 +266,21 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.endswith(f"slm-lab {slm_lab.__version__}\n")
 
 
+def test_help_needs_no_library() -> None:
+    """Each of these takes longer to import than the help text takes to print."""
+    code = """
+import sys
+from slm_lab.cli import main
+try:
+    main(["--help"])
+finally:
+    loaded = {"rich", "pydantic", "numpy", "torch"} & set(sys.modules)
+    assert not loaded, loaded
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_nothing_heavy_is_loaded_for_a_quick_answer(spec_file: Path) -> None:
     lines = [[str(spec_file), "smal"], ["check", str(spec_file)], ["compare", "nowhere"]]
     code = f"""

@@ -51,7 +51,7 @@ def box(low: float, high: float, shape: tuple[int, ...], dtype: Any = np.uint8) 
 )
 def test_bounds_and_shape_decide(space: spaces.Box, shape: tuple[int, ...], dtype: str, high: float | None) -> None:
     layout = box_layout(space)
-    assert (layout.shape, layout.dtype, layout.high, layout.unclear) == (shape, dtype, high, ())
+    assert (layout.shape, layout.dtype, layout.high, layout.ambiguities) == (shape, dtype, high, ())
     space.seed(0)
     assert observation_codec(space)[1](space.sample()[None]).shape == (1, *shape)
 
@@ -68,9 +68,9 @@ def test_bounds_and_shape_decide(space: spaces.Box, shape: tuple[int, ...], dtyp
     ],
 )
 def test_what_a_space_leaves_open_names_the_key(space: spaces.Space[Any], keys: list[str]) -> None:
-    assert [one.key for one in observation_codec(space)[0].unclear] == keys
-    assert not observation_codec(space, "image", "last")[0].unclear
-    assert not observation_codec(space, "vector")[0].unclear
+    assert [one.key for one in observation_codec(space)[0].ambiguities] == keys
+    assert not observation_codec(space, "image", "last")[0].ambiguities
+    assert not observation_codec(space, "vector")[0].ambiguities
 
 
 def test_the_spec_decides_before_the_space() -> None:

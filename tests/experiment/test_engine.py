@@ -11,7 +11,7 @@ import pytest
 
 from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.experiment import plan
-from slm_lab.experiment.events import CheckpointWritten, End, Event, Progress, Row
+from slm_lab.experiment.events import CheckpointWritten, Event, Progress, Row, SessionEnded
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.run import sessions, trial
@@ -50,7 +50,7 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
             return paths
 
         ends = run(Job(make_spec(), Plan(), 0, open_run, events.append, Stop()))
-        assert ends == [End(0, "done")]
+        assert ends == [SessionEnded(0, "done")]
         assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1}]
         assert events[-1] == ends[0]
         assert not [event for event in events if isinstance(event, Row)]
@@ -65,7 +65,7 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
 def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens the run, emits events and returns how each Session ended."""
 
-    def one_after_the_other(job: Job) -> list[End]:
+    def one_after_the_other(job: Job) -> list[SessionEnded]:
         from slm_lab.experiment.files.sink import LocalSink
 
         ends, paths = [], None
@@ -73,7 +73,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
             session = Session(job.spec, index, job.plan, trial=job.trial, context=SessionContext(job.stop)).build()
             paths = paths or job.open_run(session.parts.choices)
             session.run(LocalSink(paths, job.trial, job.emit))
-            ends.append(End(index, "done"))
+            ends.append(SessionEnded(index, "done"))
         return ends
 
     monkeypatch.setitem(ENGINES, "in turns", one_after_the_other)
@@ -84,7 +84,7 @@ def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: 
 
 
 def test_failures_are_those_that_failed() -> None:
-    assert failures([End(0, "done"), End(3, "failed", "why"), End(1, "stopped")]) == {3: "why"}
+    assert failures([SessionEnded(0, "done"), SessionEnded(3, "failed", "why"), SessionEnded(1, "stopped")]) == {3: "why"}
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,8 @@ def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkey
     assert max(running) == 2
 
 
-def test_the_process_of_a_trial_imports_no_torch() -> None:
-    """Its Sessions run in other processes; to import torch takes 2 s."""
-    script = "import sys, slm_lab.experiment.run.trial, slm_lab.experiment.run.engine; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["trial", "engine", "search.search", "study.study"])
+def test_processes_that_only_start_others_import_no_torch(module: str) -> None:
+    """Sessions, and the check of the builds of a search, run in other processes; to import torch takes 2 s."""
+    script = f"import sys, slm_lab.experiment.run.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

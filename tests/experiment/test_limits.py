@@ -31,7 +31,7 @@ from slm_lab.lib.records import Episode
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
-from tests.experiment.test_observers import Rates, Rows
+from tests.experiment.test_observers import Rows, ScheduledValues
 
 MakeSpec = Callable[..., Spec]
 
@@ -118,7 +118,7 @@ def episode(**info: float) -> Episode:
 
 def test_columns_of_the_envs_info_are_means_over_the_last_100_episodes(caplog: pytest.LogCaptureFixture) -> None:
     rows, clock = Rows(), Clock()
-    recorder = Recorder(clock, Rates(), 10, rows, ("frame", "loss", "info_success", "info_never"), infos=["success", "never"])
+    recorder = Recorder(clock, ScheduledValues(), 10, rows, ("frame", "loss", "info_success", "info_never"), infos=["success", "never"])
     for index in range(150):
         clock.tick(1)
         recorder.on_step([episode(success=float(index))] if index % 2 else [episode()])
@@ -127,7 +127,7 @@ def test_columns_of_the_envs_info_are_means_over_the_last_100_episodes(caplog: p
     assert rows[-1]["info_success"] == np.mean([index for index in range(50, 150) if index % 2])
     assert {row["info_never"] for row in rows} == {None}
     assert [message for message in caplog.messages if "'never'" in message] == caplog.messages != []
-    other = Recorder(clock, Rates(), 10, Rows(), infos=["success", "never"])
+    other = Recorder(clock, ScheduledValues(), 10, Rows(), infos=["success", "never"])
     other.load_state_dict(recorder.state_dict())
     assert other.infos == recorder.infos
 

@@ -20,7 +20,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics
 
 
-class Rates:
+class ScheduledValues:
     lr, explore_var, entropy_coef = 0.001, None, 0.01
 
 
@@ -51,7 +51,7 @@ def drive(clock: Clock, recorder: Observer, frames: int, num_envs: int, *returns
 def rows_of(every: int, num_envs: int, frames: int, *returns: float) -> Rows:
     rows = Rows()
     clock = Clock()
-    recorder = Recorder(clock, Rates(), every, rows)
+    recorder = Recorder(clock, ScheduledValues(), every, rows)
     drive(clock, recorder, frames, num_envs, *returns)
     recorder.on_end()
     return rows
@@ -82,7 +82,7 @@ def test_moving_average_is_over_the_last_100_rows() -> None:
 def test_update_columns_are_means_since_the_row_before() -> None:
     rows = Rows()
     clock = Clock()
-    recorder = Recorder(clock, Rates(), 10, rows)
+    recorder = Recorder(clock, ScheduledValues(), 10, rows)
     recorder.on_update(Metrics(1.0, 3.0))
     recorder.on_update(Metrics(2.0, 5.0))
     drive(clock, recorder, 20, 10)
@@ -94,13 +94,13 @@ def test_recorder_goes_on_from_its_state() -> None:
     def run(stop_at: int | None) -> list[RowValues]:
         rows = Rows()
         clock = Clock()
-        recorder = Recorder(clock, Rates(), 4, rows)
+        recorder = Recorder(clock, ScheduledValues(), 4, rows)
         for count in range(20):
             if count == stop_at:
                 state, before = recorder.state_dict(), clock.state_dict()
                 clock = Clock()
                 clock.load_state_dict(before)
-                recorder = Recorder(clock, Rates(), 4, rows)
+                recorder = Recorder(clock, ScheduledValues(), 4, rows)
                 recorder.load_state_dict(state)
             recorder.on_update(Metrics(float(count)))
             clock.tick(1)
@@ -114,7 +114,7 @@ def test_evaluator_rows_are_due_by_frames_and_at_the_end_but_not_after_an_interr
     def frames(interrupted: bool) -> list[Any]:
         rows = Rows()
         clock = Clock()
-        evaluator = Evaluator(clock, Rates(), 10, rows, lambda: [6.0, 8.0])
+        evaluator = Evaluator(clock, ScheduledValues(), 10, rows, lambda: [6.0, 8.0])
         drive(clock, evaluator, 25, 1)
         if interrupted:
             evaluator.on_interrupt()
@@ -211,7 +211,7 @@ def test_a_row_that_was_due_when_a_process_died_is_written_by_the_next(frame: in
     rows = Rows()
     clock = Clock()
     clock.load_state_dict({**clock.state_dict(), "frame": frame, "prev_frame": frame})
-    recorder = Recorder(clock, Rates(), 10, rows)
+    recorder = Recorder(clock, ScheduledValues(), 10, rows)
     recorder.means["loss"].add(100.0)  # from the checkpoint, and in the row of frame 10 too
     recorder.resume([{"frame": "10", "wall_t": "1.0", "epi": "1", "t": "10", "opt_step": "3", "total_reward": "7"}])
     drive(clock, recorder, 30, 1, 1.0)
@@ -289,14 +289,14 @@ def test_a_table_continues_from_its_rows() -> None:
     """Rows that a checkpoint knows already count once; the clock's other counts never go back."""
     rows = [dict(zip(HEADER.split(","), row.split(","), strict=True)) for row in ROWS]
 
-    fresh = RowBuilder(Clock(), Rates())
+    fresh = RowBuilder(Clock(), ScheduledValues())
     fresh.resume(rows)
     assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
     assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
     fresh.clock.frame = 800
     assert fresh.row(41.0, 1, 41.0)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
 
-    saved = RowBuilder(Clock(), Rates())
+    saved = RowBuilder(Clock(), ScheduledValues())
     saved.load_state_dict({"rewards": [7.0, 20.5], "frame": 400, "wall_t": 2.5})
     saved.clock.epi, saved.clock.t, saved.clock.opt_step = 10, 310, 38
     saved.resume(rows)
@@ -307,7 +307,7 @@ def test_a_table_continues_from_its_rows() -> None:
 def test_updates_that_are_not_finite_are_left_out_of_rows() -> None:
     """They have changed nothing, so the means of a row are those of the others."""
     rows, clock = Rows(), Clock()
-    recorder = Recorder(clock, Rates(), 100, rows, (*COLUMNS, *SHARED_COLUMNS))
+    recorder = Recorder(clock, ScheduledValues(), 100, rows, (*COLUMNS, *SHARED_COLUMNS))
     for loss in (1.0, math.nan, 3.0, math.nan):
         recorder.on_update(Metrics(loss, 0.5))
     clock.frame = 50
@@ -317,7 +317,7 @@ def test_updates_that_are_not_finite_are_left_out_of_rows() -> None:
 
 def test_what_updates_report_besides_is_a_column_or_a_scalar() -> None:
     rows, clock = Rows(), Clock()
-    recorder = Recorder(clock, Rates(), 100, rows, (*COLUMNS, "approx_kl"))
+    recorder = Recorder(clock, ScheduledValues(), 100, rows, (*COLUMNS, "approx_kl"))
     for value in (1.0, 3.0):
         recorder.on_update(Metrics(0.0, extra={"approx_kl": value, "alpha": 2 * value}))
     clock.frame = 50
@@ -327,7 +327,7 @@ def test_what_updates_report_besides_is_a_column_or_a_scalar() -> None:
 
 
 def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
-    recorder = Recorder(Clock(), Rates(), 100, Rows())
+    recorder = Recorder(Clock(), ScheduledValues(), 100, Rows())
     recorder.on_step(episodes(1.0, 2.0))
     recorder.forget_episodes()
     recorder.on_step(episodes(7.0))

@@ -17,7 +17,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.records import Episode
 from slm_lab.lib.store import SharedArrays, shared_file
-from tests.experiment.test_observers import Rates
+from tests.experiment.test_observers import ScheduledValues
 
 STEP, EPISODE, JUMP, END, ROWS = 10, 90, 50_000, 80_000, 1000
 """In global frames: of a vector step, of an episode, where the return jumps, of the trial, and between two rows of one worker."""
@@ -32,7 +32,12 @@ class Worker:
         self.clock, self.window = Clock(), EpisodeWindow()
         SharedArrays(fd, index, workers, fresh=fresh).attach({"clock": self.clock, "episodes": self.window})
         self.recorder = Recorder(
-            self.clock, Rates(), ROWS // workers, lambda row: rows.append(row.values), (*COLUMNS, *SHARED_COLUMNS), window=self.window
+            self.clock,
+            ScheduledValues(),
+            ROWS // workers,
+            lambda row: rows.append(row.values),
+            (*COLUMNS, *SHARED_COLUMNS),
+            window=self.window,
         )
         if not fresh:  # as a Session does that takes over from one that died, without a checkpoint
             self.clock.resume_shared({}, 1)
@@ -115,7 +120,7 @@ def test_rows_of_a_plain_run_count_their_new_episodes() -> None:
     """Each once; a continued recorder counts on, with the episodes before the last row that is off the grid."""
     rows: list[Row] = []
     clock = Clock()
-    recorder = Recorder(clock, Rates(), 10, rows.append)
+    recorder = Recorder(clock, ScheduledValues(), 10, rows.append)
     for frame in range(1, 16):
         clock.tick(1)
         recorder.on_step([Episode(0, float(frame), 1)] if frame % 2 else [])
@@ -124,7 +129,7 @@ def test_rows_of_a_plain_run_count_their_new_episodes() -> None:
     assert [(row.values["epi_new"], row.values["return_new"]) for row in rows] == [(5, 5.0), (3, 13.0)]
     clock = Clock()
     clock.load_state_dict(counted)
-    recorder = Recorder(clock, Rates(), 10, rows.append)
+    recorder = Recorder(clock, ScheduledValues(), 10, rows.append)
     recorder.load_state_dict(state)
     for _ in range(15):
         clock.tick(1)
@@ -135,7 +140,7 @@ def test_rows_of_a_plain_run_count_their_new_episodes() -> None:
 def test_the_wall_time_continues_after_the_rows_in_the_file() -> None:
     """A row may have been written after the state that a run is continued from."""
     clock, rows = Clock(), list[Row]()
-    recorder = Recorder(clock, Rates(), 10, rows.append)
+    recorder = Recorder(clock, ScheduledValues(), 10, rows.append)
     clock.begin()
     clock.tick(10)
     counts = dict.fromkeys(("epi", "t", "opt_step"), "1")

@@ -6,9 +6,10 @@ from typing import IO, cast
 import pytest
 from rich.console import Console
 
-from slm_lab.experiment.events import CheckpointWritten, End, Event, Notice, Progress, Row
+from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Progress, Row, SessionEnded
 from slm_lab.experiment.report import progress as progress_module
-from slm_lab.experiment.report.progress import ProgressDisplay, Screen, number
+from slm_lab.experiment.report.progress import ProgressDisplay, number
+from slm_lab.experiment.report.screen import Screen
 from slm_lab.experiment.training.observers.frame_progress import ProgressReporter
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Metrics
@@ -128,8 +129,8 @@ def test_events_are_shown(terminal: bool) -> None:
         Notice("it rains"),
         Notice("it rains"),
         CheckpointWritten(0, 250),
-        End(0, "done"),
-        End(1, "failed", "Traceback [bold]\n  oh no\n"),
+        SessionEnded(0, "done"),
+        SessionEnded(1, "failed", "Traceback [bold]\n  oh no\n"),
     ]
     with display:
         for event in events:

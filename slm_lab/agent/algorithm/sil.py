@@ -50,7 +50,7 @@ class SelfImitation(PolicyGradient):
 
     def _imitate(self) -> Metrics:
         for _ in range(self.spec.training_iter):
-            batch = self.replay.sample().to(self.device)  # computes V, with layers in evaluation mode
+            batch = self.replay.sample().to(self.device)  # the critic computes V here, while layers are in evaluation mode
             self.meter.begin()
             for _ in range(self.spec.training_batch_iter):
                 better_B = self._imitation_step(batch)

@@ -71,15 +71,12 @@ class ActorCriticNet(PassNet):
             linear = nn.Linear(features, 1)
             init_output(linear, spec, spec.critic_init_std)
             self.critic_head = nn.Sequential(*tail, linear) if tail else linear
+        self.state_size = sum(body.state_size for body in self.bodies)
+        """Size of the hidden states of all bodies, side by side; 0: feed-forward."""
 
     @property
     def bodies(self) -> list[Body]:
         return [body for body in (self.actor_body, self.critic_body) if body is not None]
-
-    @property
-    def state_size(self) -> int:
-        """Size of the hidden states of all bodies, side by side; 0: feed-forward."""
-        return sum(body.state_size for body in self.bodies)
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """The actor's own parameters; with a shared body, the body's too."""
@@ -105,7 +102,7 @@ class ActorCriticNet(PassNet):
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]
         if self.critic_body is None:
-            return None  # a shared body is no chain
+            return None  # a body that actor and critic share branches
         modules = [*chain(self.critic_body.layers), *chain(self.critic_head)]
         critic = DirectChain.from_modules(modules, self.critic_body.products, single=True)
         return None if critic is None else [actor, critic]

@@ -244,8 +244,8 @@ def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
     """Raise SpecError if the net needs to know what the observation's space leaves open, or if it cannot be what the spec says."""
     if spec.input == "image" and not obs.has_images:
         raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}; remove it")])
-    if obs.unclear and (spec.images or not isinstance(spec, _FLATTENING)):
-        raise SpecError("agent", [Problem(one.key, one.message) for one in obs.unclear])
+    if obs.ambiguities and (spec.images or not isinstance(spec, _FLATTENING)):
+        raise SpecError("agent", [Problem(one.key, one.message) for one in obs.ambiguities])
 
 
 _FLATTENING = (MLPNetSpec, HydraMLPNetSpec, RecurrentNetSpec)

@@ -139,6 +139,8 @@ class StackedCritics(QCritics):
                 self._indices.append(index)
             else:
                 self.activations.append(layers[0])
+        self._largest = max(weight[0].numel() for weight, _ in self.layers)
+        """Number of weights of one critic's largest layer."""
         self.products = critics[0].body.products
         """How products of the hidden layers are computed. The output layer is float32: numbers above 2,048 are 16 apart in bfloat16."""
 
@@ -162,7 +164,7 @@ class StackedCritics(QCritics):
 
     def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int) -> CriticsPass:
         stack, *each = chains
-        if len(x_BI) * max(weight[0].numel() for weight, _ in self.layers) < critics.APART:
+        if len(x_BI) * self._largest < critics.APART:
             return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions)
         return super()._direct_pass(each, x_BI, actions)
 

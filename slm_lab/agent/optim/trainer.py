@@ -61,10 +61,10 @@ class Group:
         self._kept = flat.kept_in(self.index)
         params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
         self.frozen: Sequence[int] | None = ()
-        """Indices of the parameters that are not stepped; None: to be set by `freeze`."""
+        """Indices of the parameters that are not stepped; None: to be set by `set_frozen`."""
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
-    def freeze(self, frozen: Sequence[int]) -> None:
+    def set_frozen(self, frozen: Sequence[int]) -> None:
         """Step all parameters but these from now on."""
         if frozen == self.frozen:
             return
@@ -105,18 +105,18 @@ class Group:
     def _packed(self, state: Any, part: slice | None = None) -> Any:
         """Return statistics, of a part of the vector or of all of it, without the zeros between parameters."""
         part = part or slice(0, len(self.grad))
-        if (kept := self._kept_of(part)) is None:
+        if (kept := self._param_places(part)) is None:
             return state
         return map_vectors(state, part.stop - part.start, lambda vector: vector[kept.to(vector.device)])
 
     def _spread(self, state: Any, part: slice) -> Any:
         """Return what `_packed` did with zeros between parameters."""
-        if (kept := self._kept_of(part)) is None:
+        if (kept := self._param_places(part)) is None:
             return state
         zeros = torch.zeros(part.stop - part.start)
         return map_vectors(state, len(kept), lambda vector: zeros.index_copy(0, kept.cpu(), vector.cpu()))
 
-    def _kept_of(self, part: slice) -> Tensor | None:
+    def _param_places(self, part: slice) -> Tensor | None:
         if self._kept is None or part == slice(0, len(self.grad)):
             return self._kept
         return self._kept[(self._kept >= part.start) & (self._kept < part.stop)] - part.start
@@ -254,7 +254,7 @@ class Trainer:
         for group in self.groups:
             group.set_lr(frame, calls, self.lr_factor)
             if group.frozen != self.flat.frozen:
-                group.freeze(self.flat.frozen)
+                group.set_frozen(self.flat.frozen)
         if self.shared is None:
             if self.mode_layers:
                 self.flat.keep_buffers()
@@ -356,7 +356,7 @@ class Trainer:
 
         def step() -> None:
             for group, lr in zip(self.groups, lr_G, strict=True):
-                group.freeze(frozen)
+                group.set_frozen(frozen)
                 group.optimizer.lr = lr
                 group.optimizer.step_along(received[self.flat.master_slice(group.index)])
 

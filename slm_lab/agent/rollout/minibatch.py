@@ -76,11 +76,12 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
     """
     steps: Rollout[Any] = rollout if graph or not rollout.obs_TN.is_cpu else rollout.arrays
     obs_B = flat(steps.obs_TN)
-    if net.state_size or obs_B.nbytes > MICROBATCH_BYTES or (not (packed := is_packed(obs_B)) and not _is_finite(obs_B)):
+    is_float = obs_B.dtype.kind == "f" if isinstance(obs_B, np.ndarray) else obs_B.is_floating_point()
+    if net.state_size or obs_B.nbytes > MICROBATCH_BYTES or (is_float and not _is_finite(obs_B)):
         return None
     outputs = GraphPass(*net(obs_B)) if graph else net.forward_pass(obs_B)
     params_BP, value_B = outputs.values
-    if packed and not _is_finite(value_B):  # packed observations hide such numbers
+    if not is_float and not _is_finite(value_B):  # floats that are packed into bytes can be such numbers
         return None
     if isinstance(value_B, Tensor):
         steps = rollout
@@ -89,11 +90,6 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
     next_TN = _next_outputs(net, steps, output_TN)
     params_TNP = params_BP[rows].reshape(*shape, -1)
     return steps, Values(output_TN[:-1], next_TN, steps.state_NS[None], params_TNP, outputs.select(rows))
-
-
-def is_packed(obs_B: Tensor | np.ndarray) -> bool:
-    """Return whether observations are bytes."""
-    return obs_B.dtype.kind != "f" if isinstance(obs_B, np.ndarray) else not obs_B.is_floating_point()
 
 
 def _is_finite(x: Tensor | np.ndarray) -> bool:

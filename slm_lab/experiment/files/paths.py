@@ -59,7 +59,7 @@ class RunPaths:
 
     @cached_property
     def checkpoint_dir(self) -> Location:
-        """Folder of the checkpoints: model_dir, or by the saved spec (meta.run) at a URL."""
+        """Folder of the checkpoints: the URL that meta.run of the saved spec names, or else model_dir."""
         try:
             return StoredPath(next(start["checkpoints"] for start in self._saved_meta()["run"] if "checkpoints" in start))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):

@@ -173,7 +173,7 @@ class LocalSink:
 
     def close(self) -> None:
         for table in self.tables.values():
-            with suppress(OSError):  # a row that could not be written, which has ended the Session already
+            with suppress(OSError):  # closing writes a row that could not be written before: that error has already ended the Session
                 table.file.close()
         self.tables.clear()
         for board in self.boards.values():

@@ -5,15 +5,12 @@ An OSError on write is recorded, not raised.
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
-from typing import IO, Self, TextIO, cast
+from typing import IO, Self, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -21,7 +18,8 @@ from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from slm_lab.experiment.events import End, Event, Notice, Progress, RowValues
+from slm_lab.experiment.events import Event, Notice, Progress, RowValues, SessionEnded
+from slm_lab.experiment.report.screen import Screen
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
 """Seconds: minimum between two plain lines of a Session; without a row, the delay of the first line and between later lines."""
@@ -88,7 +86,7 @@ class ProgressDisplay:
                 self.update(table, frame, fps, row, seconds_left)
             case Notice(text):
                 self.notice(text)
-            case End(session, status, detail):
+            case SessionEnded(session, status, detail):
                 self.ended(session, status, detail)
 
     def start(self, name: str) -> None:
@@ -207,95 +205,3 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
-
-
-_SPARE_FROM = 256
-"""Least number of the copies of stdout and stderr: programs that close descriptors they do not know rarely go that far."""
-_spares: dict[int, int] = {}
-"""Number of a standard stream (1, 2) → copy of its descriptor."""
-
-
-def keep_streams() -> None:
-    """Keep copies of the descriptors of stdout and stderr, with which Screen replaces a stream that an env closes."""
-    with suppress(ImportError, OSError):  # Windows
-        import fcntl
-
-        for number in (1, 2):
-            if number not in _spares:
-                _spares[number] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _SPARE_FROM)
-
-
-class Screen:
-    """A stream that stops writing after the first OSError, and keeps that error. Characters that it cannot encode are replaced.
-
-    A standard stream that was closed is opened again if `keep_streams` was called before.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
-        self.error: OSError | None = None
-        self._number = 1 if stream is sys.stdout else 2 if stream is sys.stderr else None
-
-    @property
-    def encoding(self) -> str:
-        return self.stream.encoding
-
-    def isatty(self) -> bool:
-        return not self.stream.closed and self.stream.isatty()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def write(self, text: str) -> int:
-        if self.error is None:
-            try:
-                self._write(text)
-            except (OSError, ValueError) as error:
-                self._failed(error, text)
-        return len(text)
-
-    def _write(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-        except UnicodeEncodeError:
-            encoding = self.stream.encoding or "ascii"
-            self.stream.write(text.encode(encoding, "replace").decode(encoding))
-
-    def flush(self) -> None:
-        if self.error is None:
-            try:
-                self.stream.flush()
-            except (OSError, ValueError) as error:
-                self._failed(error)
-
-    def _failed(self, error: OSError | ValueError, text: str = "") -> None:
-        """Stop after an error, unless the stream can be opened again."""
-        if isinstance(error, OSError) and error.errno != errno.EBADF:
-            self._stop(error)
-        elif isinstance(error, OSError) or self.stream.closed:
-            if not self._reopen(text):
-                self._stop(OSError(errno.EBADF, "the stream was closed"))
-        else:
-            raise error
-
-    def _reopen(self, text: str) -> bool:
-        """Open a standard stream again, and write the text to it; return whether that was possible."""
-        number, spare = self._number, _spares.get(self._number or 0)
-        if number is None or spare is None:
-            return False
-        try:
-            os.dup2(spare, number)
-            self.stream = open(number, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
-            self.stream.write(text)
-            self.stream.flush()
-        except OSError:
-            return False
-        setattr(sys, "stdout" if number == 1 else "stderr", self.stream)
-        return True
-
-    def _stop(self, error: OSError) -> None:
-        self.error = error
-        with suppress(OSError, ValueError):  # the stream has no file descriptor, or was closed
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.stream.fileno())  # so that the flush at exit raises no error
-            os.close(null)

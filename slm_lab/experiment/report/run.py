@@ -27,8 +27,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.curves import Table, curve
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.spec import models_at
-from slm_lab.spec.report import Path as KeyPath
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import KeyPath, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,7 +185,7 @@ class Run:
         frames = [
             pd.DataFrame(
                 {"session": index // self.policies, "policy": index % self.policies}
-                | {name: _column(name, values) for name, values in table.items()}
+                | {name: _counts_as_int(name, values) for name, values in table.items()}
             )
             for index, table in self.tables(mode).items()
             if len(table["frame"])
@@ -283,7 +282,7 @@ def _table(path: Path) -> Table:
         return {"frame": np.empty(0)}
 
 
-def _column(name: str, values: np.ndarray) -> np.ndarray:
+def _counts_as_int(name: str, values: np.ndarray) -> np.ndarray:
     """Return counts as int64 if all are known, other values as they are."""
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from slm_lab.experiment.events import Emit, End, Notice
+from slm_lab.experiment.events import Emit, Notice, SessionEnded
 from slm_lab.experiment.events import Event as RunEvent
 from slm_lab.experiment.execute.heartbeat import Heartbeat
 from slm_lab.experiment.execute.local.fork_server import start_method
@@ -37,7 +37,7 @@ _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
 the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
 
 
-def run_inline(job: Job) -> list[End]:
+def run_inline(job: Job) -> list[SessionEnded]:
     """Run one Session in this process."""
     from slm_lab.experiment.files.sink import LocalSink
     from slm_lab.experiment.session.context import SessionContext
@@ -51,7 +51,7 @@ def run_inline(job: Job) -> list[End]:
                 session.build()
             restore_handlers()
             if job.stop.requested:
-                return [End(0, "stopped")]
+                return [SessionEnded(0, "stopped")]
             paths = job.open_run(session.parts.choices)
             with _logged_to(paths.session_log(0, job.trial)):
                 sink = LocalSink(paths, job.trial, job.emit)
@@ -61,9 +61,9 @@ def run_inline(job: Job) -> list[End]:
                     if not from_user_code(error):
                         raise
                     logger.info("failed", exc_info=True)
-                    end = End(0, "failed", cause(error))
+                    end = SessionEnded(0, "failed", cause(error))
                 else:
-                    end = End(0, "stopped" if result.interrupted else "done")
+                    end = SessionEnded(0, "stopped" if result.interrupted else "done")
                 finally:
                     sink.close()
             job.emit(end)
@@ -107,7 +107,7 @@ def _logged_to(path: Path) -> Iterator[None]:
             handler.close()
 
 
-def run_processes(job: Job) -> list[End]:
+def run_processes(job: Job) -> list[SessionEnded]:
     """Run each Session in a process of its own, as many at a time as the plan allows. Raises UserError on Windows."""
     if sys.platform == "win32":
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
@@ -118,7 +118,7 @@ def run_processes(job: Job) -> list[End]:
         return Sessions(job, place).run()
 
 
-def run_ray(job: Job) -> list[End]:
+def run_ray(job: Job) -> list[SessionEnded]:
     """Run each Session on a node of the Ray cluster plan.cluster. Raises UserError if it cannot be used."""
     from slm_lab.experiment.run.cluster_sessions import on_cluster
 
@@ -208,6 +208,6 @@ def _show_notice(event: RunEvent) -> None:
         notice(event.text)
 
 
-def failures(ends: list[End]) -> dict[int, str]:
+def failures(ends: list[SessionEnded]) -> dict[int, str]:
     """Index → cause of the Sessions that failed."""
     return {end.session: end.detail for end in ends if end.status == "failed"}

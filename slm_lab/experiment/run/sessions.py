@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from slm_lab.experiment.events import Emit, End, Notice
+from slm_lab.experiment.events import Emit, Notice, SessionEnded
 from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Resources, Stalled, Task
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
@@ -49,7 +49,7 @@ class Job:
         return self.sessions or tuple(range(self.spec.meta.max_session))
 
 
-Engine = Callable[[Job], list[End]]
+Engine = Callable[[Job], list[SessionEnded]]
 """Runs every Session of a job and returns how each ended. Raises SpecError or UserError if the spec cannot be built or the run's
 folder cannot be made. No process outlives the call."""
 
@@ -95,7 +95,7 @@ class _Running:
     choices: Mapping[str, str | int] | None = None
     """Once it is built."""
     begun: bool = False
-    end: End | None = None
+    end: SessionEnded | None = None
     """Once it has reported its end; its process still runs."""
 
 
@@ -111,11 +111,11 @@ class Sessions:
         self.waiting = deque(job.indices)
         self.running: dict[Any, _Running] = {}
         """By their tasks."""
-        self.ends: list[End] = []
+        self.ends: list[SessionEnded] = []
         self.paths: RunPaths | None = None
         self.deadline: float | None = None
 
-    def run(self) -> list[End]:
+    def run(self) -> list[SessionEnded]:
         """Run all Sessions to their end."""
         while self.waiting or self.running:
             if self.job.stop.requested:
@@ -137,7 +137,7 @@ class Sessions:
         match event:
             case Message(_, "ready", (choices,)):
                 one.choices = choices
-            case Message(task, "event", (End() as end,)):
+            case Message(task, "event", (SessionEnded() as end,)):
                 one.end = end
                 task.stop(_CLOSE_SECONDS)
             case Message(_, "event", (reported,)):
@@ -145,9 +145,9 @@ class Sessions:
             case Message(_, "user_error", (error,)):
                 if self.paths is None:
                     raise error
-                one.end = End(one.task.index, "failed", str(error))
+                one.end = SessionEnded(one.task.index, "failed", str(error))
             case Message(_, "failed", (reason,)):
-                one.end = End(one.task.index, "stopped" if stopping and one.choices is None else "failed", reason)
+                one.end = SessionEnded(one.task.index, "stopped" if stopping and one.choices is None else "failed", reason)
             case Stalled(task, seconds, phase, "notice"):
                 self.job.emit(Notice(f"{task.name}: no progress for {seconds:.0f} s ({phase})"))
             case Stalled(task, seconds, phase, _):
@@ -171,7 +171,7 @@ class Sessions:
                 reason = f"{reason}; a new process could not be started: {error.strerror or error}"
             else:
                 return
-        self._end(task, one.end or End(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])])))
+        self._end(task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])])))
 
     def _restart(self, task: Task, one: _Running) -> None:
         """Start a new process for a Session: that of a shared net joins the others, another one continues from its last checkpoint."""
@@ -193,7 +193,7 @@ class Sessions:
             one.begun = True
             task.send(self.paths)
 
-    def _end(self, task: Task, end: End) -> None:
+    def _end(self, task: Task, end: SessionEnded) -> None:
         self.executor.kill(task)
         del self.running[task]
         self.ends.append(end)
@@ -210,7 +210,7 @@ class Sessions:
                 if one.begun:
                     task.stop(STOP_SECONDS)
                 else:
-                    self._end(task, End(one.task.index, "stopped"))
+                    self._end(task, SessionEnded(one.task.index, "stopped"))
 
 
 class _ThisMachine:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from slm_lab.experiment.events import End
+from slm_lab.experiment.events import SessionEnded
 from slm_lab.experiment.execute.local.fork_server import ensure_server, start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers
 from slm_lab.experiment.execute.local.user_code import build_errors, exits_raised
@@ -196,7 +196,7 @@ class Trial(Experiment):
         workers = sampler is not None and not sampler.serial_mode
         return left and self._engine != "ray" and (self._engine != "inline" or workers or self.spec.env.backend == "async")
 
-    def _run(self, stop: Stop) -> tuple[dict[str, Any], list[End]]:
+    def _run(self, stop: Stop) -> tuple[dict[str, Any], list[SessionEnded]]:
         sessions, engine = self.spec.meta.max_session, self._engine
         concurrent = self.plan.concurrent_sessions(self.spec.meta)
         display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
@@ -220,13 +220,13 @@ class Trial(Experiment):
             raise TrialFailed(several if sessions > 1 else f"session 0 failed: {next(iter(causes.values()))}", metrics)
         return metrics, ends
 
-    def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[End]:
+    def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
         """Run the Sessions; of a continued run, those that are not finished."""
         found = self._resumption
         job = Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
         if found is None:
             return ENGINES[engine](job)
-        ends = [End(index, "done") for index in found.starts if index not in found.to_run]
+        ends = [SessionEnded(index, "done") for index in found.starts if index not in found.to_run]
         for end in ends:
             display(end)
         if not found.to_run:
@@ -282,7 +282,7 @@ class Trial(Experiment):
             for line in resumed_lines(found, self.lock.killed if self.lock is not None else None):
                 display.say(f"  {line}")
 
-    def _analyze(self, ends: list[End], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
+    def _analyze(self, ends: list[SessionEnded], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
         """Measure and draw all Sessions, which took `seconds`; the metrics are those of the Sessions that did not fail."""
         paths = self.paths
         if paths is None:

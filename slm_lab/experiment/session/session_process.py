@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from slm_lab.experiment.events import Emit, End, Event, Notice
+from slm_lab.experiment.events import Emit, Event, Notice, SessionEnded
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.interrupt import watchdog
@@ -100,8 +100,8 @@ class _Notices(logging.Handler):
 def run_session(context: Context, task: SessionTask) -> None:
     """Build a Session, wait for the order to begin (its RunPaths), and train.
 
-    Messages: ("ready", choices), ("event", Event) for each event but rows, then ("event", End); instead of End ("user_error", error) or
-    ("failed", cause).
+    Messages: ("ready", choices), ("event", Event) for each event but rows, then ("event", SessionEnded); instead of SessionEnded
+    ("user_error", error) or ("failed", cause).
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
@@ -112,7 +112,7 @@ def run_session(context: Context, task: SessionTask) -> None:
     except (SpecError, UserError) as error:
         context.send("user_error", error)
     except Interrupted:
-        context.send("event", End(task.index, "stopped"))
+        context.send("event", SessionEnded(task.index, "stopped"))
     except BaseException:
         with suppress(OSError):  # the disk is full
             logger.info("failed", exc_info=True)
@@ -135,7 +135,7 @@ def _run(context: Context, task: SessionTask) -> None:
         context.send("ready", session.parts.choices)
         paths = context.receive()
         if paths is None:
-            context.send("event", End(task.index, "stopped"))
+            context.send("event", SessionEnded(task.index, "stopped"))
             return
         assert isinstance(paths, RunPaths)
         context.send("event", _train(context, task, session, paths))  # before the env is closed, which may block
@@ -143,7 +143,7 @@ def _run(context: Context, task: SessionTask) -> None:
         session.close()
 
 
-def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -> End:
+def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -> SessionEnded:
     # the lock is kept until this process ends: it may outlive the trial
     lock = SessionLock(paths.session_lock(task.index, task.trial)) if task.locks else None
     context.print_to(paths.session_log(task.index, task.trial))
@@ -158,4 +158,4 @@ def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -
         sink.close()
         if lock is not None:
             lock.release()
-    return End(task.index, "stopped" if result.interrupted else "done")
+    return SessionEnded(task.index, "stopped" if result.interrupted else "done")

@@ -60,8 +60,8 @@ def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
 
 def check_clear(source: str, observation: ObservationSpace) -> None:
     """Raise SpecError if the env's space leaves open what is to be decided before a net is chosen."""
-    if observation.unclear:
-        raise SpecError(source, [Problem(one.key, one.message) for one in observation.unclear])
+    if observation.ambiguities:
+        raise SpecError(source, [Problem(one.key, one.message) for one in observation.ambiguities])
 
 
 def _with_log_frequency(spec: Spec) -> Spec:

@@ -11,12 +11,12 @@ from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDe
 from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
 from slm_lab.spec.models.net import DuelingMLPNetSpec, NetSpec, TorchArcNetSpec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import Path, Report, value_at
+from slm_lab.spec.report import KeyPath, Report, value_at
 
-_ENV: Path = ("env", "name")
-_ENVS: Path = ("env", "num_envs")
-_ALGORITHM: Path = ("agent", "algorithm")
-_NET: Path = ("agent", "net")
+_ENV: KeyPath = ("env", "name")
+_ENVS: KeyPath = ("env", "num_envs")
+_ALGORITHM: KeyPath = ("agent", "algorithm")
+_NET: KeyPath = ("agent", "net")
 
 
 def is_for_slm_lab(raw: dict[str, Any]) -> bool:
@@ -99,7 +99,7 @@ def whole_envs(size: Any, envs: int) -> Any:
     return -(-size // envs) * envs
 
 
-def _whole_frequency(net: dict[str, Any], place: Path, report: Report) -> None:
+def _whole_frequency(net: dict[str, Any], place: KeyPath, report: Report) -> None:
     """Replace an update_frequency below 1, with which SLM Lab copies the net at every vector step."""
     path, value = (*place, "update_frequency"), net.get("update_frequency")
     if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
@@ -107,7 +107,7 @@ def _whole_frequency(net: dict[str, Any], place: Path, report: Report) -> None:
         net["update_frequency"] = 1
 
 
-def _without_lookahead(net: dict[str, Any], place: Path, report: Report) -> None:
+def _without_lookahead(net: dict[str, Any], place: KeyPath, report: Report) -> None:
     """Replace Lookahead, of which SLM Lab v4 shares the inner optimizer only, by that optimizer."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         optim = net.get(key)
@@ -118,7 +118,7 @@ def _without_lookahead(net: dict[str, Any], place: Path, report: Report) -> None
             report.differs((*place, key), "Lookahead with distributed", f"{why}; {inner} is used")
 
 
-def _constant(schedule: dict[str, Any], path: Path, report: Report) -> None:
+def _constant(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
     """Let no_decay have its end_val, which is what it has in SLM Lab from the second step on."""
     start, end = schedule.get("start_val"), schedule.get("end_val")
     if end and end != start and not report.is_set(path):
@@ -126,8 +126,8 @@ def _constant(schedule: dict[str, Any], path: Path, report: Report) -> None:
         report.note((*path, "start_val"), f"no_decay is end_val in SLM Lab; {end} is used")
 
 
-Notes = Iterator[tuple[Path, str, str]]
-"""Path, topic in a few words, and message of each difference."""
+Notes = Iterator[tuple[KeyPath, str, str]]
+"""KeyPath, topic in a few words, and message of each difference."""
 
 
 def note_differences(spec: Spec, report: Report) -> None:

@@ -9,11 +9,11 @@ import re
 import sys
 from collections.abc import Iterable
 from importlib import metadata
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from slm_lab.spec.report import nearest
 
-_GENERATED = json.loads((FilePath(__file__).parent / "known_envs.json").read_text(encoding="utf-8"))
+_GENERATED = json.loads((Path(__file__).parent / "known_envs.json").read_text(encoding="utf-8"))
 """Envs of Gymnasium and ALE, to find typos without importing either (tools/generate.py)."""
 KNOWN: dict[str, str] = _GENERATED["_known"]
 """Id → kind of env (box2d, mujoco and jax need packages)."""
@@ -172,7 +172,7 @@ def _base(name: str) -> str:
 def missing_package(name: str) -> str | None:
     """Return why the package of "package.module:Name" cannot be found; None if it can."""
     top = re.split(r"[.:]", name)[0]
-    if _installed(top) or FilePath(top).is_dir() or FilePath(f"{top}.py").is_file():
+    if _installed(top) or Path(top).is_dir() or Path(f"{top}.py").is_file():
         return None
     extra = f"; pip install 'slm-lab[{top}]'" if top in _MODULES.values() else ""
     return f"cannot import '{name}': no package '{top}' is installed or in the current folder{extra}"

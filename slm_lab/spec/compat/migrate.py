@@ -1,4 +1,4 @@
-"""Names in other libraries; older forms of a spec, migrated to the current one with a note for each change."""
+"""Migrate older forms of a spec to the current form, with a note for each change. Also: what other libraries call spec keys, for hints."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from slm_lab.spec.compat import env_ids
-from slm_lab.spec.report import Path, Report, show, show_path, value_at
+from slm_lab.spec.report import KeyPath, Report, show, show_path, value_at
 
-RENAMED: dict[Path, Path] = {
+RENAMED: dict[KeyPath, KeyPath] = {
     ("agent", "algorithm", "clip_val_loss"): ("agent", "algorithm", "clip_vloss"),
     ("env", "max_tick"): ("env", "max_frame"),
     ("env", "normalize_state"): ("env", "normalize_obs"),
@@ -22,7 +22,7 @@ _ALGORITHMS = {"HydraDQN": "DQN"}
 _WRITTEN = "SLM Lab writes it when it runs a spec"
 _FRAMES = ("total_t", "frame")
 """Values of max_tick_unit (v2, v3) with which max_tick counts frames."""
-DROPPED: dict[Path, str] = {
+DROPPED: dict[KeyPath, str] = {
     ("agent", "algorithm", "normalize_state"): "a key of env, which SLM Lab ignores here",
     ("body",): "there is one agent and one env",
     ("git_sha",): "now in meta.run",
@@ -178,7 +178,7 @@ def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
     return node if isinstance(node, dict) else {}
 
 
-def _unlist(raw: dict[str, Any], path: Path, v4: bool, report: Report) -> None:
+def _unlist(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> None:
     """Replace a list by its only item, or in a v4 file by its first, as SLM Lab v4 does."""
     section = _section(raw, *path[:-1])
     items = section.get(str(path[-1]))
@@ -194,7 +194,7 @@ def _unlist(raw: dict[str, Any], path: Path, v4: bool, report: Report) -> None:
     report.moved(path, (*path, 0))
 
 
-def _rename(raw: dict[str, Any], old: Path, new: Path, report: Report) -> None:
+def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> None:
     """Move a value to its new path; if there is one already, keep that."""
     value = _section(raw, *old[:-1]).pop(str(old[-1]), None)
     if value is None:
@@ -212,7 +212,7 @@ def _rename(raw: dict[str, Any], old: Path, new: Path, report: Report) -> None:
     report.moved(new, old)
 
 
-def _replace_value(raw: dict[str, Any], path: Path, current: Callable[[str], str], report: Report) -> None:
+def _replace_value(raw: dict[str, Any], path: KeyPath, current: Callable[[str], str], report: Report) -> None:
     """Replace an old string by the current one."""
     section, key = _section(raw, *path[:-1]), str(path[-1])
     old = section.get(key)
@@ -222,7 +222,7 @@ def _replace_value(raw: dict[str, Any], path: Path, current: Callable[[str], str
         report.note(path, f"'{old}' is now '{new}'")
 
 
-def _net(net: dict[str, Any], place: Path, report: Report) -> None:
+def _net(net: dict[str, Any], place: KeyPath, report: Report) -> None:
     """Rename `type` to `name`, without a note: both are valid."""
     if "type" not in net:
         return

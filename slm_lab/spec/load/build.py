@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from slm_lab.spec.compat.differences import adapt, is_for_slm_lab, note_differences
@@ -22,7 +22,7 @@ from slm_lab.spec.load.validate import likely_names, validate, wrong_parts
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
 from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, foreign_keys, models_at
-from slm_lab.spec.report import Path, Problem, Report, nearest, override, show, value_at
+from slm_lab.spec.report import KeyPath, Problem, Report, nearest, override, show, value_at
 from slm_lab.spec.rules.check import check_rules, check_updates
 from slm_lab.spec.rules.resolve import derive_sizes, resolve
 
@@ -31,9 +31,9 @@ from slm_lab.spec.rules.resolve import derive_sizes, resolve
 class Request:
     """What a raw spec is loaded with."""
 
-    overrides: Mapping[Path, Any] = field(default_factory=dict)
+    overrides: Mapping[KeyPath, Any] = field(default_factory=dict)
     """Values of --set, by path."""
-    folder: FilePath | None = None
+    folder: Path | None = None
     """Folder of the spec file; None: the spec is not in a file."""
     for_search: bool = True
     """See `load_spec`."""
@@ -44,7 +44,7 @@ def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> S
     report.for_slm_lab = is_for_slm_lab(raw)
     body = _current_form(raw, request, report) | {"name": name}
     found = report.child()
-    spec, guessed = validate(body, found), set[Path]()
+    spec, guessed = validate(body, found), set[KeyPath]()
     report.merge(found)
     if whole := spec is not None:
         spec = derive_sizes(spec)
@@ -87,7 +87,7 @@ def _check_version(raw: dict[str, Any], report: Report) -> None:
         report.fail(("meta", "run"), f"spec_version {show(version)}; expected {SPEC_VERSION}: {why}")
 
 
-def _with_sets(raw: dict[str, Any], overrides: Mapping[Path, Any], report: Report) -> dict[str, Any]:
+def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Report) -> dict[str, Any]:
     """Set the keys that --set gives."""
     for path, value in overrides.items():
         if value is None and value_at(raw, path) is None:
@@ -132,18 +132,18 @@ def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> 
     return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
-def _problems(name: str, raw: dict[str, Any], folder: FilePath | None = None) -> list[Problem]:
+def _problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:
     """Return the problems of a raw spec without --set."""
     build(name, raw, Request(folder=folder), report := Report())
     return report.problems
 
 
-def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[Path]]:
+def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[KeyPath]]:
     """Return the Spec without its invalid parts, so that rules can check the rest in the same run, and the names that were guessed.
 
     Unknown names of components are replaced by likely ones, and the problems below them are added.
     """
-    raw, guessed, cut = copy.deepcopy(raw), set[Path](), False
+    raw, guessed, cut = copy.deepcopy(raw), set[KeyPath](), False
     for _ in range(10):
         wrong = wrong_parts(raw)
         if not wrong:
@@ -164,7 +164,7 @@ def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[
     return None, guessed
 
 
-_STAND_IN: dict[Path, Any] = {
+_STAND_IN: dict[KeyPath, Any] = {
     ("agent",): {"algorithm": {"name": "Random"}},
     ("agent", "algorithm"): {"name": "Random"},
     ("agent", "net", "conv_hid_layers"): [[1, 1]],
@@ -178,7 +178,7 @@ _STAND_IN: dict[Path, Any] = {
 """Valid values for required parts."""
 
 
-def _remove_part(rest: dict[str, Any], path: Path) -> None:
+def _remove_part(rest: dict[str, Any], path: KeyPath) -> None:
     """Remove the part at `path`, or what contains it if it is missing; replace required parts by a stand-in."""
     for end in range(len(path), 0, -1):
         section, key = value_at(rest, path[: end - 1]), path[end - 1]
@@ -197,7 +197,7 @@ _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
 """Keys with free-form values, in which null is a value."""
 
 
-def drop_nulls(node: dict[str, Any], path: Path = ()) -> dict[str, Any]:
+def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
     """Remove keys whose value is null. Of an env's constructor arguments only the first level is searched."""
     for key in [key for key, value in node.items() if value is None]:
         del node[key]

@@ -6,16 +6,16 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from slm_lab.spec.compat.migrate import migrate
-from slm_lab.spec.report import CRITIC_NET, NET, Path, Problem, Report, SpecError, nearest, show, show_path, value_at
+from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Problem, Report, SpecError, nearest, show, show_path, value_at
 
-SPEC_FOLDER = FilePath(__file__).parent.parent
+SPEC_FOLDER = Path(__file__).parent.parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "torch_names.json")
 """Files there that hold no specs."""
-Source = str | FilePath | Mapping[str, Any]
+Source = str | Path | Mapping[str, Any]
 """A spec file, its content, or one spec."""
 
 
@@ -24,13 +24,13 @@ def spec_names(path: Source) -> list[str]:
     return [*raw_entries(path)[1]]
 
 
-def shipped_spec_files() -> list[FilePath]:
+def shipped_spec_files() -> list[Path]:
     """Return the spec files that ship, relative to SPEC_FOLDER."""
     found = [file for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name not in _NO_SPECS]
     return sorted((file.relative_to(SPEC_FOLDER) for file in found), key=lambda file: (len(file.parts), file))
 
 
-def spec_summaries() -> Iterator[tuple[FilePath, str, str, str, Any]]:
+def spec_summaries() -> Iterator[tuple[Path, str, str, str, Any]]:
     """Yield file, name, algorithm, env and max_frame of each spec that ships, with variables as they stand in the files."""
     for file in shipped_spec_files():
         for name, raw in raw_specs(SPEC_FOLDER / file).items():
@@ -54,16 +54,16 @@ def raw_specs(path: Source) -> dict[str, Any]:
     return entries
 
 
-def find_spec_file(path: str | FilePath) -> FilePath:
+def find_spec_file(path: str | Path) -> Path:
     """Find a spec file: as given, else under slm_lab/spec/ (which may be part of the path), else in one of its folders.
 
     Raises: SpecError, with the nearest file's name.
     """
-    given = FilePath(path).expanduser()
+    given = Path(path).expanduser()
     try:
         if given.is_file():
             return given
-        inside = FilePath(*given.parts[2:]) if given.parts[:2] == ("slm_lab", "spec") else given
+        inside = Path(*given.parts[2:]) if given.parts[:2] == ("slm_lab", "spec") else given
         folders = [] if given.is_absolute() else [SPEC_FOLDER, *sorted(path for path in SPEC_FOLDER.rglob("*") if path.is_dir())]
         for folder in folders:
             if (folder / inside).is_file():
@@ -75,7 +75,7 @@ def find_spec_file(path: str | FilePath) -> FilePath:
     raise SpecError(str(path), [Problem("", reason + nearest(given.name, known))])
 
 
-def _files_beside(path: FilePath) -> list[str]:
+def _files_beside(path: Path) -> list[str]:
     """Return the names of the spec files in the folder of a path."""
     try:
         return [file.name for file in path.parent.iterdir() if file.suffix in (".json", ".yaml", ".yml")]
@@ -112,7 +112,7 @@ def is_flat(content: Any) -> bool:
     return isinstance(content, dict) and content.keys() >= {"agent", "env", "meta"} and isinstance(content.get("name"), str)
 
 
-def read_arc_files(raw: dict[str, Any], folder: FilePath | None, report: Report) -> dict[str, Any]:
+def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> dict[str, Any]:
     """Replace `arc_file` by `arc` in the nets of a raw spec. Args: folder: of the spec file; None: the spec is not in a file."""
     for place in (NET, CRITIC_NET):
         net = value_at(raw, place)
@@ -125,7 +125,7 @@ def read_arc_files(raw: dict[str, Any], folder: FilePath | None, report: Report)
         if not isinstance(name, str):
             report.fail(path, f"must be the name of a YAML or JSON file, not {show(name)}")
             continue
-        candidates = [where / name for where in (folder, FilePath()) if where is not None]
+        candidates = [where / name for where in (folder, Path()) if where is not None]
         file = next((file for file in candidates if file.is_file()), None)
         if file is None:
             report.fail(path, f"no such file: {' or '.join(dict.fromkeys(map(str, candidates)))}")
@@ -154,7 +154,7 @@ _TOKEN = re.compile(
 )
 
 
-def read(path: FilePath, repeated: dict[str, list[str]] | None = None) -> Any:
+def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Return the content of a spec file.
 
     Args: repeated: receives, by name of the spec, a line for each duplicate key in specs of the v4 form, whose last value counts.
@@ -213,7 +213,7 @@ def plain(value: Any, source: str) -> Any:
     problems: list[Problem] = []
     nodes = 0
 
-    def copy(node: Any, path: Path) -> Any:
+    def copy(node: Any, path: KeyPath) -> Any:
         nonlocal nodes
         nodes += 1
         if len(path) > MAX_DEPTH or nodes > MAX_NODES:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from slm_lab.lib.log import notice
@@ -19,7 +19,7 @@ from slm_lab.spec.compat.migrate import OTHER_NAMES, migrate
 from slm_lab.spec.load.build import Request, build, drop_nulls
 from slm_lab.spec.load.files import Source, is_study, plain, raw_entries
 from slm_lab.spec.models.spec import Spec, models_at
-from slm_lab.spec.report import Path, Problem, Report, SpecError, closest, mark, nearest, show, show_path, to_path
+from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, closest, mark, nearest, show, show_path, to_path
 
 _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
@@ -85,7 +85,7 @@ def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: b
     source, entries = raw_entries(path, name, repeated)
     keys = [key for key in entries if not is_study(entries[key])] if name is None else [_key_of(name, entries, arguments, source)]
     loaded, used = Loaded(), set[str]()
-    folder = None if isinstance(path, Mapping) else FilePath(source).parent
+    folder = None if isinstance(path, Mapping) else Path(source).parent
     rule = "invalid spec name; allowed characters: letters, digits, spaces and _ - . + = @"
     problems = [Problem(key, rule) for key in keys if not _NAME.fullmatch(key)]
     for key in keys:
@@ -147,7 +147,7 @@ def _suffix(variables: dict[str, Any]) -> str:
 
 
 def _load_entry(
-    key: str, raw: Any, arguments: Sets, used: set[str], folder: FilePath | None, for_search: bool
+    key: str, raw: Any, arguments: Sets, used: set[str], folder: Path | None, for_search: bool
 ) -> Iterator[tuple[str, Spec | None, Report]]:
     """Yield (name, spec, report) of one entry of a file: once, or for each combination of spec_params."""
     report = Report()
@@ -162,7 +162,7 @@ def _load_entry(
         yield key, None, report
     for combo in combos:
         body = {inner: value for inner, value in raw.items() if inner != "spec_params"}
-        one, found = Report(), dict[str, list[Path]]()
+        one, found = Report(), dict[str, list[KeyPath]]()
         filled = fill(body, arguments.variables | combo, found, one)
         for place in (place for variable in found.keys() & arguments.variables.keys() for place in found[variable]):
             one.comes_from_set(place)
@@ -196,11 +196,11 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
     return f"; did you mean {' or '.join(words[:3])}?"
 
 
-def _paths(raw: dict[str, Any]) -> Iterator[tuple[Path, bool, bool]]:
+def _paths(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, bool, bool]]:
     """Yield every path to a key of a raw spec, breadth first: path, whether it is present, whether it is a section with a name."""
     raw = copy.deepcopy(raw)
     migrate(raw, Report())
-    places: list[tuple[Path, Any]] = [((), raw)]
+    places: list[tuple[KeyPath, Any]] = [((), raw)]
     for place, section in places:
         there = section if isinstance(section, dict) else {}
         fields = [key for model in models_at(place, raw) for key in model.model_fields if (*place, key) != ("name",)]
@@ -221,7 +221,7 @@ class Sets:
 
     variables: dict[str, Any] = field(default_factory=dict)
     """Values of ${var}, by name."""
-    overrides: dict[Path, Any] = field(default_factory=dict)
+    overrides: dict[KeyPath, Any] = field(default_factory=dict)
     """Values of keys, by path."""
 
 
@@ -278,10 +278,11 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
-def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[Path]], report: Report, path: Path = ()) -> Any:
+def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath = ()) -> Any:
     """Return `node` with each ${var} replaced: by the value itself if it is the whole string, else by its text.
 
-    Add the variables found to `used`, with their paths; a variable without a value is a problem at each path.
+    Args: used: gets the variables that are found, with their paths. A variable without a value is reported as a problem at each of its
+    paths.
     """
     if isinstance(node, dict):
         filled = {}
@@ -296,7 +297,7 @@ def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[Path]], r
     return _fill_text(node, variables, used, report, path) if isinstance(node, str) and "${" in node else node
 
 
-def _fill_text(text: str, variables: Mapping[str, Any], used: dict[str, list[Path]], report: Report, path: Path) -> Any:
+def _fill_text(text: str, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath) -> Any:
     names = _VARIABLE.findall(text)
     for name in names:
         used.setdefault(name, []).append(path)

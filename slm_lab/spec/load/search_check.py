@@ -9,7 +9,7 @@ from typing import Any
 from slm_lab.spec.compat.differences import SIZES, whole_envs
 from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, is_for_search, parse_search, search_entries, settings, walk
 from slm_lab.spec.models.spec import SECTION_KEYS
-from slm_lab.spec.report import Path, Problem, Report, override, show, show_path, to_path, value_at, with_name
+from slm_lab.spec.report import KeyPath, Problem, Report, override, show, show_path, to_path, value_at, with_name
 
 Problems = Callable[[dict[str, Any]], list[Problem]]
 """Return the problems of a raw spec."""
@@ -17,8 +17,8 @@ _MOST_VALUES = 1000
 """Values of one key that are checked."""
 _MOST_CONTEXTS = 8
 """Combinations of the other keys' values in which a value is tried."""
-_ALGORITHM: Path = ("agent", "algorithm")
-_REPLACED: dict[Path, Path] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
+_ALGORITHM: KeyPath = ("agent", "algorithm")
+_REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
 """Searched key → the spec's own key that it replaces: SLM Lab uses lam where both are given."""
 
 
@@ -93,7 +93,7 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
             del node[text]
 
 
-def _leaves(node: Any, where: Path) -> Iterator[tuple[dict[str, Any], str, Path]]:
+def _leaves(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, KeyPath]]:
     """Yield the lists of arguments in a search section: the object, the key, and its path."""
     if isinstance(node, dict):
         for key, value in node.items():
@@ -106,7 +106,7 @@ def _leaves(node: Any, where: Path) -> Iterator[tuple[dict[str, Any], str, Path]
             yield from _leaves(value, (*where, index))
 
 
-def set_value(raw: dict[str, Any], path: Path, value: Any, report: Report) -> None:
+def set_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) -> None:
     """Set the searched key at `path` of a raw spec; `agent.net.type` sets the name of the net, as the models call it."""
     if path in _REPLACED and value is not None:
         section = value_at(raw, _REPLACED[path][:-1])
@@ -115,7 +115,7 @@ def set_value(raw: dict[str, Any], path: Path, value: Any, report: Report) -> No
     override(raw, with_name(path), value, report, source="search.")
 
 
-def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Path] = frozenset()) -> None:
+def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[KeyPath] = frozenset()) -> None:
     """Add a problem for each key that cannot be searched, or that is searched twice at the same time."""
     seen = set(above)
     for key in keys:
@@ -148,7 +148,7 @@ class _Values:
         """Problems that have other causes."""
         self.contexts = min(max(len(key.candidates()) for key, _ in walk(keys)), _MOST_CONTEXTS)
 
-    def problems(self, pins: Mapping[Path, Any]) -> list[Problem]:
+    def problems(self, pins: Mapping[KeyPath, Any]) -> list[Problem]:
         """Return the problems with these values (`where` of a key → value or index); none if some combination with others is valid."""
         pinned = [key for key in self.keys if key.where in pins]
         first = self._with(pinned, pins, 0)
@@ -156,7 +156,7 @@ class _Values:
             return first
         return first if self.problems_of_all(pins) else []
 
-    def problems_of_all(self, pins: Mapping[Path, Any] | None = None) -> list[Problem]:
+    def problems_of_all(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
         """Return the problems of the first combination with values of all keys; none if one of those tried is valid."""
         first: list[Problem] = []
         for context in range(self.contexts):
@@ -166,7 +166,7 @@ class _Values:
             first = first or found
         return first
 
-    def _with(self, keys: Sequence[SearchKey], pins: Mapping[Path, Any], context: int) -> list[Problem]:
+    def _with(self, keys: Sequence[SearchKey], pins: Mapping[KeyPath, Any], context: int) -> list[Problem]:
         def choose(key: SearchKey) -> Any:
             values = key.candidates()
             return pins.get(key.where, values[context % len(values)])
@@ -177,7 +177,7 @@ class _Values:
         return report.problems or [problem for problem in self.problems_of(attempt) if problem not in self.known]
 
 
-def _check_key(key: SearchKey, above: Mapping[Path, int], values: _Values, report: Report) -> None:
+def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _Values, report: Report) -> None:
     place = ("search", *key.where)
     for value in key.candidates()[:_MOST_VALUES]:
         if not (key.has_options or key.is_normal or value in key.bounds) and any(

@@ -69,7 +69,7 @@ class SearchSpace:
         return {key.text: value for key, value in settings(self.search_keys, lambda key: pick(show_path(key.where), key))}
 
     def values_of(self, picks: Picks) -> Values:
-        """Return the values for picks of some keys; the other keys are left out."""
+        """Convert picks (see Picks) to values; keys that have no pick are left out."""
         keys = [key for key in self.search_keys if show_path(key.where) in picks]
         return {key.text: value for key, value in settings(keys, lambda key: picks[show_path(key.where)])}
 

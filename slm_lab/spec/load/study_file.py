@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from slm_lab.spec.load.loader import dump_spec, load, notify, parse_sets
 from slm_lab.spec.load.validate import explain
 from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.models.study import Study, StudyEntry, StudyEnv, StudyRun, StudySpec
-from slm_lab.spec.report import Path, Problem, Report, SpecError, flat, nearest, override, show, show_path, to_path, value_at
+from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, flat, nearest, override, show, show_path, to_path, value_at
 
 OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
@@ -49,7 +49,7 @@ def _is_default(path: str, value: Any, body: Any) -> bool:
     return bool(to_jsonable_python(fields[0].get_default(call_default_factory=True)) == value)
 
 
-def load_study(path: str | FilePath, name: str, sets: Sequence[str] = ()) -> Study:
+def load_study(path: str | Path, name: str, sets: Sequence[str] = ()) -> Study:
     """Load the study `name` of a file and the specs of all its runs. Raises SpecError with all problems."""
     source, entries = raw_entries(path)
     if name not in entries:
@@ -80,10 +80,10 @@ def _below_study(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
-    """Return the study with --set arguments applied, which address its own keys."""
+    """Return the study with the --set arguments applied. Their paths refer to keys of the study file, not of the specs that it runs."""
     arguments = parse_sets(sets)
     keys = StudySpec.model_fields
-    overrides: dict[Path, Any] = {(variable,): value for variable, value in arguments.variables.items()}
+    overrides: dict[KeyPath, Any] = {(variable,): value for variable, value in arguments.variables.items()}
     for key, value in (overrides | arguments.overrides).items():
         if key[0] not in keys:
             inside = f", or 'set.{show_path(key)}' for the specs of all runs" if len(key) > 1 else ""
@@ -94,7 +94,7 @@ def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
     return body
 
 
-def _within_set(body: dict[str, Any], key: Path) -> Path:
+def _within_set(body: dict[str, Any], key: KeyPath) -> KeyPath:
     """Return the path of what --set addresses; inside a `set` of the study one key, as it is written there, which comes last."""
     depth = {"set": 1, "entries": 3, "envs": 3}.get(str(key[0]), len(key))
     given = value_at(body, key[:depth])
@@ -125,7 +125,7 @@ def _check(spec: StudySpec, report: Report) -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
             report.fail(("envs", index), f"'{name}' is envs[{names.index(name)}] too; give each env its own label")
-    own: list[tuple[Path, Sequence[int]]] = [(("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)]
+    own: list[tuple[KeyPath, Sequence[int]]] = [(("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)]
     for place, seeds in [((), spec.random_seed), *own]:
         for seed, count in Counter(seeds).items():
             if count > 1:
@@ -135,7 +135,7 @@ def _check(spec: StudySpec, report: Report) -> None:
         report.fail(("baseline",), message)
     if spec.paired and spec.baseline is None:
         report.fail(("paired",), "has no effect without baseline")
-    solves: list[Path] = [("solve",)] if spec.solve is not None else []
+    solves: list[KeyPath] = [("solve",)] if spec.solve is not None else []
     solves += [("envs", index, "solve") for index, env in enumerate(spec.envs) if env.solve is not None]
     for path in solves if spec.metric is None else ():
         report.fail(path, "needs 'metric': the column that is compared with it (evaluation, return_new, total_reward or total_reward_ma)")
@@ -197,7 +197,7 @@ class _Runs:
         run = StudyRun(*key, spec, settings(spec))
         if (other := self._trained.setdefault(run.digest, key)) != key:
             is_env = env is not None and other[1] != key[1]
-            place: Path = ("envs", self.study.envs.index(env)) if env is not None and is_env else ("entries", index)
+            place: KeyPath = ("envs", self.study.envs.index(env)) if env is not None and is_env else ("entries", index)
             self.report.fail(place, f"'{key[0]}' in {key[1]} is the same spec as '{other[0]}' in {other[1]}, with the same values")
             return
         for seed in entry.random_seed or self.study.random_seed:
@@ -216,7 +216,7 @@ class _Runs:
 
     def _load(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Spec | None:
         """Return the spec of an entry in an env; None, with problems, if it is invalid."""
-        place: Path = ("entries", index)
+        place: KeyPath = ("entries", index)
         file, _, name = entry.spec.rpartition(":")
         try:
             path, raw = self._raw(file, name)
@@ -244,14 +244,14 @@ class _Runs:
         self.notes += found.notes
         return found.specs[0]
 
-    def _raw(self, file: str, name: str) -> tuple[FilePath, Any]:
+    def _raw(self, file: str, name: str) -> tuple[Path, Any]:
         """Return the file of an entry, beside the study's own or as find_spec_file finds it, and its raw spec. Raises SpecError."""
         if not file and name.endswith((".json", ".yaml", ".yml")):
             message = f"'{name}' is a file; expected FILE:NAME, such as ppo_cartpole.json:ppo_cartpole"
             raise SpecError(self.source, [Problem("", message)])
         try:
-            beside = FilePath(self.source).parent / file
-            path = FilePath(self.source) if not file else beside if beside.is_file() else find_spec_file(file)
+            beside = Path(self.source).parent / file
+            path = Path(self.source) if not file else beside if beside.is_file() else find_spec_file(file)
             raw = raw_entries(path)[1].get(name)
         except SpecError as error:
             raise SpecError(error.source, [replace(one, message=f"{file}: {one.message}") for one in error.problems]) from None
@@ -259,11 +259,11 @@ class _Runs:
             raise SpecError(self.source, [Problem("", f"'{name}' is a study; expected a spec")])
         return path, raw
 
-    def _values(self, place: Path, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
+    def _values(self, place: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
         """Return what study, env and entry set, by path or variable; None, with problems, if that is invalid."""
         values: dict[str, Any] = {}
         before = len(self.report.problems)
-        given: list[tuple[Path, dict[str, Any]]] = [(("set",), self.study.set), ((*place, "set"), entry.set)]
+        given: list[tuple[KeyPath, dict[str, Any]]] = [(("set",), self.study.set), ((*place, "set"), entry.set)]
         if env is not None:
             given.insert(1, (("envs", self.study.envs.index(env), "set"), env.set))
         for at, section in given:
@@ -287,7 +287,7 @@ class _Runs:
         return None
 
 
-def _paths(given: Mapping[str, Any], place: Path, report: Report) -> Iterator[tuple[str, Any]]:
+def _paths(given: Mapping[str, Any], place: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
     """Yield path or variable → value of a `set`; agent, env and meta may be nested."""
     for key, value in given.items():
         if key in ("agent", "env", "meta") and isinstance(value, dict):

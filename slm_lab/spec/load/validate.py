@@ -15,7 +15,7 @@ from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS, OTHER_NAMES
 from slm_lab.spec.models.base import ERROR as EXTENSION
 from slm_lab.spec.models.base import Component, is_extension
 from slm_lab.spec.models.spec import SECTION_KEYS, Spec, below, chosen_models, is_model, models_at, names_of
-from slm_lab.spec.report import Path, Report, nearest, show, show_path, value_at
+from slm_lab.spec.report import KeyPath, Report, nearest, show, show_path, value_at
 
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
@@ -29,19 +29,19 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
 
 def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
     """Add the problems of a failed validation of `raw` as a `root`."""
-    found = {_located(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
+    found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
     for path, (kind, message) in found.items():
         # If a list and an item of it are both invalid, report the item only.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             _explain(path, kind, message, raw, report, root)
 
 
-def wrong_parts(raw: dict[str, Any]) -> list[Path]:
+def wrong_parts(raw: dict[str, Any]) -> list[KeyPath]:
     """Return the paths of all invalid parts of a raw spec."""
     try:
         Spec.model_validate(raw)
     except ValidationError as error:
-        return [_located(item, raw) for item in _errors(error)]
+        return [_error_path(item, raw) for item in _errors(error)]
     return []
 
 
@@ -50,7 +50,7 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
     return [item for item in found if item["type"] != "default_factory_not_called"]  # the consequence of another error
 
 
-def likely_names(raw: dict[str, Any], wrong: list[Path]) -> dict[Path, str]:
+def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str]:
     """Return a likely name for each unknown name of a component at the paths `wrong`, so that its keys can be checked.
 
     None for a "package.module:Class" that cannot be resolved: nothing is known of its keys.
@@ -74,12 +74,12 @@ def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
     return near[0] if near else names_of([max(models, key=fit)])[0]
 
 
-def _located(item: Any, raw: Any, root: type[BaseModel] = Spec) -> Path:
+def _error_path(item: Any, raw: Any, root: type[BaseModel] = Spec) -> KeyPath:
     """Return an error's path in the data: its loc without the names of union members."""
     return tuple(_without_tags(item["loc"], item["type"], raw, root))
 
 
-def _without_tags(loc: Path, kind: str, raw: Any, root: type[BaseModel]) -> Iterator[str | int]:
+def _without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel]) -> Iterator[str | int]:
     annotations: list[Any] = [root]
     for key in loc:
         chosen = chosen_models(annotations, raw)
@@ -96,7 +96,7 @@ def _without_tags(loc: Path, kind: str, raw: Any, root: type[BaseModel]) -> Iter
         yield "name"
 
 
-def _explain(path: Path, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
+def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, root: type[BaseModel]) -> None:
     """Add the problem at `path`; `kind` and `message` are pydantic's."""
     parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
     last = path[-1] if path else ""
@@ -116,13 +116,13 @@ def _explain(path: Path, kind: str, message: str, raw: Any, report: Report, root
         report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
 
 
-def _choices(path: Path, parents: list[Any]) -> list[str]:
+def _choices(path: KeyPath, parents: list[Any]) -> list[str]:
     """Return the strings allowed at a path."""
     annotations = [inner for parent in parents for inner in below(parent, path[-1])] if path else []
     return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
 
 
-def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
+def _elsewhere(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
     """Return a hint for an unknown key: its name here if it is one of another library, the nearest key, or the section that has it."""
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
@@ -131,7 +131,7 @@ def _elsewhere(key: str, section: Path, parents: list[type[BaseModel]]) -> str:
     return near or next((f"; it belongs in {show_path(place)}" for place in others), "")
 
 
-def describe_at(path: Path, raw: Any, root: type[BaseModel] = Spec) -> str:
+def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
     """Describe what is allowed at `path`."""
     parents = models_at(path[:-1], raw, root)
     if path and path[-1] == "name" and len(names := names_of(parents)) > 1:

@@ -274,8 +274,9 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     training_frequency: Positive = 1
     """Transitions between updates; at most one update per vector step."""
     training_start_step: Count | None = None
-    """Transitions collected before the first update; absent: a batch (memory.batch_size), in SoftActorCritic and CrossQ at least 1,000.
-    With fewer than a batch, the first batches contain transitions several times; a RecurrentNet needs a batch of sequences.
+    """Number of transitions to collect before the first update. Absent: memory.batch_size, and at least 1,000 in SoftActorCritic and
+    CrossQ. If it is less than memory.batch_size, the first batches contain some transitions several times; a RecurrentNet
+    needs a batch of sequences.
     SoftActorCritic and CrossQ act uniformly at random during the first training_start_step frames of the Session."""
 
     def rollout_len(self, default: int) -> int:

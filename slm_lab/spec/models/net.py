@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, model_validator
@@ -284,7 +284,7 @@ NETS: dict[str, type[NetSpec]] = by_name(Net)
 """Name → model."""
 
 
-_FILE: dict[str, Any] = json.loads(FilePath(__file__).with_name("torch_names.json").read_text(encoding="utf-8"))
+_FILE: dict[str, Any] = json.loads(Path(__file__).with_name("torch_names.json").read_text(encoding="utf-8"))
 NAMES: dict[str, dict[str, str]] = {table: entries for table, entries in _FILE.items() if table != "_learning_rates"}
 """Table → names in torch → their arguments in one string, required ones marked with !."""
 LEARNING_RATES: dict[str, float] = _FILE["_learning_rates"]

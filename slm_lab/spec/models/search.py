@@ -13,7 +13,7 @@ from typing import Any
 
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.models.spec import Spec, foreign_keys
-from slm_lab.spec.report import Path, Report, nearest, show, show_path, to_path
+from slm_lab.spec.report import KeyPath, Report, nearest, show, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
 """Keys that published specs search over, but no longer exist."""
@@ -58,16 +58,16 @@ DISTRIBUTIONS = {
 class SearchKey:
     """One key that a search varies."""
 
-    path: Path
-    """Path in the spec: ("agent", "algorithm", "gamma")."""
+    path: KeyPath
+    """KeyPath in the spec: ("agent", "algorithm", "gamma")."""
     distribution: str
     """Key of DISTRIBUTIONS."""
     args: tuple[Any, ...]
     """Its arguments; values of choice and grid_search without the search keys in them."""
     nested: tuple[tuple[SearchKey, ...], ...] = ()
     """Search keys inside each of `args`, for choice and grid_search; () if there are none."""
-    where: Path = field(default=(), compare=False)
-    """Path in the search section, which no other key has: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
+    where: KeyPath = field(default=(), compare=False)
+    """KeyPath in the search section, which no other key has: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
 
     @property
     def text(self) -> str:
@@ -147,7 +147,7 @@ def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> I
             yield from settings(key.nested[chosen], choose)
 
 
-def walk(keys: Iterable[SearchKey], above: Mapping[Path, int] | None = None) -> Iterator[tuple[SearchKey, dict[Path, int]]]:
+def walk(keys: Iterable[SearchKey], above: Mapping[KeyPath, int] | None = None) -> Iterator[tuple[SearchKey, dict[KeyPath, int]]]:
     """Yield every key, nested ones after the key that has them, and which values make it active: `where` of a key → index of its value."""
     for key in keys:
         yield key, dict(above or {})
@@ -159,7 +159,7 @@ _META = frozenset(key for key in MetaSpec.model_fields if key.startswith("search
 """Keys of meta that only a search uses."""
 
 
-def is_for_search(path: Path) -> bool:
+def is_for_search(path: KeyPath) -> bool:
     """Return whether only a search uses the key at `path`."""
     return path[0] == "search" or (path[0] == "meta" and path[1:2] != () and path[1] in _META)
 
@@ -170,7 +170,7 @@ def search_keys(spec: Spec) -> list[str]:
     return ["search"] * (spec.search is not None) + [f"meta.{key}" for key in found]
 
 
-def redirect_search(search: dict[str, Any], moved: dict[Path, Path | None], report: Report) -> dict[str, Any]:
+def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None], report: Report) -> dict[str, Any]:
     """Return a valid search section with keys moved to new paths (None: removed); with dotted paths if anything moved."""
     found = [
         (key, args, next((old for old in moved if key.path[: len(old)] == old), None)) for key, args in search_entries(search, Report())
@@ -198,7 +198,7 @@ def prune_search(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     return raw
 
 
-def _prune(node: dict[str, Any], path: Path, where: Path, raw: dict[str, Any], report: Report) -> None:
+def _prune(node: dict[str, Any], path: KeyPath, where: KeyPath, raw: dict[str, Any], report: Report) -> None:
     for text in [*node]:
         name = text.rpartition("__")[0] or _misspelt(text, node[text])
         key_path = (*path, *to_path(name or text))
@@ -218,7 +218,7 @@ def _misspelt(text: str, args: Any) -> str:
     return text.removesuffix(f"_{distribution}") if distribution and "__" not in text and isinstance(args, list) else ""
 
 
-def search_entries(node: Any, report: Report, path: Path = (), where: Path = ()) -> Iterator[tuple[SearchKey, Any]]:
+def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath = ()) -> Iterator[tuple[SearchKey, Any]]:
     """Yield the well-formed keys of a search section with their arguments as given, and add a problem for each other one.
 
     Args: path, where: of `node` in the spec and in the section, if it is a part of the section.
@@ -244,7 +244,7 @@ def search_entries(node: Any, report: Report, path: Path = (), where: Path = ())
             yield _search_key((*path, *to_path(name)), distribution, value, here, report), value
 
 
-def _search_key(path: Path, distribution: str, args: list[Any], where: Path, report: Report) -> SearchKey:
+def _search_key(path: KeyPath, distribution: str, args: list[Any], where: KeyPath, report: Report) -> SearchKey:
     if not DISTRIBUTIONS[distribution].options:
         return SearchKey(path, distribution, tuple(args), where=where)
     found = [_option(value, path, (*where, index), report) for index, value in enumerate(args)]
@@ -252,7 +252,7 @@ def _search_key(path: Path, distribution: str, args: list[Any], where: Path, rep
     return SearchKey(path, distribution, tuple(value for value, _ in found), nested if any(nested) else (), where)
 
 
-def _option(value: Any, path: Path, where: Path, report: Report) -> tuple[Any, list[SearchKey]]:
+def _option(value: Any, path: KeyPath, where: KeyPath, report: Report) -> tuple[Any, list[SearchKey]]:
     """Return a value of choice or grid_search without the search keys in it, and these keys."""
     if not isinstance(value, (dict, list)):
         return value, []

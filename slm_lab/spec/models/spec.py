@@ -14,7 +14,7 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES, Memory
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.models.net import Net, NetSpec
-from slm_lab.spec.report import Path, value_at
+from slm_lab.spec.report import KeyPath, value_at
 
 if TYPE_CHECKING:
     from slm_lab.lib.records import InputKind
@@ -166,7 +166,7 @@ def members(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [annotation]
 
 
-def models_at(path: Path, raw: Any, root: type[BaseModel] = Spec) -> list[type[BaseModel]]:
+def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[type[BaseModel]]:
     """Return the models allowed at `path`; only one if the data name it."""
     annotations: list[Any] = [root]
     for key in (None, *path):
@@ -208,7 +208,7 @@ def is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-_SECTIONS: dict[Path, FieldInfo] = {
+_SECTIONS: dict[KeyPath, FieldInfo] = {
     **{("agent", key): AgentSpec.model_fields[key] for key in ("algorithm", "memory", "net", "critic_net")},
     **{(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")},
 }
@@ -218,7 +218,7 @@ SECTION_KEYS = {
 """Section → keys of all its components."""
 
 
-def foreign_keys(place: Path, raw: dict[str, Any]) -> frozenset[str]:
+def foreign_keys(place: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
     """Return the keys of a section that have no effect with the component that the spec names."""
     models = models_at(place, raw)
     known = SECTION_KEYS.get(place, frozenset()) | (_LATER if place == ("env",) else frozenset())

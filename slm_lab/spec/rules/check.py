@@ -14,11 +14,11 @@ from slm_lab.spec.models.memory import MEMORIES, MemorySpec, PriorityKeys, Repla
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.models.spec import SECTION_KEYS, AgentSpec, Spec
-from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.report import KeyPath, Report, nearest, show
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, check_net
 
-ALGORITHM: Path = ("agent", "algorithm")
-SAMPLER: Path = ("meta", "sampler")
+ALGORITHM: KeyPath = ("agent", "algorithm")
+SAMPLER: KeyPath = ("meta", "sampler")
 
 
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
@@ -78,7 +78,7 @@ def _algorithm(spec: Spec, report: Report) -> None:
         _defaults_only(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
 
 
-def _defaults_only(section: SpecModel, keys: Iterable[str], place: Path, why: str, report: Report) -> None:
+def _defaults_only(section: SpecModel, keys: Iterable[str], place: KeyPath, why: str, report: Report) -> None:
     """Refuse keys that have no effect here, except their defaults."""
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
@@ -102,10 +102,10 @@ def _meta(spec: Spec, report: Report) -> None:
 def _without_effect(spec: Spec, report: Report) -> None:
     """Refuse values given by --set that change nothing. In a file they are ignored, as SLM Lab does."""
     algorithm, meta = spec.agent.algorithm, spec.meta
-    groups: list[tuple[Path, Iterable[str], bool, str]] = [
+    groups: list[tuple[KeyPath, Iterable[str], bool, str]] = [
         (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
     ]
-    place: Path
+    place: KeyPath
     for key, net in spec.agent.nets.items():
         place = ("agent", key)
         groups.append((place, ("cuda_id",), net.gpu is False, "gpu is false"))
@@ -123,7 +123,7 @@ def _without_effect(spec: Spec, report: Report) -> None:
                 report.fail((*place, key), f"has no effect: {why}")
 
 
-def value_of(spec: Spec, path: Path) -> Any:
+def value_of(spec: Spec, path: KeyPath) -> Any:
     """Return the section of a spec at `path`."""
     section: Any = spec
     for key in path:
@@ -145,7 +145,7 @@ def check_updates(spec: Spec, report: Report) -> None:
         report.fail(path, f"{what}, but env.max_frame is {spec.env.max_frame}{share}: nothing would be learned")
 
 
-def _late_rollout(spec: Spec, steps: int) -> tuple[Path, str] | None:
+def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
     """Return the key for which a rollout does not end within `steps` vector steps of a Session, and why."""
     algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
     keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
@@ -161,7 +161,7 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[Path, str] | None:
     return (path, f"a rollout has {rows} steps × {envs} envs = {rows * envs} frames") if rows > steps else None
 
 
-def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[Path, str] | None:
+def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None:
     """Return the key for which a replay buffer is not used within `steps` vector steps of a Session, and why."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     absent, start = getattr(algorithm, "training_start_step", 0) is None, spec.agent.training_start
@@ -186,7 +186,7 @@ def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[Path, str] | None:
     return None
 
 
-def _schedules(section: SpecModel, place: Path, report: Report) -> None:
+def _schedules(section: SpecModel, place: KeyPath, report: Report) -> None:
     """Check that schedules do not end before they start, and that their values are in range."""
     for key in type(section).model_fields:
         schedule = getattr(section, key)
@@ -223,7 +223,7 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
         report.fail((*place, "name"), f"'{memory.name}' cannot be combined with {agent.net.name}: {why}")
 
 
-def _sequences(net: NetSpec, replay: ReplayKeys, place: Path, report: Report) -> None:
+def _sequences(net: NetSpec, replay: ReplayKeys, place: KeyPath, report: Report) -> None:
     """Refuse keys of sequences where single transitions are drawn."""
     if net.recurrent:
         return
@@ -232,7 +232,7 @@ def _sequences(net: NetSpec, replay: ReplayKeys, place: Path, report: Report) ->
             report.fail((*place, key), f"has no effect: {net.name} is not recurrent and learns from single transitions")
 
 
-def _net(agent: AgentSpec, net: NetSpec, place: Path, report: Report) -> None:
+def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None:
     algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
         _arcs(agent, net, place, report)
@@ -276,25 +276,25 @@ def _global_nets(agent: AgentSpec, report: Report) -> None:
                 report.fail(("agent", place, key, "name"), why)
 
 
-def _hydra(net: HydraMLPNetSpec, place: Path, report: Report) -> None:
+def _hydra(net: HydraMLPNetSpec, place: KeyPath, report: Report) -> None:
     """Check that hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
 
-    def units(value: Any) -> bool:
+    def is_unit_list(value: Any) -> bool:
         return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
 
     heads, body, tails = net.hid_layers
     for index, (part, what) in enumerate(((heads, "head"), (tails, "tail"))):
-        if not isinstance(part, list) or not all(units(item) for item in part) or (what == "head" and not part):
+        if not isinstance(part, list) or not all(is_unit_list(item) for item in part) or (what == "head" and not part):
             report.fail(
                 (*place, "hid_layers", 2 * index), f"must be a list with the units of each {what}, such as [[32], [32]], not {show(part)}"
             )
-    if not units(body):
+    if not is_unit_list(body):
         report.fail((*place, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {show(body)}")
     if isinstance(tails, list) and len(tails) > 2:
         report.fail((*place, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
 
 
-def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: Path, report: Report) -> None:
+def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: KeyPath, report: Report) -> None:
     """Check that there is `arc`, or one arc for each of actor and critic."""
     if net.arc is not None or (place[-1] == "critic_net" and net.critic_arc is not None):
         return

@@ -23,15 +23,15 @@ from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.net import NETS, LossSpec, NetSpec, RecurrentNetSpec
 from slm_lab.spec.models.search import parse_search, redirect_search, walk
 from slm_lab.spec.models.spec import AgentSpec, Spec
-from slm_lab.spec.report import CRITIC_NET, NET, Path, Report, with_name, without_index
+from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Report, with_name, without_v4_index
 from slm_lab.spec.rules.check import ALGORITHM, SAMPLER, dataset_unit, value_of
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation
 
-MEMORY: Path = ("agent", "memory")
-_NAME: Path = (*ALGORITHM, "name")
+MEMORY: KeyPath = ("agent", "memory")
+_NAME: KeyPath = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
 """Specs of the actor's and the critic's own optimizers."""
-DECIDES_OPTIMIZERS: tuple[Path, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
+DECIDES_OPTIMIZERS: tuple[KeyPath, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
 """Keys that decide which of the specs in SEPARATE have an effect."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
 """Keys of target nets."""
@@ -52,8 +52,11 @@ class _Draft:
     def __init__(self, spec: Spec, report: Report) -> None:
         self.spec, self.report = spec, report
 
-    def set(self, path: Path, value: Any, note: str = "", by: Sequence[Path] = ()) -> None:
-        """Replace the value at `path`. Args: by: keys that decide it; if one of them is searched, it is left to each trial."""
+    def set(self, path: KeyPath, value: Any, note: str = "", by: Sequence[KeyPath] = ()) -> None:
+        """Replace the value at `path`.
+
+        Args: by: keys that the new value depends on. If one of them is searched, nothing is replaced here: each trial does it.
+        """
         if by and _is_searched(self.spec, *by):
             return
         if note.startswith("has no effect"):
@@ -64,8 +67,8 @@ class _Draft:
             value = value_of(self.spec, path[:end]).model_copy(update={str(path[end]): value})
         self.spec = value
 
-    def ignore(self, place: Path, keys: Iterable[str], why: str, by: Sequence[Path] = ()) -> None:
-        """Set each of `keys` to its default, with a note if it had another value. Args: by: as of `set`."""
+    def ignore(self, place: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
+        """Set each of `keys` to its default, with a note if it had another value. Args: by: as in `set`."""
         model = value_of(self.spec, place)
         for key, field in type(model).model_fields.items():
             if key in keys and getattr(model, key) != field.default:
@@ -102,7 +105,7 @@ def _meta(draft: _Draft) -> None:
         draft.report.note(("meta", "distributed"), why)
 
 
-def _global_optimizers(net: NetSpec, place: Path, distributed: bool, report: Report) -> None:
+def _global_optimizers(net: NetSpec, place: KeyPath, distributed: bool, report: Report) -> None:
     """Add a note for each local optimizer of a global net, and for each global optimizer without such a net."""
     for key in OPTIMIZER_KEYS:
         optim = getattr(net, key)
@@ -129,7 +132,7 @@ def _batch_norm(agent: AgentSpec, report: Report) -> None:
 def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> dict[str, Any]:
     """Return the search with keys of an actor's optimizer redirected to the optimizer that replaces it."""
     resolved = draft.spec.agent.net
-    moved: dict[Path, Path | None] = {}
+    moved: dict[KeyPath, KeyPath | None] = {}
     for key in SEPARATE:
         if getattr(net, key) is not None and getattr(resolved, key) is None:
             common = key.removeprefix("actor_")
@@ -205,7 +208,7 @@ def _memory(draft: _Draft) -> None:
             draft.set((*place, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
 
 
-def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
+def _net(net: NetSpec, place: KeyPath, draft: _Draft) -> None:
     agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
     if place == CRITIC_NET:
         draft.ignore(place, ACTOR_KEYS, "agent.critic_net is for the critics only")
@@ -241,9 +244,9 @@ def _net(net: NetSpec, place: Path, draft: _Draft) -> None:
         draft.set((*place, "seq_len"), rollout)  # the default: a longer one that was given is an error
 
 
-def _is_searched(spec: Spec, *paths: Path) -> bool:
+def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
     """Return whether the search varies one of these keys, or a section that contains one."""
-    keys = [with_name(without_index(key.path)) for key, _ in walk(parse_search(spec.search))]
+    keys = [with_name(without_v4_index(key.path)) for key, _ in walk(parse_search(spec.search))]
     return any(path[: len(key)] == key for path in paths for key in keys)
 
 

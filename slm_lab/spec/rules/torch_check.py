@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slm_lab.spec.models.net import NAMES, WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
-from slm_lab.spec.report import Path, Report, nearest, show
+from slm_lab.spec.report import KeyPath, Report, nearest, show
 
 LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
 OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
@@ -49,7 +49,7 @@ def activation(name: str) -> str | None:
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
 
-def check_net(net: NetSpec, place: Path, report: Report, *, has_loss: bool = True) -> None:
+def check_net(net: NetSpec, place: KeyPath, report: Report, *, has_loss: bool = True) -> None:
     """Add a problem for each name or argument of the net at `place` that does not exist in torch.
 
     Without `has_loss` (the algorithm learns no values) an unknown loss is a note: it is not used.
@@ -77,7 +77,7 @@ def check_net(net: NetSpec, place: Path, report: Report, *, has_loss: bool = Tru
                 _arc(arc, (*place, key), report)
 
 
-def _gain(net: TorchArcNetSpec, place: Path, report: Report) -> None:
+def _gain(net: TorchArcNetSpec, place: KeyPath, report: Report) -> None:
     """Check that init_fn has a scale for hid_layers_activation, if it needs one."""
     known = activation(net.hid_layers_activation)
     scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
@@ -86,7 +86,7 @@ def _gain(net: TorchArcNetSpec, place: Path, report: Report) -> None:
         report.fail((*place, "hid_layers_activation"), message)
 
 
-def _name(name: str, known: Mapping[str, str], what: str, place: Path, report: Report, key: str = "name") -> bool:
+def _name(name: str, known: Mapping[str, str], what: str, place: KeyPath, report: Report, key: str = "name") -> bool:
     if name in known:
         return True
     reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest(name, known)
@@ -94,13 +94,13 @@ def _name(name: str, known: Mapping[str, str], what: str, place: Path, report: R
     return False
 
 
-def _call(given: NamedClass, known: Mapping[str, str], what: str, place: Path, report: Report) -> None:
+def _call(given: NamedClass, known: Mapping[str, str], what: str, place: KeyPath, report: Report) -> None:
     """Check a name and its arguments."""
     if _name(given.name, known, what, place, report):
         _arguments(given.kwargs, known[given.name], given.name, place, report)
 
 
-def _optimizer(optim: OptimSpec, place: Path, report: Report) -> None:
+def _optimizer(optim: OptimSpec, place: KeyPath, report: Report) -> None:
     if optim.name != "Lookahead":
         _call(optim, OPTIMIZERS, "optimizer of torch.optim", place, report)
         return
@@ -112,7 +112,7 @@ def _optimizer(optim: OptimSpec, place: Path, report: Report) -> None:
         _arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", place, report)
 
 
-def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, report: Report) -> None:
+def _arguments(given: Mapping[str, Any], known: str, name: str, place: KeyPath, report: Report) -> None:
     """Check arguments against those of `name`."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
@@ -128,7 +128,7 @@ def _arguments(given: Mapping[str, Any], known: str, name: str, place: Path, rep
             report.fail((*place, key), f"missing; required by {name}", "missing")
 
 
-def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
+def _arc(arc: dict[str, Any], place: KeyPath, report: Report) -> None:
     """`{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
@@ -147,7 +147,7 @@ def _arc(arc: dict[str, Any], place: Path, report: Report) -> None:
         _graph(graph, modules, (*place, "graph"), report)
 
 
-def _layer(layer: Any, place: Path, report: Report) -> None:
+def _layer(layer: Any, place: KeyPath, report: Report) -> None:
     """Check a layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
     if isinstance(layer, str):
         layer = {layer: None}
@@ -163,7 +163,7 @@ def _layer(layer: Any, place: Path, report: Report) -> None:
         _arguments(args or {}, LAYERS[name], name, (*place, name), report)
 
 
-def _graph(graph: dict[str, Any], modules: Mapping[str, Any], place: Path, report: Report) -> None:
+def _graph(graph: dict[str, Any], modules: Mapping[str, Any], place: KeyPath, report: Report) -> None:
     for key in ("input", "modules", "output"):
         if graph.get(key) in (None, {}, []):
             report.fail((*place, key), "missing; a graph needs input, modules and output", "missing")

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
-from slm_lab.experiment.events import End, Event
+from slm_lab.experiment.events import Event, SessionEnded
 from slm_lab.experiment.execute.local.local_executor import LocalTask
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
@@ -126,7 +126,7 @@ class InlineJob:
         self.events: list[Event] = []
         self.paths: RunPaths | None = None
 
-    def run(self) -> End:
+    def run(self) -> SessionEnded:
         (end,) = run_inline(Job(self.spec, Plan(), 0, self._open, self.events.append, self.stop))
         return end
 
@@ -295,7 +295,7 @@ def test_ctrl_c_leaves_a_run_beside_it_alone(command: Callable[..., Command], tm
     process = run.start()
     until(run.has_rows(1), process)
     beside = InlineJob(worker_spec(sampler=ONE_WORKER), tmp_path / "beside")
-    assert beside.run() == End(0, "done")
+    assert beside.run() == SessionEnded(0, "done")
     check_saved(beside.paths, 1024)
     os.killpg(process.pid, signal.SIGINT)
     until(lambda: run.paths.checkpoint(0, "last").exists(), seconds=SOON)
@@ -315,7 +315,7 @@ def test_an_env_ends_its_simulator_and_waits_for_it(tidy: bool, tmp_path: Path) 
     (simulators := tmp_path / "simulators").mkdir()
     env = {"name": f"{ENVS}:RunsSimulator-v0", "backend": "sync", "folder": str(simulators), "tidy": tidy, "max_frame": 256}
     begin = time.monotonic()
-    assert InlineJob(worker_spec(env=env), tmp_path / "data").run() == End(0, "done")
+    assert InlineJob(worker_spec(env=env), tmp_path / "data").run() == SessionEnded(0, "done")
     assert time.monotonic() < begin + SOON
     assert len(simulators_in(simulators)) == 2 * (4 + 1)  # with those of the trial step
     until(lambda: not [pid for pid in simulators_in(simulators) if alive(pid)], seconds=2.0)
@@ -339,7 +339,7 @@ def test_a_worker_that_blocks_is_restarted(where: str, tmp_path: Path, caplog: A
     """Once: the run is complete all the same."""
     (blocked := tmp_path / "blocked").mkdir()
     job = InlineJob(blocking_spec(blocked, where, times=1), tmp_path / "data")
-    assert job.run() == End(0, "done")
+    assert job.run() == SessionEnded(0, "done")
     check_saved(job.paths, 256)
     assert len(list(blocked.iterdir())) == 1
     notice = rf"rollout worker 0: no progress for \d s \({WHERE[where]}\)"

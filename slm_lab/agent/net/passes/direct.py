@@ -10,7 +10,6 @@ through autograd, with the same interface: see ops/autograd.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,7 @@ class DirectChain:
         plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:
-            if len(x) <= most:  # as below, without a call per layer: a twentieth of the time of a step of one env
+            if len(x) <= most:  # as below, without a call per layer
                 for weight_t, bias, activate in plain:
                     x = x.dot(weight_t)
                     x += bias
@@ -135,7 +134,8 @@ class DirectPass:
         )
 
     def select(self, rows: Any) -> DirectPass:
-        one = copy(self)
+        one = object.__new__(DirectPass)
+        vars(one).update(vars(self))  # a fifth of the time of copy.copy
         one._rows = rows if self._rows is None else np.arange(len(self._values[0][0]))[self._rows][rows]
         one.values = tuple(value[rows] for value in self.values)
         return one

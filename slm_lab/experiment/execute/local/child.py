@@ -114,7 +114,8 @@ class ChildContext:
     def send(self, kind: str, *content: Any) -> None:
         """Send the parent a message, from any thread. Without effect if the parent has ended.
 
-        Ends this process if user code has closed the connection: the parent would wait for what cannot be sent.
+        Exits this process if user code has closed the connection: otherwise the parent would wait forever for
+        messages that can no longer arrive.
         """
         try:
             with self._sending:

@@ -88,7 +88,7 @@ def watchdog(
     Calls `report(seconds, phase)` from the thread, once per stall, after `stall_notice` seconds.
 
     In another thread than the main one, and on systems without such signals, it only reports. A C function that neither returns
-    nor lets signals interrupt it cannot be ended in its own process.
+    nor handles signals cannot be interrupted from inside the process: another process has to kill this one.
     """
     timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
     stopped: float | None = None

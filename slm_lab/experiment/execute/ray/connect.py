@@ -219,7 +219,8 @@ def _refusal(address: str, text: str) -> str:
 
 
 def probe(token: Location | None) -> dict[str, Any]:
-    """Return what a node says about itself: its versions, the content of a file, and why it cannot read it or write beside it."""
+    """Return the package versions of the node that this runs on, the content of the token file, and the reason if the node cannot read that
+    file or write to its folder (else empty)."""
     found = {"versions": versions(), "token": "", "problem": ""}
     if token is not None:
         try:
@@ -295,7 +296,7 @@ def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str
 
 
 def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
-    """Return what a node says about itself; None if it has died meanwhile.
+    """Return what `probe` returns on a node; None if it has died meanwhile.
 
     Raises UserError if it cannot run slm_lab, or has another version of what must be the same.
     """

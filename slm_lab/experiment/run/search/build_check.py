@@ -9,13 +9,12 @@ from typing import Any
 
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import with_seed
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.search import SearchKey, settings, walk
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import Path, Problem, SpecError, show, show_path
+from slm_lab.spec.report import KeyPath, Problem, SpecError, show, show_path
 
 _MOST_VALUES = 20
 """Values of a choice that are built."""
@@ -27,6 +26,8 @@ def check_builds(space: SearchSpace, plan: Plan) -> None:
     Raises SpecError with a problem for each value that can be loaded, but not built. A value that is valid only together with other
     values of other keys is skipped. No processes are started: no rollout workers, no shared nets.
     """
+    from slm_lab.experiment.session.session import Session  # loads torch
+
     problems: list[Problem] = []
     built: set[str] = set()
     for key, value, spec in _variants(space):
@@ -58,7 +59,7 @@ def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
                 continue
 
 
-def _pinned_or_first(pins: Mapping[Path, Any], key: SearchKey) -> Any:
+def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
     return pins.get(key.where, key.candidates()[0])
 
 

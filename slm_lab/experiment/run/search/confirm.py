@@ -54,7 +54,7 @@ def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
     return runs
 
 
-def interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
+def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
     """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session."""
     files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
     found = estimate([(read_json(file) or {}).get(metric) for file in files])

@@ -345,7 +345,7 @@ class Search(Experiment):
         state, paths = self.state, self.paths
         assert paths is not None
         confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
-        intervals = {t: confirming.interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
+        intervals = {t: confirming.confidence_interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
         return [
             TrialRecord(
                 trial.trial,

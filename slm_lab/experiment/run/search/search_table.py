@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from slm_lab.experiment.report.progress import Screen, duration, number
+from slm_lab.experiment.report.progress import duration, number
+from slm_lab.experiment.report.screen import Screen
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 
 if TYPE_CHECKING:

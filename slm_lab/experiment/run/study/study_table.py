@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from slm_lab.experiment.report.progress import Screen, duration
+from slm_lab.experiment.report.progress import duration
+from slm_lab.experiment.report.screen import Screen
 from slm_lab.spec.models.study import StudyRun
 
 _REFRESH, _LINE_EVERY = 0.5, 30.0

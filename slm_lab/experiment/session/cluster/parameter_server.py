@@ -251,12 +251,12 @@ def closing(server: ParameterServer) -> Iterator[ParameterServer]:
 
 
 class ParameterServers:
-    """Starts the processes of a parameter server, and lets all of them begin anew when one was started again.
+    """Starts the processes of a parameter server. If one of them is restarted, all of them return to the last snapshot.
 
     Args:
         start: starts a ParameterServer, given its number; the engine starts it again if it dies.
         checkpoint: returns the file with the last snapshot of the arrays; None: there is none yet.
-        restarted: called with the number of a process that was started again, before all begin anew.
+        restarted: called with the number of a process that was restarted, before all return to the snapshot.
     """
 
     def __init__(self, start: Callable[[int], Remote], checkpoint: Callable[[], Location | None], restarted: Callable[[int], None]) -> None:

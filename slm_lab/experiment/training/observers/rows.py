@@ -18,8 +18,8 @@ _ROWS = 100
 """Number of rows that total_reward_ma is the mean of."""
 
 
-class Rates(Protocol):
-    """Rates of an agent that a row shows."""
+class ScheduledValues(Protocol):
+    """ScheduledValues of an agent that a row shows."""
 
     @property
     def lr(self) -> float | None: ...
@@ -32,7 +32,7 @@ class Rates(Protocol):
 class RowBuilder:
     """Turns a total_reward into a row, with moving average and speed."""
 
-    def __init__(self, clock: Clock, rates: Rates, columns: Sequence[str] = COLUMNS) -> None:
+    def __init__(self, clock: Clock, rates: ScheduledValues, columns: Sequence[str] = COLUMNS) -> None:
         self.clock, self.rates, self.columns = clock, rates, columns
         self.rewards: deque[float] = deque(maxlen=_ROWS)
         self.frame = 0
@@ -96,7 +96,7 @@ class Recorder(Observer):
     def __init__(
         self,
         clock: Clock,
-        rates: Rates,
+        rates: ScheduledValues,
         every: int,
         emit: EmitRow,
         columns: Sequence[str] = COLUMNS,
@@ -189,7 +189,7 @@ class Evaluator(Observer):
     def __init__(
         self,
         clock: Clock,
-        rates: Rates,
+        rates: ScheduledValues,
         every: int,
         emit: EmitRow,
         evaluate: Callable[[], Sequence[float]],

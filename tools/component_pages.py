@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.build import ALGORITHMS
 from slm_lab.agent.net.body import BODIES
 from slm_lab.agent.replay.replay import REPLAYS
 from slm_lab.agent.rollout.storage import MEMORIES
@@ -119,11 +118,11 @@ def _head(section: Section, name: str) -> Iterator[str]:
 
 def _implementation(section: Section, name: str) -> tuple[Any, str]:
     """Return the class or function that a component is built by, and the docstring if it is a class of this component alone."""
-    tables: tuple[dict[Any, Any], ...] = (ALGORITHMS, BODIES, MEMORIES, REPLAYS)
-    model = section.models[name]
-    found = next(table[model] for table in tables if model in table)
-    shared = [other for table in tables for other in table.values() if other is found]
-    return found, (inspect.getdoc(found) or "") if inspect.isclass(found) and len(shared) == 1 else ""
+    table: dict[Any, Any] = {**BODIES, **MEMORIES, **REPLAYS}
+    builders = {key: table[model] if model in table else model.implementation() for key, model in section.models.items()}
+    found = builders[name]
+    alone = inspect.isclass(found) and list(builders.values()).count(found) == 1
+    return found, (inspect.getdoc(found) or "") if alone else ""
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -10,15 +10,8 @@ import torch
 from torch import nn
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.common.target import TargetNet
-from slm_lab.agent.algorithm.dqn import QLearning, Sarsa
-from slm_lab.agent.algorithm.ppo import PPO
-from slm_lab.agent.algorithm.random import Random
-from slm_lab.agent.algorithm.reinforce import Reinforce
-from slm_lab.agent.algorithm.sil import PPOSIL, SIL
-from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.matmul import has_bfloat16, resolve_matmul, use_matmul
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.build_policy import build_policy
@@ -27,24 +20,8 @@ from slm_lab.lib.limits import processor
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
-from slm_lab.spec.models import algorithm as specs
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
-
-ALGORITHMS: dict[type[specs.AlgorithmSpec], Callable[..., Algorithm]] = {
-    specs.RandomSpec: Random,
-    specs.ReinforceSpec: Reinforce,
-    specs.ActorCriticSpec: ActorCritic,
-    specs.PPOSpec: PPO,
-    specs.SILSpec: SIL,
-    specs.PPOSILSpec: PPOSIL,
-    specs.SARSASpec: Sarsa,
-    specs.VanillaDQNSpec: QLearning,
-    specs.DQNSpec: QLearning,
-    specs.DoubleDQNSpec: QLearning,
-    specs.SoftActorCriticSpec: SoftActorCritic,
-    specs.CrossQSpec: SoftActorCritic,
-}
 
 
 def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", cores: int = 1) -> Agent:
@@ -70,8 +47,7 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
 def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, cores: int) -> Agent:
     model = spec.agent.algorithm
     policy = build_policy(spec.agent, info, np.random.default_rng(seeds.act), device)
-    kind = ALGORITHMS.get(type(model)) or type(model).implementation()
-    algorithm: Algorithm = kind(spec.agent, info, clock, seeds, policy, device)
+    algorithm: Algorithm = type(model).implementation()(spec.agent, info, clock, seeds, policy, device)
     nets: list[nn.Module] = []
     for part in algorithm.parts().values():
         if isinstance(part, Trainer | TargetNet):

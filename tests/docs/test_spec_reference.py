@@ -8,7 +8,6 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from slm_lab import Session
-from slm_lab.agent.build import ALGORITHMS
 from slm_lab.spec.load.files import parse_json
 from slm_lab.spec.load.loader import load_specs
 from slm_lab.spec.models.algorithm import PPOSpec
@@ -91,7 +90,7 @@ def test_a_page_of_a_component_is_complete(section: Section, name: str) -> None:
     assert text.startswith(f"# {name}\n\n")
     assert all(f"\n## {part}\n" in text for part in ("Keys", "Specs that ship"))
     if section.path == "agent.algorithm":
-        diagnostics = ALGORITHMS[section.models[name]].diagnostics  # type: ignore[index, attr-defined]
+        diagnostics = section.models[name].implementation().diagnostics  # type: ignore[attr-defined]
         assert [f"| `{column}` |" in text for column in diagnostics] == [True] * len(diagnostics)
 
 

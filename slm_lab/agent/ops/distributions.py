@@ -524,6 +524,8 @@ DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
     "LogNormal": LogNormal,
     "MultivariateNormal": MultivariateNormal,
 }
+ACTOR_DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {"Categorical": Categorical, "SquashedNormal": SquashedNormal}
+"""Those that an algorithm chooses itself (AlgorithmSpec.actor_distribution)."""
 MULTI_DISCRETE: dict[str, type[ActionDistribution]] = {"Argmax": MultiArgmax}
 """What names of distributions of one discrete action mean for several."""
 DEFAULT_DISTRIBUTION: dict[ActionKind, str] = {

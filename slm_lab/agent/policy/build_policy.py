@@ -12,13 +12,12 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.device import set_tf32
 from slm_lab.agent.ops.distributions import (
+    ACTOR_DISTRIBUTIONS,
     DEFAULT_DISTRIBUTION,
     DISTRIBUTIONS,
     MULTI_DISCRETE,
     ActionDistribution,
-    Categorical,
     Normal,
-    SquashedNormal,
 )
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.policy.policy import Policy
@@ -70,7 +69,7 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     return kind(action)
 
 
-def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: ActionSpace) -> None:
+def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> None:
     """Raise SpecError with every key of soft actor-critic that does not fit the env's actions; notice those without effect."""
     discrete = action.kind == "discrete"
     problems = []
@@ -83,12 +82,11 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, net: NetSpec, action: Act
     if problems:
         raise SpecError("agent", problems)
     unused = {
-        "net.log_std_init": discrete and net.log_std_init is not None,
-        "algorithm.entropy_penalty_coef": not discrete and spec.entropy_penalty_coef > 0,
-        "algorithm.entropy_anneal": not discrete and isinstance(spec.entropy_anneal, EntropyAnneal),
+        "entropy_penalty_coef": not discrete and spec.entropy_penalty_coef > 0,
+        "entropy_anneal": not discrete and isinstance(spec.entropy_anneal, EntropyAnneal),
     }
     for key in [key for key, is_unused in unused.items() if is_unused]:
-        notice(f"agent.{key}: has no effect with {action.kind} actions; ignored")
+        notice(f"agent.algorithm.{key}: has no effect with {action.kind} actions; ignored")
 
 
 def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
@@ -120,7 +118,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
         net, distribution = QNet(agent.net, info.observation, info.action.nvec), build_distribution(algorithm, info.action)
     else:
         if isinstance(algorithm, SoftActorCriticSpec):
-            check_soft_actor_critic(algorithm, agent.net, info.action)
+            check_soft_actor_critic(algorithm, info.action)
         distribution, log_std = _distribution(agent, agent.net, info.action)
         critic = algorithm.has_critic and not algorithm.soft
         net = ActorCriticNet(agent.net, info.observation, distribution.param_dim, log_std, critic)
@@ -148,15 +146,13 @@ def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Ten
 
 
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the distribution of the policy, and its free parameters. That of soft actor-critic can be sampled with gradients."""
-    discrete = agent.algorithm.soft and action.kind == "discrete"  # check_soft_actor_critic has reported log_std_init
-    log_std = None if net.log_std_init is None or discrete else nn.Parameter(torch.full((action.dim,), net.log_std_init))
-    if agent.algorithm.soft:
-        return (Categorical(action) if action.kind == "discrete" else SquashedNormal(action, log_std)), log_std
-    distribution = build_distribution(agent.algorithm, action)
-    if log_std is None:
+    """Return the distribution of the policy, and its free parameters."""
+    own = agent.algorithm.actor_distribution(action.kind)
+    distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
+    if net.log_std_init is None:
         return distribution, None
     if not isinstance(distribution, Normal):
         notice(f"agent.net.log_std_init: has no effect with {type(distribution).__name__}, only with Normal; ignored")
         return distribution, None
+    log_std = nn.Parameter(torch.full((action.dim,), net.log_std_init))
     return type(distribution)(action, log_std), log_std

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -86,6 +86,11 @@ class AlgorithmSpec(Component):
     explore_var_spec: Schedule | None = None
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
 
+    def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]] | None:
+        """Return the name (see ops.distributions.ACTOR_DISTRIBUTIONS) and the arguments of the actor's only distribution over a kind of
+        actions; None: action_pdtype names it."""
+        return None
+
     @property
     def learns_values(self) -> bool:
         """Return whether it learns values, by net.loss_spec."""
@@ -104,6 +109,7 @@ class AlgorithmSpec(Component):
 class RandomSpec(AlgorithmSpec):
     """Uniformly random actions without learning: the baseline of the metrics."""
 
+    class_path = "slm_lab.agent.algorithm.random:Random"
     learns = False
     memories = ROLLOUT_MEMORIES + REPLAY_MEMORIES
 
@@ -120,6 +126,7 @@ class OnPolicySpec(AlgorithmSpec):
 class ReinforceSpec(OnPolicySpec):
     """REINFORCE (Williams 1992): Monte Carlo policy gradient."""
 
+    class_path = "slm_lab.agent.algorithm.reinforce:Reinforce"
     memories = ("OnPolicyReplay", "OnPolicyBatchReplay", "OnPolicyCrossEntropy")
 
     name: Literal["Reinforce"]
@@ -152,6 +159,7 @@ class VTraceSpec(OnPolicySpec):
 class ActorCriticSpec(VTraceSpec):
     """Advantage actor-critic (arXiv:1602.01783): A2C; A3C with meta.distributed."""
 
+    class_path = "slm_lab.agent.algorithm.actor_critic:ActorCritic"
     has_critic = True
     samplers: ClassVar[tuple[str, ...]] = ("sync", "async")
 
@@ -179,6 +187,7 @@ class ActorCriticSpec(VTraceSpec):
 class PPOSpec(VTraceSpec):
     """Proximal policy optimisation with the clipped objective (arXiv:1707.06347)."""
 
+    class_path = "slm_lab.agent.algorithm.ppo:PPO"
     has_critic = True
     memories = ("OnPolicyBatchReplay",)
     samplers: ClassVar[tuple[str, ...]] = ("sync", "async")
@@ -233,6 +242,7 @@ class SILKeys(SpecModel):
 class SILSpec(ActorCriticSpec, SILKeys):
     """Self-imitation learning (arXiv:1806.05635) on top of ActorCritic."""
 
+    class_path = "slm_lab.agent.algorithm.sil:SIL"
     self_imitation = True
     samplers = ()
 
@@ -242,6 +252,7 @@ class SILSpec(ActorCriticSpec, SILKeys):
 class PPOSILSpec(PPOSpec, SILKeys):
     """Self-imitation learning (arXiv:1806.05635) on top of PPO."""
 
+    class_path = "slm_lab.agent.algorithm.sil:PPOSIL"
     self_imitation = True
     samplers = ()
 
@@ -251,6 +262,7 @@ class PPOSILSpec(PPOSpec, SILKeys):
 class SARSASpec(AlgorithmSpec):
     """SARSA (Rummery & Niranjan 1994): on-policy action values."""
 
+    class_path = "slm_lab.agent.algorithm.dqn:Sarsa"
     values = True
     action_kinds = ("discrete",)
 
@@ -308,6 +320,7 @@ class QLearningSpec(ReplayAlgorithmSpec):
 class VanillaDQNSpec(QLearningSpec):
     """Deep Q-learning with a replay buffer, without a target network (arXiv:1312.5602)."""
 
+    class_path = "slm_lab.agent.algorithm.dqn:QLearning"
     has_target = False
 
     name: Literal["VanillaDQN"]
@@ -316,12 +329,14 @@ class VanillaDQNSpec(QLearningSpec):
 class DQNSpec(QLearningSpec):
     """Deep Q-learning with a target network (Mnih et al. 2015)."""
 
+    class_path = "slm_lab.agent.algorithm.dqn:QLearning"
     name: Literal["DQN"]
 
 
 class DoubleDQNSpec(QLearningSpec):
     """Double Q-learning: the network selects the next action, the target network evaluates it (arXiv:1509.06461)."""
 
+    class_path = "slm_lab.agent.algorithm.dqn:QLearning"
     name: Literal["DoubleDQN"]
 
 
@@ -339,6 +354,7 @@ class EntropyAnneal(SpecModel):
 class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
 
+    class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     has_critic = True
     has_target = True
     soft = True
@@ -385,10 +401,14 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Spectral normalisation (arXiv:1802.05957) of the critics' last fully connected hidden layer (arXiv:2105.05246), in their target
     networks too."""
 
+    def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]]:
+        return ("Categorical" if kind == "discrete" else "SquashedNormal"), {}
+
 
 class CrossQSpec(SoftActorCriticSpec):
     """CrossQ (arXiv:1902.05605): soft actor-critic without target networks; critics batch-normalise states and next states jointly."""
 
+    class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     has_target = False
 
     name: Literal["CrossQ"]  # type: ignore[assignment]  # narrower: the tag of the union

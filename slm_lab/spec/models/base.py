@@ -12,7 +12,7 @@ import importlib
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -45,11 +45,17 @@ class SpecModel(BaseModel):
 class Component(SpecModel):
     """A section that is chosen by `name`: one of the built-in models, or the user's own by "package.module:Class"."""
 
+    class_path: ClassVar[str]
+    """"package.module:Class" of the class that a built-in model describes; a model does not inherit it."""
+
     name: str
 
     @classmethod
     def implementation(cls) -> Any:
         """Return the class to build. A user's model must define this; it imports torch here, not at the top of its module."""
+        if "class_path" in vars(cls):
+            module, _, name = cls.class_path.partition(":")
+            return getattr(importlib.import_module(module), name)
         raise NotImplementedError(f"{cls.__module__}:{cls.__qualname__} must define the classmethod implementation()")
 
 

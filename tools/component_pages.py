@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.net.body import BODIES
-from slm_lab.agent.replay.replay import REPLAYS
-from slm_lab.agent.rollout.storage import MEMORIES
 from tools.spec_reference import FOLDERS, SECTIONS, Section, common_keys, key_lines, keys, page_of, relative, sections_of, shipped_specs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,8 +116,7 @@ def _head(section: Section, name: str) -> Iterator[str]:
 
 def _implementation(section: Section, name: str) -> tuple[Any, str]:
     """Return the class or function that a component is built by, and the docstring if it is a class of this component alone."""
-    table: dict[Any, Any] = {**BODIES, **MEMORIES, **REPLAYS}
-    builders = {key: table[model] if model in table else model.implementation() for key, model in section.models.items()}
+    builders = {key: BODIES[model] if model in BODIES else model.implementation() for key, model in section.models.items()}
     found = builders[name]
     alone = inspect.isclass(found) and list(builders.values()).count(found) == 1
     return found, (inspect.getdoc(found) or "") if alone else ""

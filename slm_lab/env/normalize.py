@@ -275,7 +275,7 @@ class Normalizers:
         return taken
 
     def merge_deltas(self, deltas: Sequence[Moments]) -> None:
-        """Merge into the statistics the deltas that `take_deltas` returned in another process."""
+        """Update the statistics with the deltas that `take_deltas` returned in another process."""
         for stats, delta in zip(self._stats.values(), deltas, strict=True):
             stats.merge(delta)
 

@@ -120,7 +120,7 @@ class Report:
         self.differences: list[str] = []
         """What differs from SLM Lab, a few words each, if the spec was written for it."""
         self.replaced: dict[KeyPath, str] = {}
-        """KeyPath → outdated value in the file, which migrate.py has replaced by its current form."""
+        """Path → outdated value in the file, which migrate.py has replaced by its current form."""
         self._origin: dict[KeyPath, KeyPath] = {}
         self._set: list[KeyPath] = []
 

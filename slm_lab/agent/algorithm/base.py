@@ -12,7 +12,7 @@ from slm_lab.agent.ops import device as devices
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.build_policy import optimizer_parts, separate_gradients
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.agent.replay.replay import REPLAYS, Replay
+from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage, build_memory, slab_bytes
@@ -48,7 +48,7 @@ def agent_memory(
         options |= {"state_size": state_size, "seq_len": agent.net.seq_len}
         kind: Any = SEQUENCE_REPLAYS[type(memory)]
     else:
-        kind = REPLAYS.get(type(memory)) or type(memory).implementation()
+        kind = type(memory).implementation()
     rng = np.random.default_rng(seeds.update)
     replay: Replay = kind(memory, info, clock, rng, algorithm.training_frequency, agent.training_start, **options)
     return replay

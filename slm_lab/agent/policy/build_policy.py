@@ -146,7 +146,7 @@ def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Ten
 
 
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the distribution of the policy, and its free parameters."""
+    """Return the action distribution of the policy, and its learned log standard deviation [D]: None if net.log_std_init is absent."""
     own = agent.algorithm.actor_distribution(action.kind)
     distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
     if net.log_std_init is None:

@@ -342,9 +342,3 @@ def _tensors(state: dict[str, Any]) -> dict[str, Any]:
 def _tensor(array: np.ndarray) -> Tensor:
     base = array.base
     return torch.from_numpy(array.copy() if isinstance(base, np.ndarray) and base.nbytes > array.nbytes else array)
-
-
-REPLAYS: dict[type[ReplaySpec] | type[PrioritizedReplaySpec], type[Replay]] = {
-    ReplaySpec: Replay,
-    PrioritizedReplaySpec: PrioritizedReplay,
-}

@@ -14,7 +14,7 @@ from slm_lab.agent.rollout.rollout import Rollout, Truncations
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 from slm_lab.spec.models.base import Component
-from slm_lab.spec.models.memory import OnPolicyBatchReplaySpec, OnPolicyCrossEntropySpec, OnPolicyReplaySpec
+from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec
 
 ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
 """Arrays with one row per step; `obs` and `first` have one row more."""
@@ -265,19 +265,12 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
         return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < least]
 
 
-MEMORIES: dict[type, type[OnPolicyBatchReplay] | type[OnPolicyReplay]] = {
-    OnPolicyBatchReplaySpec: OnPolicyBatchReplay,
-    OnPolicyReplaySpec: OnPolicyReplay,
-    OnPolicyCrossEntropySpec: OnPolicyCrossEntropy,
-}
-
-
 def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
     """Build the storage that an on-policy spec names; that of a user's spec model is `implementation()` of the model.
 
     Args: length: training_frequency, in the unit of the storage. state_size: S of the hidden state.
     """
     arguments: dict[str, Any] = {"quantile": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
-    kind = MEMORIES.get(type(spec)) or type(spec).implementation()
+    kind = type(spec).implementation()
     storage: RolloutStorage = kind(info, length, state_size, **arguments)
     return storage

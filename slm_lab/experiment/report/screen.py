@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TextIO
 
 _SPARE_FROM = 256
-"""Least number of the copies of stdout and stderr: programs that close descriptors they do not know rarely go that far."""
+"""Lowest descriptor for the copies of stdout and stderr: code that closes descriptors in bulk rarely reaches so high a number."""
 _spares: dict[int, int] = {}
 """Number of a standard stream (1, 2) → copy of its descriptor."""
 

@@ -127,7 +127,7 @@ def _constant(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
 
 
 Notes = Iterator[tuple[KeyPath, str, str]]
-"""KeyPath, topic in a few words, and message of each difference."""
+"""Path of the key, topic in a few words, and message of each difference."""
 
 
 def note_differences(spec: Spec, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Migrate older forms of a spec to the current form, with a note for each change. Also: what other libraries call spec keys, for hints."""
+"""Migration of older spec formats, with a note for each change, and the names of spec keys in other libraries, for suggestions."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class SearchSpace:
         return {key.text: value for key, value in settings(self.search_keys, lambda key: pick(show_path(key.where), key))}
 
     def values_of(self, picks: Picks) -> Values:
-        """Convert picks (see Picks) to values; keys that have no pick are left out."""
+        """Return the values that picks (see Picks) stand for; keys without a pick are omitted."""
         keys = [key for key in self.search_keys if show_path(key.where) in picks]
         return {key.text: value for key, value in settings(keys, lambda key: picks[show_path(key.where)])}
 

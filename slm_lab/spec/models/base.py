@@ -46,7 +46,7 @@ class Component(SpecModel):
     """A section that is chosen by `name`: one of the built-in models, or the user's own by "package.module:Class"."""
 
     class_path: ClassVar[str]
-    """"package.module:Class" of the class that a built-in model describes; a model does not inherit it."""
+    """Import path of the class that a built-in model configures, "package.module:Class". A subclass of the model has to name its own."""
 
     name: str
 

@@ -127,6 +127,7 @@ class RolloutMemorySpec(MemorySpec, SILReplayKeys):
 class OnPolicyReplaySpec(RolloutMemorySpec):
     """Whole episodes, each used once; training_frequency counts episodes."""
 
+    class_path = "slm_lab.agent.rollout.storage:OnPolicyReplay"
     episodes = True
 
     name: Literal["OnPolicyReplay"]
@@ -135,12 +136,14 @@ class OnPolicyReplaySpec(RolloutMemorySpec):
 class OnPolicyBatchReplaySpec(RolloutMemorySpec):
     """Rollouts of a fixed number of vector steps, each used once; training_frequency counts vector steps."""
 
+    class_path = "slm_lab.agent.rollout.storage:OnPolicyBatchReplay"
     name: Literal["OnPolicyBatchReplay"]
 
 
 class OnPolicyCrossEntropySpec(RolloutMemorySpec):
     """Whole episodes, each used once, of which only the best are kept (the cross-entropy method, Rubinstein 1999)."""
 
+    class_path = "slm_lab.agent.rollout.storage:OnPolicyCrossEntropy"
     episodes = True
 
     name: Literal["OnPolicyCrossEntropy"]
@@ -152,12 +155,14 @@ class OnPolicyCrossEntropySpec(RolloutMemorySpec):
 class ReplaySpec(MemorySpec, ReplayKeys):
     """Replay buffer with uniform sampling (Lin 1992)."""
 
+    class_path = "slm_lab.agent.replay.replay:Replay"
     name: Literal["Replay"]
 
 
 class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
     """Replay buffer with sampling in proportion to the temporal-difference error (arXiv:1511.05952)."""
 
+    class_path = "slm_lab.agent.replay.replay:PrioritizedReplay"
     name: Literal["PrioritizedReplay"]
 
 

@@ -59,7 +59,7 @@ class SearchKey:
     """One key that a search varies."""
 
     path: KeyPath
-    """KeyPath in the spec: ("agent", "algorithm", "gamma")."""
+    """Path of the key in the spec: ("agent", "algorithm", "gamma")."""
     distribution: str
     """Key of DISTRIBUTIONS."""
     args: tuple[Any, ...]
@@ -67,7 +67,7 @@ class SearchKey:
     nested: tuple[tuple[SearchKey, ...], ...] = ()
     """Search keys inside each of `args`, for choice and grid_search; () if there are none."""
     where: KeyPath = field(default=(), compare=False)
-    """KeyPath in the search section, which no other key has: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
+    """Path of the key in the search section, unique to it: ("agent.net.optim_spec__choice", 1, "lr__loguniform")."""
 
     @property
     def text(self) -> str:

@@ -53,9 +53,9 @@ class _Draft:
         self.spec, self.report = spec, report
 
     def set(self, path: KeyPath, value: Any, note: str = "", by: Sequence[KeyPath] = ()) -> None:
-        """Replace the value at `path`.
+        """Replace the value at `path`, and add a note to the report.
 
-        Args: by: keys that the new value depends on. If one of them is searched, nothing is replaced here: each trial does it.
+        Args: by: keys that the new value depends on. If a search varies one of them, the value stays: each trial replaces it.
         """
         if by and _is_searched(self.spec, *by):
             return
@@ -68,7 +68,7 @@ class _Draft:
         self.spec = value
 
     def ignore(self, place: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
-        """Set each of `keys` to its default, with a note if it had another value. Args: by: as in `set`."""
+        """Reset each of `keys` to its default; add a note that gives the reason if its value was different. Args: by: as in `set`."""
         model = value_of(self.spec, place)
         for key, field in type(model).model_fields.items():
             if key in keys and getattr(model, key) != field.default:

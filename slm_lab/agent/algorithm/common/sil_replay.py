@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.replay.frames import FrameStore
-from slm_lab.agent.replay.replay import REPLAYS, Replay, Transitions
+from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS, SequenceBatch, SequenceReplay
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import OnPolicyReplay
@@ -80,7 +80,7 @@ class SILReplay:
         if state_size:
             self.ring = SEQUENCE_REPLAYS[type(spec)](spec, one_env, clock, rng, state_size=state_size, seq_len=seq_len)
         else:
-            self.ring = REPLAYS[type(spec)](spec, one_env, clock, rng)
+            self.ring = type(spec).implementation()(spec, one_env, clock, rng)
         self.ring.columns |= {"bootstrap": np.zeros(self.ring.capacity, np.float32), "episode": np.zeros(self.ring.capacity, np.int64)}
         self.count = 0
         """Episodes ever added."""

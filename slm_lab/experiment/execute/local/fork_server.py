@@ -27,8 +27,12 @@ from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.report import Problem, SpecError
 
-PRELOAD = ("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session.session")
-"""No user module, and none that starts a thread."""
+PRELOAD = (
+    *("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session.session"),
+    *("slm_lab.agent.algorithm.sil", "slm_lab.agent.algorithm.dqn", "slm_lab.agent.algorithm.soft_actor_critic"),
+)
+"""Modules that every child needs, and those of the algorithms, which are imported when an agent is built. No user module, and none that
+starts a thread."""
 _SAVED = "SLM_LAB_FORKSERVER"
 """Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children, and the id of its parent."""
 ENDED = "it ended while it loaded"

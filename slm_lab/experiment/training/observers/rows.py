@@ -19,7 +19,7 @@ _ROWS = 100
 
 
 class ScheduledValues(Protocol):
-    """ScheduledValues of an agent that a row shows."""
+    """The scheduled values of an agent that a row reports."""
 
     @property
     def lr(self) -> float | None: ...

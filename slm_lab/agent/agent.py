@@ -45,8 +45,8 @@ class Agent:
         self.threads = 1
         """Threads in which torch computes an update. Acting takes one: its batches are small, and the envs have threads of their own, with
         which torch's would compete while they wait for work."""
-        trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
-        self._counting = [trainer for trainer in trainers if trainer.counts_calls]
+        self._trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
+        self._counting = [trainer for trainer in self._trainers if trainer.counts_calls]
         """Those whose learning rate depends on the number of training calls."""
 
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
@@ -74,6 +74,15 @@ class Agent:
         self._count_call()
         self.policy.version = self.clock.opt_step
         return metrics
+
+    def check_rarely(self, rarely: bool) -> None:
+        """Set whether changes of nets and parameters by a user (see validity.py) are looked for in each update, or rarely.
+
+        Rarely is enough while no code of the user can reach the agent. New hooks are noticed at once in both cases.
+        """
+        for trainer in self._trainers:
+            trainer.flat.check_rarely = rarely
+        self.policy.check_rarely(rarely)
 
     def _count_call(self) -> None:
         for trainer in self._counting:

@@ -18,6 +18,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.soft import reduction_gradient
+from slm_lab.agent.optim import flat
 from slm_lab.agent.policy import acting
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.models.spec import Spec
@@ -263,6 +264,52 @@ def test_targets_are_by_the_modules_of_the_target_net() -> None:
         if hasattr(handle, "remove"):
             handle.remove()
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("rarely", [False, True])
+def test_changes_that_updates_notice_at_once_or_within_some_updates(rarely: bool) -> None:
+    for change in ("own forward", "another class", "layer", "parameter", "tied", "layer less"):
+        agent, _ = agent_to_change("ActorCritic")
+        trainer, net = agent._trainers[0], agent.algorithm.net
+        agent.check_rarely(rarely)
+
+        def valid_updates(limit: int, trainer: Any = trainer, net: Any = net) -> int:
+            """Do so many updates at the most; return how many the fast pass was valid in before it was not."""
+            for count in range(limit):
+                trainer.begin(0)
+                valid = net.direct.get() is not None
+                trainer.end()
+                if not valid:
+                    return count
+            return limit
+
+        assert valid_updates(100) == 100
+        user_parts(net)[0].note = "an attribute that changes nothing"  # type: ignore[assignment]
+        assert valid_updates(100) == 100
+        handle = user_parts(net)[0][1].register_forward_hook(lambda m, x, out: out)
+        assert valid_updates(1) == 0
+        handle.remove()
+        while not valid_updates(1):
+            assert rarely  # it is not looked for whether hooks are removed
+        CHANGES[change](net, user_parts(net)[0])
+        count = valid_updates(100)
+        assert 0 < count < flat.RARELY if rarely else count == 0
+        agent.check_rarely(False)
+        assert valid_updates(1) == 0
+
+
+def test_parameters_that_are_frozen_or_replaced_while_checks_are_rare() -> None:
+    agent, _ = agent_to_change("ActorCritic")
+    trainer = agent._trainers[0]
+    agent.check_rarely(True)
+    trainer.begin(0)
+    trainer.end()
+    first = trainer.flat.params[0]
+    first.requires_grad_(False)
+    for _ in range(flat.RARELY):
+        trainer.begin(0)
+        trainer.end()
+    assert trainer.flat.frozen == (0,)
 
 
 def doubled(kind: type, name: str) -> Callable[..., Any]:

@@ -18,10 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
+RARELY = 32
+"""Updates from check to check with `FlatParams.check_rarely`. A check takes 10 to 20 µs, and about as long again to refill the caches."""
 _ALIGNMENT = 4
 """Floats in 16 bytes."""
 _requires_grad = attrgetter("requires_grad")
@@ -40,8 +43,9 @@ class FlatParams:
     Optimizers step `master` by `master_grad`: the same vectors for a lone Session, else the shared array on the CPU (`attach`), of which
     `param` is then a copy. `master_buffer` likewise. The module's own vectors never move, so views of them (numpy fast paths) stay valid.
     `size` is the number of parameters, `kept` [size] their places in `param`; None: no zeros lie between them. `division` says how the
-    processes of a parameter server divide the vector; None: each has all of it. `update` is the number of the update in progress, 0 between
-    updates; `frozen` are the indices in `params` of those that do not require a gradient, as of the last `inspect`.
+    processes of a parameter server divide the vector; None: each has all of it. `update` is the number of the update in progress, or of
+    the last checked one before it, 0 between updates; `check_rarely` as of Agent; `frozen` are the indices in `params` of those that do
+    not require a gradient, as of the last `inspect`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -69,7 +73,9 @@ class FlatParams:
         self._views = [*zip(ordered, self._parts, strict=True), *zip(buffers, _slices(buffers), strict=True)]
         self._tensors: list[Tensor] = [*ordered, *buffers]
         self._places = [tensor.data_ptr() for tensor in self._tensors]
-        self.update, self._updates = 0, 0
+        self.update, self._updates, self._checked = 0, 0, 0
+        self.check_rarely, self._next_hook = False, -1
+        """_next_hook: torch's next hook id at the last check."""
         self.frozen: tuple[int, ...] = ()
         self._kept = self.buffer.clone()
         self._kept_counters = [c.clone() for c in self.counters]
@@ -77,10 +83,12 @@ class FlatParams:
             _keep_recurrent_weights(module)
 
     def begin(self) -> None:
-        """Begin an update: what users may have done to the parameters since the last one is found here."""
+        """Begin an update: what users may have done to the parameters since the last check is found here."""
         self._updates += 1
-        self.update = self._updates
-        self.inspect()
+        if not self.check_rarely or self._updates >= self._checked + RARELY or RemovableHandle.next_id != self._next_hook:
+            self._checked, self._next_hook = self._updates, RemovableHandle.next_id
+            self.inspect()
+        self.update = self._checked
 
     def inspect(self) -> None:
         """Copy parameters and buffers whose `data` were replaced back into the vectors, and find the parameters that are frozen.

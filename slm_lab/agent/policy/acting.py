@@ -21,6 +21,9 @@ NUMPY_ACTING = True
 CHECK_EVERY = 16
 """Steps after which the net is checked completely, which takes a quarter of the time of a step of one env."""
 
+RARELY = 1024
+"""The same while `Agent.check_rarely` is set."""
+
 
 class NumpyActor:
     """The function obs_N float32 [N, D] → distribution parameters float32 [N, P] of a body and the head on it.
@@ -32,18 +35,18 @@ class NumpyActor:
         self._body, self._head, self.layers = body, head, chain.outputs
         """layers: the same function, whatever the modules compute now."""
         self._watch = Watch([*body.modules(), *head.modules()], data=True)
-        self._left = 0
+        self._left, self.check_every = 0, CHECK_EVERY
 
     def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
         """Compute the parameters.
 
         Args: exact: whether every change of the modules is noticed at once; else only hooks that were added are, and other changes after
-        CHECK_EVERY calls at the latest.
+        `check_every` calls at the latest.
         """
         self._left -= 1
         if exact or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
             held = self._watch.holds()
-            self._left = CHECK_EVERY if held else 0
+            self._left = self.check_every if held else 0
             if not held:
                 return self._by_modules(obs_N)
         return self.layers(obs_N)

@@ -12,7 +12,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_net import QNet
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.acting import fast_actor
+from slm_lab.agent.policy import acting
 from slm_lab.lib.records import ActionSpace, ActOut
 from slm_lab.spec.models.algorithm import ActionPolicy
 
@@ -51,7 +51,7 @@ class Policy:
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
         """Number of actions, if they are countable."""
-        self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head)
+        self._numpy_actor = None if net is None else acting.fast_actor(net.actor_body, net.actor_head)
         self._unknown_N = np.zeros(0, np.float32)
         self.env_action: Callable[[np.ndarray], np.ndarray] = (
             (lambda action_N: action_N) if distribution is None else distribution.env_action
@@ -63,6 +63,11 @@ class Policy:
             "epsilon_greedy": self._epsilon_greedy,
             "random": lambda params_NP: self._uniform(len(params_NP)),
         }[self.action_policy]
+
+    def check_rarely(self, rarely: bool) -> None:
+        """See Agent.check_rarely."""
+        if self._numpy_actor is not None:
+            self._numpy_actor.check_every = acting.RARELY if rarely else acting.CHECK_EVERY
 
     def clone(self, rng: np.random.Generator) -> Policy:
         """Return a policy with the same net and another random stream."""

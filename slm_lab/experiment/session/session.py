@@ -132,6 +132,8 @@ class Session:
         source, learners, timer = self.source, self.learners, self.parts.timer
         try:
             self.begin()
+            for learner in learners:
+                learner.agent.check_rarely(not learner.runs_user_code)
             for experience in source:
                 learners[experience.policy].step(experience)
                 if timer.wanted and source.between_rounds:
@@ -150,6 +152,8 @@ class Session:
             self.end()
         finally:
             gc.unfreeze()
+            for learner in learners:
+                learner.agent.check_rarely(False)
         first = self.learners[0]
         interrupted = any(learner.interrupted for learner in self.learners)
         rows, eval_rows = memory.table_rows(first.table, "train"), memory.table_rows(first.table, "eval")

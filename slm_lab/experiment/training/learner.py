@@ -117,6 +117,11 @@ class PolicyLearner:
         """Mean return of the last episodes; None before the first."""
         return mean(self.window.returns)
 
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether an observer or an algorithm of the user can reach the agent while it trains."""
+        return bool(self.user_observers) or not type(self.agent.algorithm).__module__.startswith("slm_lab.")
+
     def _end_here(self) -> None:
         """End training at the present frame (meta.max_seconds)."""
         self.frames = min(self.frames, self.clock.frame)

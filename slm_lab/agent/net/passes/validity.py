@@ -9,8 +9,7 @@ does not, the modules are called, and autograd computes the gradients.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import repeat
-from operator import attrgetter, itemgetter
+from operator import attrgetter, getitem, is_, itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -24,7 +23,6 @@ _GLOBAL_HOOKS = [vars(torch_module)[f"_global_{kind}_hooks"] for kind in ("forwa
 _module_hooks = attrgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _tensor_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 _children = itemgetter("_modules")
-_FORWARD = repeat("forward")
 
 
 class Watch:
@@ -38,6 +36,7 @@ class Watch:
         self._modules = list(dict.fromkeys(modules))
         self._kinds = [type(module) for module in self._modules]
         self._attributes = [vars(module) for module in self._modules]
+        self._attribute_counts = [] if self._has_own_forward() else list(map(len, self._attributes))
         self._containers = [vars(module) for module in self._modules if module._modules]
         self._modules_of = list(map(_children, self._containers))
         tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
@@ -45,7 +44,8 @@ class Watch:
         """The dictionaries in which modules keep layers, parameters and buffers. `kept`: copies, as they were."""
         self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
         self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
-        self._scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
+        scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
+        self._scalars_in, self._scalar_names, self._scalars = map(list, zip(*scalars, strict=True)) if scalars else ([], [], [])
         self._data = self._tensors if data else []
         self._places = [one.data_ptr() for one in self._data]
         self.handles = -1
@@ -58,12 +58,11 @@ class Watch:
         return (
             self.handles >= 0
             and self._is_same_structure()
-            and not any(map(dict.__contains__, self._attributes, _FORWARD))
+            and (list(map(len, self._attributes)) == self._attribute_counts or self._is_forward_of_class())
             and list(map(type, self._modules)) == self._kinds
             and list(map(_children, self._containers)) == self._modules_of  # `del` of a Sequential replaces the dictionary
-            and (
-                not self._scalars or all(held[name] is one for held, name, one in self._scalars)
-            )  # these compare as equal if their values are
+            # tensors of one element compare as equal if their values are
+            and (not self._scalars or all(map(is_, map(getitem, self._scalars_in, self._scalar_names), self._scalars)))
             and (not self._data or list(map(Tensor.data_ptr, self._data)) == self._places)
         )
 
@@ -72,6 +71,16 @@ class Watch:
             return self._live == self._kept
         except RuntimeError:  # another tensor: two of several elements cannot be compared
             return False
+
+    def _has_own_forward(self) -> bool:
+        return any("forward" in attributes for attributes in self._attributes)
+
+    def _is_forward_of_class(self) -> bool:
+        """Whether no module has a `forward` of its own. Looked up only if attributes were added: their number is cheaper to compare."""
+        if self._has_own_forward():
+            return False
+        self._attribute_counts = list(map(len, self._attributes))
+        return True
 
     def __reduce__(self) -> tuple[type[Watch], tuple[tuple[()]]]:
         """Return what makes a copy: it watches nothing and never holds, since it belongs to other modules."""
@@ -101,7 +110,7 @@ class Vector(Protocol):
     """The parameters of a net, kept in one vector (see FlatParams)."""
 
     update: int
-    """Number of the update in progress; 0: none."""
+    """Number of the update in progress, or of the last one before it that was to be checked; 0: no update."""
     frozen: tuple[int, ...]
     """The parameters that do not require a gradient."""
 
@@ -110,7 +119,7 @@ class Vector(Protocol):
 
 
 class Guard:
-    """A Watch that is checked once per update, and at each call outside updates.
+    """A Watch that is checked once for each number of `Vector.update`, and at each call outside updates.
 
     Args: vector: the parameters that are updated. Others: as of Watch.
     """

@@ -29,7 +29,7 @@ import torch
 
 from bench.cluster_times import Echo, spec_of
 from slm_lab.experiment.execute.ray.connect import connected
-from slm_lab.experiment.execute.ray.remote import RemoteActor
+from slm_lab.experiment.execute.ray.remote import Remote
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
@@ -80,11 +80,11 @@ def pushes(processes: int | None) -> float:
 
     spec = spec_of(HIDDEN)
 
-    def start(number: int) -> RemoteActor:
+    def start(number: int) -> Remote:
         import ray
 
         server: Any = ray.remote(num_cpus=0, enable_task_events=False)(_Divided)
-        return RemoteActor(server.remote(processes, spec, session_seeds(0, 0, 0), number))
+        return Remote(server.remote(processes, spec, session_seeds(0, 0, 0), number))
 
     divide_among(processes)
     with connected("local", None):

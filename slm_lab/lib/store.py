@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 
@@ -31,16 +31,7 @@ merge: each reads, adds what it knows and writes, under the lock "statistics";
 single: one writer at a time, and a second one that comes meanwhile does nothing;
 own: each process has a row of its own and writes only that."""
 Lock = Literal["update", "statistics", "target", "allocate", "barrier", "gate", "snapshot", "save"]
-_LOCK_BYTES: dict[Lock, int] = {
-    "update": 0,
-    "statistics": 1,
-    "target": 2,
-    "allocate": 3,
-    "barrier": 4,
-    "gate": 5,
-    "snapshot": 6,
-    "save": 7,
-}
+_LOCK_BYTES: dict[Lock, int] = {lock: number for number, lock in enumerate(get_args(Lock))}
 """The byte of the file that stands for each lock."""
 MOMENT = "_moment"
 """Ending of the names of arrays that hold times in seconds of perf_counter: they mean nothing after a restart of the machine, so a snapshot
@@ -206,14 +197,11 @@ def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -
 
 
 class SharedArrays:
-    """One process's view of the arrays that the processes of a trial share.
+    """The Store of one process of a trial, whose arrays are in memory that the processes share.
 
     Args:
         fd: descriptor of the file (`shared_file`).
-        index, workers: which of how many processes this is.
-        synced: a process brings its copy of the parameters up to date only after its own updates (meta.distributed "synced").
-        locked: updates of the parameters happen one after the other (meta.hogwild_lock).
-        fresh: training has not begun: initial values are written, the same by every process. Otherwise the arrays stay as they are.
+        fresh: initial values are written, the same by every process. Otherwise the arrays stay as they are.
     """
 
     remote = False
@@ -233,7 +221,6 @@ class SharedArrays:
         return self
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        """Place the arrays of these parts and let the parts use them. Raises MemoryError if this machine has no room for them."""
         attach_parts(parts, self, self.place(prefixed(parts)))
 
     def place(self, named: Named) -> dict[str, np.ndarray]:
@@ -261,13 +248,11 @@ class SharedArrays:
         return dict(self.arrays)
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
-        """Call `section` while every other process that wants the lock is kept out."""
         with self.update() if lock == "update" else self.exclusive(lock):
             return section(*args)
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """Do what `run` does; if another process holds the lock, return None without calling `section`."""
-        with self.claim(lock) as mine:
+        with self.exclusive(lock, wait=False) as mine:
             return section(*args) if mine else None
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
@@ -285,20 +270,13 @@ class SharedArrays:
     def publish(self) -> None: ...
 
     @contextmanager
-    def exclusive(self, lock: Literal["statistics", "target"]) -> Iterator[None]:
-        """Change arrays while every other process is kept out."""
-        with self._writes(), self._record_lock(lock):
-            yield
-
-    @contextmanager
-    def claim(self, lock: SectionLock) -> Iterator[bool]:
-        """True, and every other process is kept out, unless another process holds the lock: then False."""
-        with self._writes(), self._record_lock(lock, wait=False) as mine:
+    def exclusive(self, lock: SectionLock, *, wait: bool = True) -> Iterator[bool]:
+        """Change arrays while every other process is kept out; false, without waiting, if another process holds the lock."""
+        with self._writes(), self._record_lock(lock, wait=wait) as mine:
             yield mine
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """One update of the parameters: exclusive if the store is locked."""
         with self._writes(), self._record_lock("update") if self.locked else nullcontext():
             yield
 
@@ -317,15 +295,11 @@ class SharedArrays:
                 saved[0] = perf_counter()
 
     def barrier(self) -> None:
-        """Order this process's reads and writes before against those after, as other processes see them (about 1 µs)."""
-        with self._record_lock("barrier"):  # taking and releasing a lock of the kernel is a barrier on every processor
+        with self._record_lock("barrier"):  # taking and releasing a lock of the kernel (1 µs) is a barrier on every processor
             pass
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays at one moment at which no process is in the middle of a change. Valid until the next call.
-
-        Other processes wait while the arrays are copied, and only if they want to change one.
-        """
+        """Other processes wait while the arrays are copied, and only if they want to change one."""
         if not self._copies:  # written to once here: the first access to new memory takes twice as long as the copy
             self._copies = {name: np.ones_like(array) for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         with self._record_lock("gate"), self._record_lock("snapshot"):
@@ -334,7 +308,6 @@ class SharedArrays:
         return dict(self._copies)
 
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Overwrite the arrays with what `snapshot` returned. Raises ValueError if names or shapes differ."""
         own = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         if {name: array.shape for name, array in own.items()} != {name: array.shape for name, array in saved.items()}:
             raise ValueError("the shared arrays have other names or shapes than those saved")

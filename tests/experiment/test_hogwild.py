@@ -273,7 +273,7 @@ def test_a_dead_process_holds_no_lock() -> None:
     store = SharedArrays(fd, 0, 2, synced=True, locked=True)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "inside\n"
-        with store.claim("update") as mine:
+        with store.exclusive("update", wait=False) as mine:
             assert not mine
         holder.kill()
     begin = time.monotonic()

@@ -17,7 +17,7 @@ from slm_lab.env.make import make_codec
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.find import Which, checkpoint_path, checkpoints, readable_checkpoint
+from slm_lab.experiment.files.find import Which, checkpoints, readable_checkpoint
 from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
@@ -174,7 +174,7 @@ def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: l
     """The checkpoints of trial 0 that can be read, the best first; why others cannot is added to `problems`."""
     found = []
     for index in paths.sessions() if session is None else [session]:
-        path = checkpoint_path(paths, index, which)
+        path = paths.checkpoint(index, which)
         try:
             if path.is_file():
                 bundle = state.load(path)

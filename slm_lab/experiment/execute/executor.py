@@ -6,20 +6,21 @@ shows by beats that it makes progress, and is asked to stop, in the same way whe
 
 from __future__ import annotations
 
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from queue import SimpleQueue
+from typing import Any, ClassVar, NamedTuple, Self
 
-from slm_lab.experiment.execute.heartbeat import Heartbeat
+from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat, StallLevel
 from slm_lab.experiment.plan import Stop
 
 Target = Callable[..., None]
 """target(context, *args): what a task runs. A function of an importable module, not of the user's script."""
-
-
-def ignore(signal: Any) -> None:
-    """Be the `Context.on_signal` of a target that sets none."""
 
 
 @dataclass(frozen=True)
@@ -30,45 +31,77 @@ class Resources:
     gpus: float = 0.0
 
 
-class Context(Protocol):
-    """What the target of a task works with, in its process."""
+class Context(ABC):
+    """What the target of a task works with, in its process.
 
-    name: str
-    restart: int
-    """Number of processes of this task that ended before this one."""
-    stop: Stop
-    """Requested when the executor requests it or its process has ended."""
-    heartbeat: Heartbeat
-    """Of this process; `beat(phase)` is its method."""
-    beat: Callable[[int], None]
-    on_signal: Callable[[Any], None]
-    """Called with each signal (Task.signal) in another thread; set by the target, and without effect until then. It must not raise."""
+    Attributes:
+        restart: number of processes of this task that ended before this one.
+        stop: requested when the executor requests it or its process has ended.
+        heartbeat: of this process; `beat(phase)` is its method.
+        on_signal: called with each signal (Task.signal) in another thread; set by the target, and without effect until then. It must not
+            raise.
+    """
 
+    def __init__(self, name: str, restart: int, heartbeat: Heartbeat | None = None) -> None:
+        self.name, self.restart, self.stop, self.heartbeat = name, restart, Stop(), heartbeat or Heartbeat()
+        self.beat = self.heartbeat.beat
+        self.on_signal: Callable[[Any], None] = lambda signal: None
+        self.orders: SimpleQueue[Any] = SimpleQueue()
+        """Those that have arrived; None after the last one."""
+
+    @abstractmethod
     def send(self, kind: str, *content: Any) -> None:
         """Send a message, from any thread."""
 
     def receive(self) -> Any:
-        """Wait for the next order (Task.send) and return it; None if a stop is requested and no order is left."""
+        """Wait in phase "waiting" for the next order (Task.send) and return it; None if a stop is requested and no order is left."""
+        self.beat(WAITING)
+        order = self.orders.get()
+        if order is None:
+            self.orders.put(None)  # for the next call
+        return order
 
+    def request_stop(self) -> None:
+        """Request a stop; no order follows."""
+        self.stop.requested = True
+        self.orders.put(None)
+
+    @abstractmethod
     def print_to(self, path: Path) -> None:
         """Append the output of this process to the file `path` of the executor's machine from now on."""
 
 
-class Task(Protocol):
-    """A task, whose process can be replaced by another one. Started by `Executor.start`."""
+class Task(ABC):
+    """A task, whose process can be replaced by another one. Started by `Executor.start`.
 
-    name: str
-    restart: int
+    Attributes:
+        restart: number of processes of this task that ended before the present one.
+        inbox: events that have arrived and were not yielded; the death comes last.
+        deadline, verdict: when the process is killed, in seconds of monotonic(), and the reason of its death then.
+    """
 
+    def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
+        self.name, self.target, self.args, self.resources, self.restart = name, target, args, resources, 0
+        self.inbox: deque[Event] = deque()
+        self.deadline, self.verdict = float("inf"), ""
+
+    @abstractmethod
     def send(self, order: Any) -> None:
         """Send an order, which `Context.receive` returns. Without effect if the process has ended."""
 
+    @abstractmethod
     def signal(self, content: Any) -> bool:
         """Call `Context.on_signal` at once, whatever the target does meanwhile. Return False, without effect, if the last signal is still
         on its way."""
 
+    @abstractmethod
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""
+
+    def end_within(self, seconds: float) -> None:
+        """Bring the deadline forward, if it is later."""
+        if time.monotonic() + seconds < self.deadline:
+            self.deadline, self.verdict = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
 
 
 class Message(NamedTuple):
@@ -104,7 +137,7 @@ class Stalled(NamedTuple):
     task: Any
     seconds: float
     phase: str
-    level: Literal["notice", "limit"]
+    level: StallLevel
     output: str = ""
     """The last lines that it printed, if they are known and are in no log; for the level "limit"."""
 
@@ -112,35 +145,96 @@ class Stalled(NamedTuple):
 Event = Message | Died | Stalled
 
 
-class Executor(Protocol):
-    """Owns the tasks of one run, in one thread at a time. Stalls are reported after the limits that it is made with."""
+class Executor(ABC):
+    """Owns the tasks of one run, in one thread at a time."""
 
-    def start(self, name: str, target: Target, *args: Any, resources: Resources = ...) -> Task:
-        """Start a task. Raises OSError if the system cannot create a process."""
+    task_type: ClassVar[type[Any]]
+    """Class of its tasks."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Any] = []
+        """Those that have not ended."""
+        self._woken = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def start(self, name: str, target: Target, *args: Any, resources: Resources = Resources()) -> Task:
+        """Start and return a task that runs target(context, *args). Raises OSError if the system cannot create a process."""
+        task: Task = type(self).task_type(name, target, args, resources)
+        self._start(task)
+        return task
 
     def restart(self, task: Any, *args: Any) -> None:
         """Start a new process for a task, with new arguments if any are given, after killing the old one. Raises OSError."""
+        self.kill(task)
+        task.restart += 1
+        task.args = args or task.args
+        self._start(task)
+
+    def _start(self, task: Any) -> None:
+        task.deadline, task.verdict = float("inf"), ""
+        self._launch(task)
+        self.tasks.append(task)
+
+    @abstractmethod
+    def _launch(self, task: Any) -> None:
+        """Start a process for a task."""
 
     def events(self, timeout: float) -> Iterator[Event]:
         """Wait until something happens, no longer than `timeout` seconds; yield the events, of each task first its messages.
 
         The caller may restart, stop and kill tasks meanwhile.
         """
+        self._wait(timeout)
+        for task in list(self.tasks):
+            self._collect(task)
+            while task.inbox and task in self.tasks:
+                event = task.inbox.popleft()
+                if isinstance(event, Died):
+                    self.kill(task)
+                yield event
+
+    @abstractmethod
+    def _wait(self, timeout: float) -> None:
+        """Wait until something happens or `wake` is called."""
+
+    def _collect(self, task: Any) -> None:
+        """Put what has happened to a task into its inbox."""
+        if time.monotonic() > task.deadline and not any(isinstance(event, Died) for event in task.inbox):
+            task.inbox.append(Died(task, task.verdict, ""))
 
     def wake(self) -> None:
         """Let the `events` of another thread return soon, or the next call of it."""
+        self._woken.set()
 
     def share(self, content: Any) -> Any:
         """Return what `Task.send` and `Task.signal` of several tasks take in place of `content`, which so goes to each node only once."""
+        return content
 
     def stop(self, grace: float) -> None:
         """Request a stop of all tasks; those that have not ended within `grace` seconds are killed by `events`."""
+        for task in self.tasks:
+            task.stop(grace)
 
     def kill(self, task: Any) -> None:
         """Kill a task and all that it started, at once. No event reports it."""
+        self._end(task)
+        task.inbox = deque()
+        if task in self.tasks:
+            self.tasks.remove(task)
+
+    @abstractmethod
+    def _end(self, task: Any) -> None:
+        """Kill the process of a task, and all that it started, if it has not ended."""
 
     def close(self) -> None:
         """Kill all tasks."""
+        for task in list(self.tasks):
+            self.kill(task)
 
 
 def run_task(executor: Executor, name: str, target: Target, *args: Any, stop: Stop) -> Sequence[Message]:

@@ -5,11 +5,12 @@ A beat is one store of eight bytes into shared memory; they hold the number of b
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import time
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
@@ -71,12 +72,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown_heartbeats)
 
 
+StallLevel = Literal["notice", "limit"]
+
+
 class StallTimer:
     """Measures how long a heartbeat has not changed."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
         self._value, self._since = heartbeat.value, time.monotonic()
+        self._reported = 0
 
     def seconds(self) -> float:
         """Return the seconds since the last change that a call has seen; 0 in the phase "waiting", which has no limit."""
@@ -84,3 +89,15 @@ class StallTimer:
         if value != self._value or self.heartbeat.phase == WAITING:
             self._value, self._since = value, now
         return now - self._since
+
+    def stall(self, notice: float | None, limit: float | None) -> tuple[float, str, StallLevel] | None:
+        """Return seconds, phase and level of a stall of at least so many seconds that has not been returned yet; None: no such limit.
+
+        Before the first beat there is a notice only: to load torch may take long on a busy machine.
+        """
+        seconds, before = self.seconds(), self._reported
+        over = self.heartbeat.value and seconds >= (limit or math.inf)
+        self._reported = 2 if over else 1 if seconds >= (notice or math.inf) else 0
+        if self._reported <= before:
+            return None
+        return seconds, PHASES[self.heartbeat.phase], "limit" if over else "notice"

@@ -91,11 +91,6 @@ def _newest_first(data_dir: Path) -> list[Path]:
     return [path for _, path in sorted(stamped, reverse=True)]
 
 
-def checkpoint_path(paths: RunPaths, session: int, which: Which) -> Location:
-    """Return the file of a checkpoint of trial 0."""
-    return paths.checkpoint(session, "best" if which == "best" else "last" if which == "last" else int(which))
-
-
 def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
     """Return what `--checkpoint` can be: "best", "last" and frames, of a trial: of all Sessions or of one."""
     found = set()
@@ -111,7 +106,7 @@ def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int 
     """Return a checkpoint with weights that can be read, of all Sessions or of one: a best one, else a last one, else a numbered one."""
     for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
         for index in paths.sessions(t=trial) if session is None else [session]:
-            path = paths.checkpoint(index, int(which) if which.isdecimal() else "last" if which == "last" else "best", trial)
+            path = paths.checkpoint(index, which, trial)
             with suppress(state.BundleError, OSError):
                 if path.is_file() and state.read_header(path, check=True):
                     return path

@@ -123,27 +123,21 @@ class SessionLock(_FileLock):
 def in_use(path: Path) -> bool:
     """Return whether another process holds the lock of a run folder."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        with path.open("rb") as file:
+            return not _lock(file.fileno(), shared=True)
     except OSError:  # no lock file: a run of SLM Lab
         return False
-    try:
-        return not _lock(fd, shared=True)
-    finally:
-        os.close(fd)
 
 
 def unfinished(root: Path, lock: Path) -> str | None:
     """Return a notice on a run whose process has ended without releasing the lock of its folder; None for other runs."""
     try:
-        fd = os.open(lock, os.O_RDONLY)
+        with lock.open("rb") as file:
+            holder = _holder(file.fileno())
     except OSError:  # no lock file: a run of SLM Lab
         return None
-    try:
-        holder = _holder(fd)
-        if not holder or not _lock(fd, shared=True):
-            return None
-    finally:
-        os.close(fd)
+    if not holder or in_use(lock):
+        return None
     return f"{root} is unfinished: its last start, {_shown(holder)}, {ENDED}"
 
 

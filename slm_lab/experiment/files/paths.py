@@ -24,6 +24,17 @@ def file_stem(spec_name: str) -> str:
     return re.sub(r"[^\w.-]", "_", spec_name)
 
 
+class FileIn:
+    """A file or folder in the folder `root` of its owner; "{stem}" in its name is the owner's `stem`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, paths: Any, owner: type) -> Path:
+        root: Path = paths.root
+        return root / (self.name.format(stem=paths.stem) if "{stem}" in self.name else self.name)
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions.
@@ -35,14 +46,30 @@ class RunPaths:
     root: Path
     spec_name: str
 
+    graph_dir = FileIn("graph")
+    info_dir = FileIn("info")
+    log_dir = FileIn("log")
+    model_dir = FileIn("model")
+    spec = FileIn("{stem}_spec.json")
+    """The resolved spec, loadable again."""
+    lock = FileIn(".lock")
+    """Locked while a process trains the run; says which."""
+
+    # ---- of a search
+    search_state = FileIn("{stem}_search_state.json")
+    """Its trials, what they reported, and the state of the proposer."""
+    experiment_df = FileIn("{stem}_experiment_df.csv")
+    """The table: one row per trial."""
+    importance = FileIn("{stem}_importance.json")
+    """How much each key matters."""
+    best_spec = FileIn("{stem}_best_spec.json")
+    """The spec of the best trial, loadable again."""
+    confirmation = FileIn("confirm")
+    """Folder of the run that trains the best trials again; a trial has the same number in it."""
+
     @property
     def stem(self) -> str:
         return file_stem(self.spec_name)
-
-    @property
-    def spec(self) -> Path:
-        """The resolved spec, loadable again."""
-        return self.root / f"{self.stem}_spec.json"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state with what the saved spec says: a process on another machine may not see the run's folder."""
@@ -75,22 +102,6 @@ class RunPaths:
         session, policy = divmod(index, self.policies)
         return f"s{session}" if self.policies == 1 else f"s{session}_p{policy}"
 
-    @property
-    def graph_dir(self) -> Path:
-        return self.root / "graph"
-
-    @property
-    def info_dir(self) -> Path:
-        return self.root / "info"
-
-    @property
-    def log_dir(self) -> Path:
-        return self.root / "log"
-
-    @property
-    def model_dir(self) -> Path:
-        return self.root / "model"
-
     def make_dirs(self) -> None:
         """Make the folders inside `root`, which must exist. Raises OSError."""
         for folder in (self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
@@ -113,11 +124,6 @@ class RunPaths:
         folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT and axis == "frames" else self.graph_dir
         return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
 
-    @property
-    def experiment_df(self) -> Path:
-        """The table of a search (CSV): one row per trial."""
-        return self.root / f"{self.stem}_experiment_df.csv"
-
     def experiment_graph(self, what: str, ext: str) -> Path:
         """The figure of a search: "" for metrics over keys, or what it shows of them."""
         return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
@@ -125,16 +131,6 @@ class RunPaths:
     def multi_trial_graph(self, what: str, ext: str) -> Path:
         """`what` (mean_returns, mean_returns_ma) of all trials of a search over frames."""
         return self.root / f"{self.stem}_multi_trial_graph_{what}_vs_frames.{ext}"
-
-    @property
-    def importance(self) -> Path:
-        """How much each key of a search matters."""
-        return self.root / f"{self.stem}_importance.json"
-
-    @property
-    def best_spec(self) -> Path:
-        """The spec of the best trial of a search, loadable again."""
-        return self.root / f"{self.stem}_best_spec.json"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
         """The table of rows (CSV) of a Session, or of a policy."""
@@ -165,7 +161,7 @@ class RunPaths:
         """Folder of the TensorBoard events of a Session, or of a policy."""
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
-    def checkpoint(self, s: int, which: Literal["last", "best"] | int, t: int = 0) -> Location:
+    def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
         """The state of a Session ("last", which holds all its policies), or the weights of a policy: the best, or those at a frame."""
         name = f"s{s // self.policies}" if which == "last" else self._of(s)
         return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
@@ -174,11 +170,6 @@ class RunPaths:
         """The arrays that the Sessions share (meta.distributed)."""
         return self.checkpoint_dir / f"{self.stem}_t{t}_ckpt-last.pt"
 
-    @property
-    def lock(self) -> Path:
-        """Locked while a process trains the run; says which."""
-        return self.root / ".lock"
-
     def session_lock(self, s: int, t: int = 0) -> Path:
         """Locked while a process of its own trains a Session."""
         return self.root / (f".lock_t{t}_s{s}" if t else f".lock_s{s}")
@@ -186,16 +177,6 @@ class RunPaths:
     def trial_lock(self, t: int) -> Path:
         """Locked while a process runs a trial of a search."""
         return self.root / f".lock_t{t}"
-
-    @property
-    def search_state(self) -> Path:
-        """The state of a search: its trials, what they reported, and the state of the proposer."""
-        return self.root / f"{self.stem}_search_state.json"
-
-    @property
-    def confirmation(self) -> Path:
-        """Folder of the run that trains the best trials of a search again; a trial has the same number in it."""
-        return self.root / "confirm"
 
     def trial_log(self, t: int) -> Path:
         """What a trial of a search would print on the screen."""
@@ -206,11 +187,15 @@ class RunPaths:
         pattern = re.compile(re.escape(f"{self.stem}_t{t}_") + r"(?:s\d+(?:_p\d+)?_)?ckpt-\w+\.pt")
         return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
 
+    def _tables(self, mode: DataMode) -> set[tuple[int, int]]:
+        """Return the trial and the number of the Session, or policy, of each table."""
+        pattern = re.compile(re.escape(f"{self.stem}_t") + rf"(\d+)_s(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
+        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
+        return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in found if match}
+
     def trials(self) -> list[int]:
         """Indices of the trials of which a Session has a table."""
-        pattern = re.compile(re.escape(f"{self.stem}_t") + r"(\d+)_s\d+(?:_p\d+)?_session_df_train\.csv")
-        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
-        return sorted({int(match[1]) for match in found if match})
+        return sorted({trial for trial, _ in self._tables("train")})
 
     @property
     def holds_trials(self) -> bool:
@@ -219,9 +204,7 @@ class RunPaths:
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         """Numbers of the Sessions, or of their policies, that have a table."""
-        pattern = re.compile(re.escape(f"{self.stem}_t{t}_s") + rf"(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
-        found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
-        return sorted(int(match[1]) * self.policies + int(match[2] or 0) for match in found if match)
+        return sorted(index for trial, index in self._tables(mode) if trial == t)
 
 
 @dataclass(frozen=True)
@@ -239,8 +222,8 @@ class ComparisonPaths:
 
 
 def new_run(data_dir: Path, spec_name: str) -> RunPaths:
-    """Make the folder of a new run. Of two that begin in one second, the later takes the next free second. Raises OSError."""
-    paths = RunPaths(_new_folder(data_dir, file_stem(spec_name)), spec_name)
+    """Make the folder of a new run. Raises OSError."""
+    paths = RunPaths(new_folder(data_dir, spec_name), spec_name)
     try:
         paths.make_dirs()
     except OSError:
@@ -252,33 +235,32 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
 def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
     """Make the folder of a comparison: `out`, which may be there already, or a new one under the data folder. Raises OSError."""
     if out is None:
-        return ComparisonPaths(_new_folder(data_dir, "compare"))
+        return ComparisonPaths(new_folder(data_dir, "compare"))
     out.mkdir(parents=True, exist_ok=True)
     return ComparisonPaths(out)
 
 
 def new_folder(data_dir: Path, name: str) -> Path:
-    """Make and return a new folder with the time in its name. Raises OSError."""
-    return _new_folder(data_dir, file_stem(name))
+    """Make and return a new folder with the time in its name; of two that are made in one second, the later has the next free second.
 
-
-def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
-    """Return the folders that `new_folder` made for a name, oldest first."""
-    pattern = re.compile(re.escape(stem) + f"_{_STAMP_PATTERN}")
-    return sorted(path for path in data_dir.iterdir() if path.is_dir() and pattern.fullmatch(path.name)) if data_dir.is_dir() else []
-
-
-def _new_folder(data_dir: Path, stem: str) -> Path:
+    Raises OSError.
+    """
     data_dir.mkdir(parents=True, exist_ok=True)
     begin = datetime.now()
     while True:
-        root = data_dir / f"{stem}_{begin.strftime(_STAMP)}"
+        root = data_dir / f"{file_stem(name)}_{begin.strftime(_STAMP)}"
         try:
             root.mkdir()
         except FileExistsError:
             begin += timedelta(seconds=1)
         else:
             return root
+
+
+def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
+    """Return the folders that `new_folder` made for a name, oldest first."""
+    pattern = re.compile(re.escape(stem) + f"_{_STAMP_PATTERN}")
+    return sorted(path for path in data_dir.iterdir() if path.is_dir() and pattern.fullmatch(path.name)) if data_dir.is_dir() else []
 
 
 def not_a_run(folder: Path | str) -> str:
@@ -299,12 +281,7 @@ def imported_run(folder: Path, spec_name: str) -> RunPaths:
 
 def runs(data_dir: Path, spec_name: str) -> list[Path]:
     """Folders of this spec's runs, oldest first."""
-    if not data_dir.is_dir():
-        return []
-    pattern = re.compile(re.escape(file_stem(spec_name)) + f"_{_STAMP_PATTERN}")
-    return sorted(
-        path for path in data_dir.iterdir() if pattern.fullmatch(path.name) and path.is_dir() and not belongs_to_other_spec(path, spec_name)
-    )
+    return [path for path in stamped_folders(data_dir, file_stem(spec_name)) if not belongs_to_other_spec(path, spec_name)]
 
 
 def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, RowValues
 from slm_lab.experiment.files import bundle as state
@@ -30,8 +30,8 @@ Position = dict[str, tuple[int, int]]
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
 
 
-class RunSink(Protocol):
-    """Takes the events of a Session and keeps its state."""
+class RunSink:
+    """Takes the events of a Session and keeps its state. This one keeps nothing."""
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
@@ -47,12 +47,14 @@ class RunSink(Protocol):
 
     def position(self, session: int) -> Position:
         """Make sure that the tables of a Session are on disk, and return where they end, for `rewind`. Raises OSError."""
+        return {}
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
         """Cut the tables of a Session, which are not open, back to a position, or else to the rows up to a frame. Raises OSError."""
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         """The rows of a table that are complete, as text."""
+        return []
 
     def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         """Append a row to a further table of a Session."""
@@ -64,7 +66,7 @@ class RunSink(Protocol):
         """Release files."""
 
 
-class MemorySink:
+class MemorySink(RunSink):
     """Keeps rows in memory and no state: what `Session.run` does by itself."""
 
     def __init__(self) -> None:
@@ -78,28 +80,8 @@ class MemorySink:
         """The rows of a table."""
         return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
 
-    def open(self, table: int, frame: int = 0) -> None: ...
 
-    def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None: ...
-
-    def save_shared(self, bundle: dict[str, Any]) -> None: ...
-
-    def position(self, session: int) -> Position:
-        return {}
-
-    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
-
-    def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
-        return []
-
-    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None: ...
-
-    def timeline(self, session: int, spans: Spans) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class LocalSink:
+class LocalSink(RunSink):
     """Writes rows to CSV and TensorBoard and state to checkpoints in a run folder; hands every other event to `forward`.
 
     A row is appended as soon as it is made, in a fixed format: equal numbers give equal bytes.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.files.paths import RunPaths, file_stem, run_paths_in, stamped_folders
+from slm_lab.experiment.files.paths import FileIn, RunPaths, file_stem, run_paths_in, stamped_folders
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.models.study import StudyRun
 
@@ -31,26 +31,20 @@ class StudyPaths:
     kept: Path | None = None
     """Where the results are, if not in the folder of the study."""
 
+    study = FileIn(f"{{stem}}{SUFFIX}")
+    lock = FileIn(".lock")
+    """Locked while a process runs the study; says which."""
+    runs = FileIn("runs")
+    aside = FileIn("aside")
+    page = FileIn("{stem}_study.html")
+
     @property
     def stem(self) -> str:
         return file_stem(self.name)
 
-    @property
-    def study(self) -> Path:
-        return self.root / f"{self.stem}{SUFFIX}"
-
-    @property
-    def lock(self) -> Path:
-        """Locked while a process runs the study; says which."""
-        return self.root / ".lock"
-
     def lock_of(self, run: str) -> Path:
         """Locked while a process trains a run: it may outlive a killed study for some seconds."""
         return self.root / f".lock_{run}"
-
-    @property
-    def runs(self) -> Path:
-        return self.root / "runs"
 
     @property
     def results(self) -> Path:
@@ -59,14 +53,6 @@ class StudyPaths:
     def result(self, run: str) -> Path:
         """The result of a run, by the name of its folder."""
         return self.results / f"{run}.json"
-
-    @property
-    def aside(self) -> Path:
-        return self.root / "aside"
-
-    @property
-    def page(self) -> Path:
-        return self.root / f"{self.stem}_study.html"
 
     def table(self, ext: str) -> Path:
         return self.root / f"{self.stem}_study_table.{ext}"
@@ -81,15 +67,10 @@ class RunFolder:
 
     root: Path
 
-    @property
-    def identity(self) -> Path:
-        """Which run it is: entry, env, random_seed, digest, settings and spec_version."""
-        return self.root / "study_run.json"
-
-    @property
-    def log(self) -> Path:
-        """What the run would print on the screen."""
-        return self.root / "log.txt"
+    identity = FileIn("study_run.json")
+    """Which run it is: entry, env, random_seed, digest, settings and spec_version."""
+    log = FileIn("log.txt")
+    """What the run would print on the screen."""
 
     def starts(self) -> list[RunPaths]:
         """Return the run folders in it, oldest first: more than one if an earlier one failed."""
@@ -112,7 +93,7 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
     """Return the study in a folder (as given, or under the data folder), or the latest one of this name. Raises UserError."""
     if where == "latest":
         stem = file_stem(name)
-        found = [path for path in stamped_folders(data_dir, stem) if (data_dir / path.name / f"{stem}{SUFFIX}").is_file()]
+        found = [path for path in stamped_folders(data_dir, stem) if (path / f"{stem}{SUFFIX}").is_file()]
         if not found:
             raise UserError(f"no study '{name}' in {data_dir}; start one first: FILE {name} study")
         return StudyPaths(found[-1], name)

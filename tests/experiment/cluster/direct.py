@@ -23,7 +23,6 @@ class Direct:
     def __init__(self, target: Any, before: Callable[[str], None] = lambda method: None) -> None:
         self.target, self.before = target, before
         self.calls: list[str] = []
-        self.node = "here"
         _KNOWN[id(self)] = self
 
     def __reduce__(self) -> Any:

@@ -39,7 +39,7 @@ with LocalExecutor() as parent:
                 print(event.content[0]["main"], event.content[0]["torch"])
             elif isinstance(event, Died):
                 print(event.reason, event.output)
-        if not parent.children:
+        if not parent.tasks:
             break
 """
 STOPPED = """
@@ -52,7 +52,7 @@ with stop_on_signal(stop):
         while not stop.requested:
             list(parent.events(0.2))
         parent.stop(20)
-        while parent.children:
+        while parent.tasks:
             for event in parent.events(0.2):
                 print(event.reason, event.output, flush=True)
 server.stop_server()
@@ -66,7 +66,7 @@ def trial():
     with LocalExecutor() as parent:
         parent.start("child", targets.imports, "mine")
         contents = []
-        while parent.children:
+        while parent.tasks:
             contents += [event.content for event in parent.events(1.0) if isinstance(event, Message)]
     return contents
 
@@ -95,11 +95,11 @@ sys.path.insert(0, ROOT)
 PLACE = """
 with LocalExecutor() as parent:
     parent.start("child", targets.nothing)
-    while parent.children:
+    while parent.tasks:
         list(parent.events(1.0))
     os.nice(3)
     parent.start("child", targets.state)
-    while parent.children:
+    while parent.tasks:
         for event in parent.events(1.0):
             if isinstance(event, Message):
                 print(event.content[0]["package"], event.content[0]["from_server"], event.content[0]["priority"])

@@ -77,7 +77,7 @@ def until(parent: LocalExecutor, done: Callable[[Event], bool], seconds: float =
             seen.append(event)
             if done(event):
                 return seen
-    raise AssertionError(f"waited in vain; {seen}, {[child.tail() for child in parent.children]}")
+    raise AssertionError(f"waited in vain; {seen}, {[child.tail() for child in parent.tasks]}")
 
 
 def died(event: Event) -> bool:
@@ -241,7 +241,7 @@ def test_what_a_child_started_ends_with_it(method: str, then: str, parent: Local
         until(parent, died)
     assert gone(started.content[0])
     assert gone(child.pid)
-    assert parent.children == []
+    assert parent.tasks == []
 
 
 def test_a_child_that_does_not_stop(method: str, parent: LocalExecutor) -> None:
@@ -276,7 +276,7 @@ def test_nothing_is_left(method: str) -> None:
         parent.restart(child)
     until(parent, says("ready"))
     run(parent, targets.fail)
-    pids = [child.pid for child in parent.children]
+    pids = [child.pid for child in parent.tasks]
     assert len(pids) == 3
     parent.close()
     del parent, child
@@ -528,7 +528,7 @@ def test_a_child_that_cannot_start(parent: LocalExecutor) -> None:
     before = sorted(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else []
     with pytest.raises(Exception, match="lambda"):
         parent.start("child", lambda _: None)
-    assert parent.children == []
+    assert parent.tasks == []
     if before:
         assert sorted(os.listdir("/proc/self/fd")) == before
 

@@ -12,20 +12,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from slm_lab.experiment.execute.executor import Target, ignore
-from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat
+from slm_lab.experiment.execute.executor import Context, Target
+from slm_lab.experiment.execute.heartbeat import Heartbeat
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files.lock import ORPHAN_SECONDS
-from slm_lab.experiment.plan import Stop
 from slm_lab.lib.process import ProcessState
 from slm_lab.spec.models.meta import StartMethod
 
@@ -91,24 +88,14 @@ def print_to_fd(fd: int) -> None:
     os.close(fd)
 
 
-class ChildContext:
-    """The Context of a local task.
-
-    Attributes:
-        name: the child's name.
-        restart: number of processes that died over this work.
-        stop: requested when the parent requests it or has ended.
-        heartbeat: of this process; `beat(phase)` is its method.
-    """
+class ChildContext(Context):
+    """The Context of a local task. `stop` is also requested when the parent has ended."""
 
     def __init__(self, name: str, restart: int, connection: Connection, heartbeat: Heartbeat) -> None:
-        self.name, self.restart, self.heartbeat, self.beat = name, restart, heartbeat, heartbeat.beat
-        self.stop = Stop()
-        self.on_signal: Callable[[Any], None] = ignore
+        super().__init__(name, restart, heartbeat)
         self.orphaned = False
         """The parent has ended."""
         self._connection, self._sending = connection, threading.Lock()
-        self._orders: SimpleQueue[Any] = SimpleQueue()
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def send(self, kind: str, *content: Any) -> None:
@@ -125,14 +112,6 @@ class ChildContext:
                 os.write(2, b"the env, or what it uses, closed file descriptors that it did not open\n")
                 os._exit(1)
 
-    def receive(self) -> Any:
-        """Wait in phase "waiting" for the parent's next order and return it; None if a stop is requested and no order is left."""
-        self.beat(WAITING)
-        order = self._orders.get()
-        if order is None:
-            self._orders.put(None)  # for the next call
-        return order
-
     def print_to(self, path: Path) -> None:
         """Append the output of this process to `path` from now on, and its earlier output if that was kept in memory."""
         path = path.absolute()
@@ -148,20 +127,16 @@ class ChildContext:
                 while True:
                     kind, order = self._connection.recv()
                     if kind == "stop":
-                        self._request_stop()
+                        self.request_stop()
                     elif kind == "signal":
                         self.on_signal(order)
                     else:
-                        self._orders.put(order)
+                        self.orders.put(order)
         finally:
             self.orphaned = True
-            self._request_stop()
+            self.request_stop()
             time.sleep(ORPHAN_SECONDS)
             os.killpg(0, signal.SIGKILL)
-
-    def _request_stop(self) -> None:
-        self.stop.requested = True
-        self._orders.put(None)
 
 
 def main(setup: None, name: str, restart: int, connection: Connection, heartbeat: SharedFd, target: Target, args: tuple[Any, ...]) -> None:

@@ -9,15 +9,13 @@ import re
 import signal
 import struct
 import time
-from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.execute.executor import Died, Event, Message, Resources, Stalled, Target
-from slm_lab.experiment.execute.heartbeat import HEARTBEAT_BYTES, PHASES, Heartbeat, StallTimer
+from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
+from slm_lab.experiment.execute.heartbeat import HEARTBEAT_BYTES, Heartbeat, StallTimer
 from slm_lab.experiment.execute.local import child as child_side
 from slm_lab.experiment.execute.local.child import Setup, SharedFd
 from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
@@ -44,27 +42,22 @@ _MEANINGS = {
     "SIGFPE": "invalid arithmetic in native code",
     "SIGILL": "native code for another processor",
 }
-_SHARED = Resources()
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 """Start of a line that slm_lab logged, which does not explain a death."""
 
 
-class LocalTask:
-    """A task that runs in a process, and after its death in a new one. Started by `LocalExecutor.start`.
+class LocalTask(Task):
+    """A task that runs in a process, and after its death in a new one.
 
     Attributes:
-        restart: number of processes that died over this task.
         pid: of the process, and the number of its process group.
         output: the log that it prints to; None: its output is kept in memory.
     """
 
-    def __init__(self, name: str, target: Target, args: tuple[Any, ...]) -> None:
-        self.name, self.target, self.args = name, target, args
-        self.restart, self.pid = 0, -1
+    def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
+        super().__init__(name, target, args, resources)
+        self.pid = -1
         self.output: Path | None = None
-        self.inbox: deque[Message] = deque()
-        self.died: Died | None = None
-        """The event of its death, until it is yielded."""
         self._process: Any = None
         """Of multiprocessing, while it runs."""
 
@@ -111,33 +104,25 @@ class LocalTask:
         except (AttributeError, OSError):  # not on this system, or dead already
             self._death = os.dup(process.sentinel)
         self._connection: Connection | None = ours
-        self._buffer, self._reported, self._timer = bytearray(), 0, StallTimer(self.heartbeat)
-        self._deadline, self._verdict = float("inf"), ""
+        self._buffer, self.timer = bytearray(), StallTimer(self.heartbeat)
 
     # ---- communication
 
     def send(self, order: Any) -> None:
-        """Send the child an order (`Context.receive`). Without effect if the child has ended."""
         self._send("order", order)
 
     def signal(self, content: Any) -> bool:
-        """Let the child call its `Context.on_signal`. Without effect if the child has ended."""
         self._send("signal", content)
         return True
 
     def stop(self, grace: float) -> None:
-        """Request a stop; kill the child if it has not ended within `grace` seconds."""
         self._send("stop", None)
-        self._end_within(grace)
+        self.end_within(grace)
 
     def _send(self, kind: str, order: Any) -> None:
         if self._connection is not None:
             with suppress(OSError):  # it has just died
                 self._connection.send((kind, order))
-
-    def _end_within(self, seconds: float) -> None:
-        if time.monotonic() + seconds < self._deadline:
-            self._deadline, self._verdict = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
 
     def tail(self) -> str:
         """Return the last lines that the running process printed, without those that slm_lab logged."""
@@ -156,7 +141,7 @@ class LocalTask:
     @property
     def over(self) -> bool:
         """Whether the process has ended, or should have ended by now."""
-        return self._process is None or time.monotonic() > self._deadline or bool(wait([self._death], 0))
+        return self._process is None or time.monotonic() > self.deadline or bool(wait([self._death], 0))
 
     def take_messages(self) -> None:
         """Move the messages that have arrived to the inbox, without waiting for the rest of an incomplete one."""
@@ -182,25 +167,13 @@ class LocalTask:
                     os.close(log)
                     self.output = content[0]
             elif kind == "_end":
-                self._end_within(_END_SECONDS)
+                self.end_within(_END_SECONDS)
             else:
                 self.inbox.append(Message(self, kind, tuple(content)))
         if self.output is None and os.fstat(self._printed).st_size > _PRINTED_BYTES:
             last = _last_bytes(self._printed)
             os.ftruncate(self._printed, 0)
             os.write(self._printed, last)
-
-    def stall(self, notice: float | None, limit: float | None) -> Stalled | None:
-        """Return a stall that has not been reported yet."""
-        seconds, before = self._timer.seconds(), self._reported
-        # no limit before the first beat: to load torch may take long on a busy machine
-        self._reported = (
-            2 if self.heartbeat.value and seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
-        )
-        if self._reported <= before:
-            return None
-        phase = PHASES[self.heartbeat.phase]
-        return Stalled(self, seconds, phase, "limit", self.tail()) if self._reported == 2 else Stalled(self, seconds, phase, "notice")
 
     def end(self) -> None:
         """Kill the process, if it runs, and all that it started; reap it and take its last messages."""
@@ -214,7 +187,7 @@ class LocalTask:
         self._process.join(_REAP_SECONDS)
         code: int | None = self._process.exitcode
         self.take_messages()
-        self.died = Died(self, self._verdict if overdue else _reason(code), self.tail(), code)
+        self.inbox.append(Died(self, self.verdict if overdue else _reason(code), self.tail(), code))
         with suppress(ValueError):  # it cannot be killed
             self._process.close()
         self._process = None
@@ -225,94 +198,46 @@ class LocalTask:
             os.close(fd)
 
 
-class LocalExecutor:
-    """Owns the child processes of one run, in one thread at a time.
+class LocalExecutor(Executor):
+    """Owns the child processes of one run, which have one thread of numpy and torch each.
 
     Args:
         stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
     """
 
+    task_type = LocalTask
+
     def __init__(self, stall_notice: float | None = 30.0, stall_limit: float | None = None) -> None:
+        super().__init__()
         self.stall_notice, self.stall_limit = stall_notice, stall_limit
-        self.children: list[LocalTask] = []
-        """Those whose processes run."""
-        self._woken, self._wake = multiprocessing.Pipe(duplex=False)
-        self._awake = False
+        self._waking, self._wake = multiprocessing.Pipe(duplex=False)
 
-    def __enter__(self) -> LocalExecutor:
-        return self
+    def _launch(self, task: LocalTask) -> None:
+        task.start()
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def _wait(self, timeout: float) -> None:
+        """Wait for hardly more than 0.5 seconds."""
+        pending = any(task.inbox for task in self.tasks)
+        wait([self._waking, *(item for task in self.tasks for item in task.waitable)], 0 if pending else min(timeout, _TICK))
+        if self._woken.is_set():
+            self._waking.recv_bytes()
+            self._woken.clear()
 
-    def start(self, name: str, target: Target, *args: Any, resources: Resources = _SHARED) -> LocalTask:
-        """Start a child that runs target(context, *args), with one thread of numpy and torch. Raises OSError."""
-        child = LocalTask(name, target, args)
-        child.start()
-        self.children.append(child)
-        return child
-
-    def restart(self, child: LocalTask, *args: Any) -> None:
-        """Start a new process for a child, with new arguments if any are given, after killing the old one. Raises OSError."""
-        self.kill(child)
-        child.restart += 1
-        child.args = args or child.args
-        child.start()
-        self.children.append(child)
-
-    def events(self, timeout: float) -> Iterator[Event]:
-        """Wait until something happens, no longer than `timeout` seconds and hardly more than 0.5.
-
-        Yields the events: of each child first its messages, then its death. The caller may restart, stop and kill children meanwhile.
-        """
-        pending = any(child.inbox or child.died for child in self.children)
-        wait([self._woken, *(item for child in self.children for item in child.waitable)], 0 if pending else min(timeout, _TICK))
-        if self._awake:
-            self._woken.recv_bytes()
-            self._awake = False
-        for child in list(self.children):
-            if child.over:
-                child.end()
-            else:
-                child.take_messages()
-            while child.inbox and child in self.children:
-                yield child.inbox.popleft()
-            if child not in self.children:
-                continue
-            died, child.died = child.died, None
-            if died is not None:
-                self.children.remove(child)
-                yield died
-            elif (stalled := child.stall(self.stall_notice, self.stall_limit)) is not None:
-                yield stalled
+    def _collect(self, task: LocalTask) -> None:
+        if task.over:
+            task.end()
+            return
+        task.take_messages()
+        if (stall := task.timer.stall(self.stall_notice, self.stall_limit)) is not None:
+            task.inbox.append(Stalled(task, *stall, task.tail() if stall[-1] == "limit" else ""))
 
     def wake(self) -> None:
-        """Let `events` of another thread return, or its next call."""
-        if not self._awake:
-            self._awake = True
+        if not self._woken.is_set():
+            self._woken.set()
             self._wake.send_bytes(b"")
 
-    def share(self, content: Any) -> Any:
-        """Return the content itself: each process is sent a copy."""
-        return content
-
-    def stop(self, grace: float) -> None:
-        """Request a stop of all children; those that have not ended within `grace` seconds are killed by `events`."""
-        for child in self.children:
-            child.stop(grace)
-
-    def kill(self, child: LocalTask) -> None:
-        """Kill a child and all that it started, at once. No event reports it."""
-        child.end()
-        child.inbox.clear()
-        child.died = None
-        if child in self.children:
-            self.children.remove(child)
-
-    def close(self) -> None:
-        """Kill all children and all that they started."""
-        for child in list(self.children):
-            self.kill(child)
+    def _end(self, task: LocalTask) -> None:
+        task.end()
 
 
 def _reason(code: int | None) -> str:

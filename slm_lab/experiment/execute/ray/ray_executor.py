@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from slm_lab.experiment.execute.executor import Died, Event, Message, Resources, Stalled, Target
+from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
 from slm_lab.experiment.execute.ray.connect import on_node
-from slm_lab.experiment.execute.ray.remote import LOST_NODE, RemoteActor, died, pack, unpack
+from slm_lab.experiment.execute.ray.remote import LOST_NODE, Remote, died, pack, unpack
 from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
 from slm_lab.lib.log import notice
 
@@ -23,12 +20,11 @@ _PENDING_SECONDS = 20.0
 """Time after which a task that waits for free resources is a notice."""
 
 
-class RayTask:
+class RayTask(Task):
     """A task that runs in an actor, and after its death in a new one."""
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
-        self.name, self.target, self.args, self.resources = name, target, args, resources
-        self.restart = 0
+        super().__init__(name, target, args, resources)
         self.actor: Any = None
         self.taken: Any = None
         """What `TaskActor.take` will return; None until it is called again."""
@@ -38,11 +34,8 @@ class RayTask:
         """Number of orders that the process was sent."""
         self.signalled: Any = None
         """The last signal."""
-        self.inbox: deque[Event] = deque()
         self.started: float | None = None
         """When the process was asked for, in seconds of monotonic(); None once it runs."""
-        self.deadline = float("inf")
-        self.verdict = ""
         self.failed = False
         """Its target has raised an exception."""
 
@@ -57,13 +50,11 @@ class RayTask:
         return (number, *orders) if orders else ()
 
     def send(self, order: Any) -> None:
-        """Send an order. Without effect if the process has ended."""
         self.outbox.append(_argument(order))
         if self.taken is not None:  # else `events` is about to call it
             self.actor.order.options(concurrency_group="control").remote(*self._unsent())
 
     def signal(self, content: Any) -> bool:
-        """Let the target's `Context.on_signal` be called. Return False, without effect, if the last signal is still on its way."""
         import ray
 
         if self.signalled is not None and not ray.wait([self.signalled], timeout=0)[0]:
@@ -72,11 +63,9 @@ class RayTask:
         return True
 
     def stop(self, grace: float) -> None:
-        """Request a stop; the process is killed if it has not ended within `grace` seconds."""
         self.actor.stop.options(concurrency_group="control").remote()
         self.send(None)
-        if time.monotonic() + grace < self.deadline:
-            self.deadline, self.verdict = time.monotonic() + grace, f"did not end within {grace:.0f} seconds"
+        self.end_within(grace)
 
 
 class _Shared(NamedTuple):
@@ -90,34 +79,22 @@ def _argument(content: Any) -> Any:
     return content.argument if isinstance(content, _Shared) else pack(content)
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs tasks on the nodes of the cluster that this process is connected to, each as soon as a node has its resources free.
 
     Args: stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
     """
 
+    task_type = RayTask
+
     def __init__(self, stall_notice: float | None = 30.0, stall_limit: float | None = None) -> None:
         import ray
 
+        super().__init__()
         self._ray: Any = ray
         self._limits = Limits(stall_notice, stall_limit)
-        self.tasks: list[RayTask] = []
-        """Those that have not ended."""
         self._servers: list[Any] = []
         self._noticed = False
-        self._woken = threading.Event()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def start(self, name: str, target: Target, *args: Any, resources: Resources = Resources()) -> RayTask:  # noqa: B008  # it is frozen
-        """Start a task that runs target(context, *args) in an actor."""
-        task = RayTask(name, target, args, resources)
-        self._launch(task)
-        return task
 
     def _launch(self, task: RayTask) -> None:
         remote = self._ray.remote(
@@ -130,11 +107,10 @@ class RayExecutor:
         )(TaskActor)
         task.actor = remote.remote(task.name, task.restart, Path(os.getcwd()), self._limits)
         task.actor.run.remote(task.target, task.args)
-        task.started, task.deadline, task.verdict, task.failed = time.monotonic(), float("inf"), "", False
+        task.started, task.failed = time.monotonic(), False
         task.taken, task.outbox, task.ordered, task.signalled = None, [], 0, None
-        self.tasks.append(task)
 
-    def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> RemoteActor:
+    def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> Remote:
         """Start an actor that only answers calls. It takes no core, and is started again if it dies as `options` say.
 
         Args: node: id of the node that it should run on; None: any.
@@ -142,34 +118,18 @@ class RayExecutor:
         strategy = "SPREAD" if node is None else on_node(node, soft=bool(options.get("max_restarts")))
         actor = self._ray.remote(num_cpus=0, scheduling_strategy=strategy, **options)(kind).remote(*args)
         self._servers.append(actor)
-        return RemoteActor(actor)
+        return Remote(actor)
 
-    def restart(self, task: RayTask, *args: Any) -> None:
-        """Start a new process for a task, with new arguments if any are given, after killing the old one."""
-        self.kill(task)
-        task.restart += 1
-        task.args = args or task.args
-        self._launch(task)
-
-    def events(self, timeout: float) -> Iterator[Event]:
-        """Wait until something happens, no longer than `timeout` seconds; yield the events, of each task first its messages."""
+    def _wait(self, timeout: float) -> None:
         for task in self.tasks:
             if task.taken is None:
                 task.take()
         taken = {task.taken: task for task in self.tasks}
-        for future in self._wait(list(taken), timeout):
+        for future in self._ready(list(taken), timeout):
             self._read(taken[future], future)
-        for task in list(self.tasks):
-            if time.monotonic() > task.deadline and not any(isinstance(event, Died) for event in task.inbox):
-                task.inbox.append(Died(task, task.verdict, ""))
-            while task.inbox and task in self.tasks:
-                event = task.inbox.popleft()
-                if isinstance(event, Died):
-                    self.kill(task)
-                yield event
         self._notice_pending()
 
-    def _wait(self, futures: list[Any], timeout: float) -> list[Any]:
+    def _ready(self, futures: list[Any], timeout: float) -> list[Any]:
         """Wait until one of the futures is there or `wake` is called; return those that are there."""
         end = time.monotonic() + timeout
         done: list[Any] = []
@@ -217,31 +177,17 @@ class RayExecutor:
             self._noticed = True
             notice(f"{', '.join(task.name for task in late)} still {'wait' if len(late) > 1 else 'waits'} for a free core of the cluster")
 
-    def wake(self) -> None:
-        """Let `events` of another thread return, or its next call."""
-        self._woken.set()
-
     def share(self, content: Any) -> Any:
-        """Return what tasks are sent in place of `content`; large arrays go through the object store of each node."""
+        """Large arrays go through the object store of each node."""
         packed = pack(content)
         return _Shared(packed if isinstance(packed, bytes) else self._ray.put(content))
 
-    def stop(self, grace: float) -> None:
-        """Request a stop of all tasks; those that have not ended within `grace` seconds are killed by `events`."""
-        for task in self.tasks:
-            task.stop(grace)
-
-    def kill(self, task: RayTask) -> None:
-        """Kill a task at once. No event reports it."""
+    def _end(self, task: RayTask) -> None:
         self._ray.kill(task.actor)
-        task.inbox.clear()
-        if task in self.tasks:
-            self.tasks.remove(task)
 
     def close(self) -> None:
         """Kill all tasks and servers."""
-        for task in list(self.tasks):
-            self.kill(task)
+        super().close()
         for server in self._servers:
             self._ray.kill(server)
         self._servers.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 PACKED = 2**16
 """A message whose arrays have at most this many bytes in all is pickled to one bytes object, which takes Ray less processor time. Larger
@@ -29,56 +29,32 @@ def unpack(content: Content | bytes) -> Content:
     return unpacked
 
 
-class Remote(Protocol):
-    """An object in another process, whose methods are called by name."""
-
-    @property
-    def node(self) -> str:
-        """Id of the node of this process."""
-
-    def send(self, method: str, *args: Any) -> None:
-        """Call a method and do not wait for it. Calls of one process are carried out in their order."""
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Call a method and return its result. Raises what it raises, or an error if the process has died."""
-
-    def start(self, method: str, *args: Any) -> Any:
-        """Call a method; return what `done` and `result` take."""
-
-    def done(self, started: Any) -> bool:
-        """Return whether a call has ended."""
-
-    def result(self, started: Any) -> Any:
-        """Wait for a call, and do what `call` does."""
-
-
 @dataclass(frozen=True)
-class RemoteActor:
-    """A Remote that is a Ray actor."""
+class Remote:
+    """A Ray actor, whose methods are called by name."""
 
     actor: Any
 
-    @property
-    def node(self) -> str:
-        import ray
-
-        return str(ray.get_runtime_context().get_node_id())
-
     def send(self, method: str, *args: Any) -> None:
-        getattr(self.actor, method).remote(*args)
+        """Call a method and do not wait for it. Calls of one process are carried out in their order."""
+        self.start(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
+        """Call a method and return its result. Raises what it raises, or an error if the process has died."""
         return self.result(self.start(method, *args))
 
     def start(self, method: str, *args: Any) -> Any:
+        """Call a method; return what `done` and `result` take."""
         return getattr(self.actor, method).remote(*args)
 
     def done(self, started: Any) -> bool:
+        """Return whether a call has ended."""
         import ray
 
         return bool(ray.wait([started], timeout=0)[0])
 
     def result(self, started: Any) -> Any:
+        """Wait for a call, and do what `call` does."""
         import ray
 
         try:

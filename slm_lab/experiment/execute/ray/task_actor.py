@@ -9,18 +9,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, NamedTuple
 
-from slm_lab.experiment.execute.executor import Target, ignore
-from slm_lab.experiment.execute.heartbeat import PHASES, WAITING, Heartbeat, StallTimer
+from slm_lab.experiment.execute.executor import Context, Target
+from slm_lab.experiment.execute.heartbeat import StallTimer
 from slm_lab.experiment.execute.local.child import print_to_fd
 from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.execute.ray.remote import pack, unpack
-from slm_lab.experiment.plan import Stop
 from slm_lab.lib.log import logger
 
 _TICK = 0.2
@@ -55,15 +53,12 @@ class Taken(NamedTuple):
     """The target has ended and there are no more."""
 
 
-class RayContext:
+class RayContext(Context):
     """The Context of a task on a node."""
 
     def __init__(self, name: str, restart: int) -> None:
-        self.name, self.restart, self.stop, self.heartbeat = name, restart, Stop(), Heartbeat()
-        self.beat = self.heartbeat.beat
-        self.on_signal: Callable[[Any], None] = ignore
+        super().__init__(name, restart)
         self.messages: SimpleQueue[Sent] = SimpleQueue()
-        self.orders: SimpleQueue[Any] = SimpleQueue()
         self._log, self._sent = Path(), 0
         self._printed: IO[bytes] | None = None
         """Where output goes, the file that it is printed to, and how many of its bytes were sent."""
@@ -71,13 +66,6 @@ class RayContext:
 
     def send(self, kind: str, *content: Any) -> None:
         self.messages.put(Sent(kind, pack(content)))  # in this thread, which another one would interrupt
-
-    def receive(self) -> Any:
-        self.beat(WAITING)
-        order = self.orders.get()
-        if order is None:
-            self.orders.put(None)  # for the next call
-        return order
 
     def print_to(self, path: Path) -> None:
         """Print to a file of this node from now on, whose lines are sent to the executor, which appends them to `path`.
@@ -87,7 +75,10 @@ class RayContext:
         self._log, self._printed = path, tempfile.TemporaryFile("ab+")  # noqa: SIM115  # until the process ends
         print_to_fd(os.dup(self._printed.fileno()))
         threading.Thread(target=self._forward_always, name="log", daemon=True).start()
-        logger.info("process %d on node %s of %s, restart %d", os.getpid(), node_id(), platform.node(), self.restart)
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        logger.info("process %d on node %s of %s, restart %d", os.getpid(), node, platform.node(), self.restart)
 
     def _forward_always(self) -> None:
         while True:
@@ -106,13 +97,6 @@ class RayContext:
                 self.send(LOG, self._log, text[:end].decode(errors="replace"))
 
 
-def node_id() -> str:
-    """Return Ray's id of the node of this process."""
-    import ray
-
-    return str(ray.get_runtime_context().get_node_id())
-
-
 class TaskActor:
     """Runs one target. The other methods are called from other threads meanwhile.
 
@@ -121,7 +105,7 @@ class TaskActor:
 
     def __init__(self, name: str, restart: int, folder: Path, limits: Limits) -> None:
         self.context, self.limits = RayContext(name, restart), limits
-        self._timer, self._reported, self._ended = StallTimer(self.context.heartbeat), 0, False
+        self._timer, self._ended = StallTimer(self.context.heartbeat), False
         self._orders, self._arrival = 0, threading.Condition()
         """Number of orders that have arrived."""
         with suppress(OSError):  # this node has no such folder
@@ -156,18 +140,11 @@ class TaskActor:
                 messages.append(self.context.messages.get(block=not ended, timeout=_TICK))
                 while True:
                     messages.append(self.context.messages.get_nowait())
-            self._look(messages)
+            if (stall := self._timer.stall(*self.limits)) is not None:
+                messages.append(Sent(STALLED, stall))
             if ended:
                 return Taken(messages, self.context.messages.empty())
         return Taken(messages, False)
-
-    def _look(self, messages: list[Sent]) -> None:
-        """Add a stall that has not been reported yet."""
-        seconds, before, (notice, limit) = self._timer.seconds(), self._reported, self.limits
-        self._reported = 2 if seconds >= (limit or float("inf")) else 1 if seconds >= (notice or float("inf")) else 0
-        if self._reported > before:
-            level = "limit" if self._reported == 2 else "notice"
-            messages.append(Sent(STALLED, (seconds, PHASES[self.context.heartbeat.phase], level)))
 
     def order(self, number: int, *orders: Any) -> None:
         """Hand the target orders, each packed, after the `number` earlier ones, which may come with a call in another thread."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row
 from slm_lab.experiment.execute.ray.remote import Remote
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, Spans
+from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, RunSink, Spans
 from slm_lab.lib.errors import PlainError
 
 
@@ -69,7 +69,7 @@ class OpenRemoteSink:
         return RemoteSink(self.server, index, restart, paths, trial, emit)
 
 
-class RemoteSink:
+class RemoteSink(RunSink):
     """The RunSink of a Session on any node. Events other than rows go to `emit`."""
 
     def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int, emit: Emit) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger("slm_lab")
 
@@ -10,3 +12,25 @@ logger = logging.getLogger("slm_lab")
 def notice(text: str) -> None:
     """Log one line for the user, on stderr unless the application configures logging otherwise."""
     logger.warning(text)
+
+
+class NoticeHandler(logging.Handler):
+    """Calls `take` with the text of each notice."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.take(record.getMessage())
+
+
+@contextmanager
+def notices_to(take: Callable[[str], None]) -> Iterator[None]:
+    """Call `take` with the text of each notice while the block runs."""
+    handler = NoticeHandler(take)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,4 +1,4 @@
-"""The display of a running trial: one live table of all Sessions, or plain lines if there is no terminal.
+"""The displays of what runs: a live table, or plain lines if there is no terminal; and that of a trial, with its Sessions.
 
 An OSError on write is recorded, not raised.
 """
@@ -12,17 +12,20 @@ from time import perf_counter
 from types import TracebackType
 from typing import IO, Self, cast
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from slm_lab.experiment.events import Event, Notice, Progress, RowValues, SessionEnded
 from slm_lab.experiment.report.screen import Screen
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
 """Seconds: minimum between two plain lines of a Session; without a row, the delay of the first line and between later lines."""
+_REFRESH = 0.5
+"""Seconds between two refreshes of the table of several runs."""
 _WIDE = 16
 """Maximum number of Sessions in the table; of more, only those that have not ended are shown."""
 
@@ -49,7 +52,70 @@ class _State:
     """When a line is printed even without a row."""
 
 
-class ProgressDisplay:
+class Display:
+    """Base of the displays: a live table on a terminal, and lines above it.
+
+    Args: transient: whether the table disappears in the end.
+    """
+
+    def __init__(self, console: Console | None = None, *, transient: bool = True) -> None:
+        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
+        self.live = Live(console=self.console, auto_refresh=False, transient=transient) if self.console.is_terminal else None
+        self._said: set[str] = set()
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live:
+            self.live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line, above the live table."""
+        self.console.print(text, markup=False)
+
+    def notice(self, text: str) -> None:
+        """Print a line once, however often it is reported."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+
+class LiveTable(Display):
+    """Base of the displays of several runs: those that run and a summary; without a terminal the summary alone, from time to time."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
+        self._due = self._line_due = 0.0
+
+    def rows(self) -> Table:
+        """Return the rows."""
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """Return the numbers of runs and the remaining time in one line."""
+        raise NotImplementedError
+
+    def show(self, *, now: bool = False) -> None:
+        """Refresh the table, at most twice a second unless `now`."""
+        time = perf_counter()
+        if self.live and (now or time >= self._due):
+            self._due = time + _REFRESH
+            self.live.update(Group(self.rows(), Text(self.summary(), no_wrap=True, overflow="ellipsis")), refresh=True)
+        elif not self.live and time >= self._line_due:
+            if self._line_due:
+                self.say(self.summary())
+            self._line_due = time + _QUIET
+
+    def say_end(self, text: str) -> None:
+        """Print how a run ended; the next summary follows later."""
+        self._line_due = perf_counter() + _QUIET
+        self.say(text)
+
+
+class ProgressDisplay(Display):
     """Shows frames, speed, total_reward, its moving average and the remaining time of each Session.
 
     It refreshes when an event arrives, not by a thread of its own, which would take time from a Session in this process.
@@ -58,26 +124,23 @@ class ProgressDisplay:
     def __init__(
         self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1, concurrent: int | None = None
     ) -> None:
-        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
+        super().__init__(console, transient=False)
         self.max_frame, self.policies = max_frame, policies
         self.states = [_State() for _ in range(sessions * policies)]
         """Of each Session, or of each policy of each Session."""
         for state in self.states[(concurrent or sessions) * policies :]:
             state.status = _QUEUED
-        self.said: set[str] = set()
         self.begun = False
-        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
 
     def __enter__(self) -> Self:
-        if self.live:
-            self.live.start()
-            self._refresh()
+        super().__enter__()
+        self._refresh()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.live:
             self.live.transient = not self.begun  # a run that never began leaves no table
-            self.live.stop()
+        super().__exit__(kind, error, trace)
 
     def __call__(self, event: Event) -> None:
         """Show an event."""
@@ -131,16 +194,6 @@ class ProgressDisplay:
         if self.policies == 1:
             return f"session {session}"
         return f"policy {policy}" if len(self.states) == self.policies else f"session {session} policy {policy}"
-
-    def notice(self, text: str) -> None:
-        """Print a notice once, however many Sessions report it."""
-        if text not in self.said:
-            self.said.add(text)
-            self.say(text)
-
-    def say(self, text: str) -> None:
-        """Print a line, above the live table."""
-        self.console.print(text, markup=False)
 
     def _refresh(self) -> None:
         if self.live:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from secrets import token_hex
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -33,7 +31,7 @@ from slm_lab.experiment.session.resume import Resumption, read_run, resumed_line
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
 from slm_lab.experiment.training.resolve import completed
 from slm_lab.lib.files import replace_file
-from slm_lab.lib.log import logger
+from slm_lab.lib.log import notices_to
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
@@ -200,7 +198,7 @@ class Trial(Experiment):
         sessions, engine = self.spec.meta.max_session, self._engine
         concurrent = self.plan.concurrent_sessions(self.spec.meta)
         display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
-        with display, notices_to(display):
+        with display, notices_to(display.notice):
             display.start(self.spec.name)
             if self._drawn:
                 display.notice(f"no meta.random_seed given; using {self.spec.meta.random_seed}")
@@ -289,7 +287,7 @@ class Trial(Experiment):
             return {}
         from slm_lab.experiment.report.analyze import analyze_trial
 
-        with notices_to(display):
+        with notices_to(display.notice):
             metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
         graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
         files = [paths.root, *graphs, paths.trial_metrics(self.index)]
@@ -342,30 +340,3 @@ def load_analysis() -> None:
     """Import what the graphs need while the Sessions run."""
     for module in ("slm_lab.experiment.report.analyze", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(module)
-
-
-class NoticeDisplay(Protocol):
-    """What shows notices."""
-
-    def notice(self, text: str) -> None:
-        """Print a line once."""
-
-
-class _Notices(logging.Handler):
-    def __init__(self, display: NoticeDisplay) -> None:
-        super().__init__(logging.WARNING)
-        self.display = display
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.display.notice(record.getMessage())
-
-
-@contextmanager
-def notices_to(display: NoticeDisplay) -> Iterator[None]:
-    """Show what is logged above the live display."""
-    handler = _Notices(display)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -18,7 +18,7 @@ from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink, RunSink
 from slm_lab.experiment.plan import Interrupted, Plan, UserError
-from slm_lab.lib.log import logger
+from slm_lab.lib.log import NoticeHandler, logger
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import SharedArrays, Store
 from slm_lab.spec.models.spec import Spec
@@ -86,17 +86,6 @@ def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) ->
     return SharedArrays(fd, index, meta.max_session, synced=meta.distributed == "synced", locked=meta.hogwild_lock, fresh=fresh)
 
 
-class _Notices(logging.Handler):
-    """Sends what is logged as events."""
-
-    def __init__(self, context: Context) -> None:
-        super().__init__(logging.WARNING)
-        self.context = context
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.context.send("event", Notice(record.getMessage()))
-
-
 def run_session(context: Context, task: SessionTask) -> None:
     """Build a Session, wait for the order to begin (its RunPaths), and train.
 
@@ -105,7 +94,7 @@ def run_session(context: Context, task: SessionTask) -> None:
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
-    logger.addHandler(_Notices(context))
+    logger.addHandler(NoticeHandler(lambda text: context.send("event", Notice(text))))
     try:
         with watchdog(context.heartbeat, context.stop, grace=STOP_GRACE):
             _run(context, task)

@@ -14,7 +14,7 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search import resources
 from slm_lab.experiment.run.search.resources import TrialShare, trial_resources
 from slm_lab.experiment.run.search.search_state import TrialState
-from slm_lab.experiment.run.search.search_table import SearchTable, Totals, shown_values, summary
+from slm_lab.experiment.run.search.search_table import SearchTable, Totals, shown_values
 from slm_lab.spec.models.spec import Spec
 
 
@@ -57,9 +57,11 @@ def test_the_summary_counts_and_names_the_best() -> None:
         TrialState(1, {"a": 2}, "stopped", seconds=4, metric=9.0),
         TrialState(2, {"a": 3}, "running", seconds=2, frame=50, metric=1.0),
     ]
-    totals = Totals(trials, 6, 2, 100)
-    assert summary(totals, "strength") == "2/6 trials done, 1 running, 1 stopped, eta 0:12; best strength 3: trial 0  a 1"
-    assert summary(Totals([], 6, 2, 100), "strength") == "0/6 trials done, 0 running, eta -; no trial has finished yet"
+    table = SearchTable("strength")
+    table.totals = Totals(trials, 6, 2, 100)
+    assert table.summary() == "2/6 trials done, 1 running, 1 stopped, eta 0:12; best strength 3: trial 0  a 1"
+    table.totals = Totals([], 6, 2, 100)
+    assert table.summary() == "0/6 trials done, 0 running, eta -; no trial has finished yet"
 
 
 def test_a_terminal_shows_a_table_of_running_trials() -> None:
@@ -67,7 +69,8 @@ def test_a_terminal_shows_a_table_of_running_trials() -> None:
     console = Console(file=printed, force_terminal=True, width=100, color_system=None)
     trials = [TrialState(7, {"agent.algorithm.gamma": 0.97}, "running", frame=500, metric=1.5)]
     with SearchTable("strength", console) as table:
-        table.show(Totals(trials, 8, 2, 1000), now=True)
+        table.totals = Totals(trials, 8, 2, 1000)
+        table.show(now=True)
     for text in ("500/1,000", "gamma 0.97", "0/8 trials done, 1 running"):
         assert text in printed.getvalue()
 

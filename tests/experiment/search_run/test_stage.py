@@ -86,7 +86,7 @@ def test_a_proposer_may_end_early(make_stage: MakeStage) -> None:
     stage, executor, _ = make_stage(lambda trial, start: finishing(trial), 9, propose=lambda trial: {"x": 1} if trial < 3 else None)
     stage.run(Stop())
     assert executor.started == [0, 1, 2]
-    assert stage.totals.target == 3
+    assert stage.target == 3
 
 
 class Decisions:

@@ -33,10 +33,11 @@ from slm_lab.experiment.run.search.search_state import SearchState, TrialState, 
 from slm_lab.experiment.run.search.search_table import SearchTable, result_lines, shown_values
 from slm_lab.experiment.run.search.stage import Stage, final_metric
 from slm_lab.experiment.run.search.trial_task import TrialJob
-from slm_lab.experiment.run.trial import load_analysis, notices_to
+from slm_lab.experiment.run.trial import load_analysis
 from slm_lab.experiment.session.resume import differences, run_in, start_history
 from slm_lab.experiment.training.resolve import with_seed
 from slm_lab.lib.files import replace_file
+from slm_lab.lib.log import notices_to
 from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace, Values
@@ -156,7 +157,7 @@ class Search(Experiment):
         if meta.search_algorithm == "pbt":
             check_pbt(self.spec, self.space)
         table = SearchTable(self.state.metric)
-        with table, notices_to(table):
+        with table, notices_to(table.notice):
             begin = perf_counter()
             ensure_server()  # it loads torch meanwhile
             if self._drawn:
@@ -249,13 +250,13 @@ class Search(Experiment):
         return Stage(
             state.trials,
             self.space.trials,
+            self._share.concurrent,
+            self.spec.session_frames,
             executor,
             self._share.resources,
             lambda trial, slot: self._job(paths, trial, slot),
             lambda: self._save(paths),
             table,
-            self._share.concurrent,
-            self.spec.session_frames,
             propose=propose,
             on_report=report,
             on_end=end,
@@ -315,13 +316,13 @@ class Search(Experiment):
             stage = Stage(
                 chosen,
                 len(chosen),
+                share.concurrent,
+                confirmed.session_frames,
                 executor,
                 share.resources,
                 job,
                 lambda: state.save(paths.search_state),
                 table,
-                share.concurrent,
-                confirmed.session_frames,
                 on_end=end,
                 exhausted=True,
             )
@@ -370,7 +371,7 @@ class Search(Experiment):
         for lock in (path for root in (self.paths.root, self.paths.confirmation) for path in root.glob(".lock_*")):
             lock.unlink(missing_ok=True)  # of trials and Sessions, which have ended
         records = self.records()
-        with notices_to(table):
+        with notices_to(table.notice):
             summary = write_search(self.paths, self.spec, records, self.state.metric)
         for line in result_lines(self.state, summary):
             table.say(line)

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from time import perf_counter
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from slm_lab.experiment.report.progress import duration, number
-from slm_lab.experiment.report.screen import Screen
+from slm_lab.experiment.report.progress import LiveTable, duration, number
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 
 if TYPE_CHECKING:
     from slm_lab.experiment.report.search_report import SearchSummary
 
-_REFRESH, _LINE_EVERY = 0.5, 30.0
-"""Seconds between two refreshes of the table; between two lines without a terminal, if no trial ends."""
 _MOST_ROWS = 16
 
 
-@dataclass(frozen=True)
+@dataclass
 class Totals:
-    """The trials of a search in numbers."""
+    """The trials of a search, which it counts."""
 
-    trials: Sequence[TrialState]
+    trials: list[TrialState]
+    """All so far."""
     target: int
-    """Trials asked for."""
+    """Number of trials asked for."""
     concurrent: int
-    """Trials at a time."""
+    """Maximum number of concurrent trials."""
     max_frame: int
 
     def count(self, *statuses: str) -> int:
@@ -59,77 +52,47 @@ class Totals:
         return (sum(left) + waiting * each) / max(1, min(self.concurrent, waiting + len(begun)))
 
 
-class SearchTable:
+class SearchTable(LiveTable):
     """Shows how many trials are done, running and stopped, the best so far with its values, and the remaining time."""
 
+    totals: Totals
+    """Of the trials that run now: the Stage that runs them sets it."""
+
     def __init__(self, metric: str, console: Console | None = None) -> None:
+        super().__init__(console)
         self.metric = metric
-        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
-        self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
-        self._due = self._line_due = 0.0
-        self._said: set[str] = set()
 
-    def __enter__(self) -> Self:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.live:
-            self.live.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line, above the live table."""
-        self.console.print(text, markup=False)
-
-    def notice(self, text: str) -> None:
-        """Print a line once."""
-        if text not in self._said:
-            self._said.add(text)
-            self.say(text)
-
-    def show(self, totals: Totals, *, now: bool = False) -> None:
-        """Refresh the table, at most twice a second unless `now`."""
-        time = perf_counter()
-        if self.live and (now or time >= self._due):
-            self._due = time + _REFRESH
-            self.live.update(self._table(totals), refresh=True)
-        elif not self.live and time >= self._line_due:
-            if self._line_due:
-                self.say(summary(totals, self.metric))
-            self._line_due = time + _LINE_EVERY
-
-    def ended(self, trial: TrialState, totals: Totals) -> None:
+    def ended(self, trial: TrialState) -> None:
         """Print the result of a trial that has ended."""
         how = {"finished": "", "stopped": f" stopped at frame {trial.frame:,}", "failed": " failed"}.get(trial.status, f" {trial.status}")
         result = "" if trial.status == "failed" else f"  {self.metric} {number(trial.metric)}"
         cause = f": {trial.cause.rstrip().splitlines()[-1].strip()}" if trial.status == "failed" and trial.cause.strip() else ""
-        self._line_due = perf_counter() + _LINE_EVERY
-        self.say(f"trial {trial.trial}{how}{cause}{result}  {shown_values(trial.values)}  {duration(trial.seconds)}")
-        self.show(totals, now=True)
+        self.say_end(f"trial {trial.trial}{how}{cause}{result}  {shown_values(trial.values)}  {duration(trial.seconds)}")
+        self.show(now=True)
 
-    def _table(self, totals: Totals) -> Group:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    def rows(self) -> Table:
+        table, max_frame = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), self.totals.max_frame
         for name in ("trial", "frame", self.metric, "time"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("values", overflow="ellipsis", no_wrap=True)
-        running = [trial for trial in totals.trials if trial.status == "running"]
+        running = [trial for trial in self.totals.trials if trial.status == "running"]
         for trial in running[:_MOST_ROWS]:
-            frame = f"{trial.frame:,}/{totals.max_frame:,}"
+            frame = f"{trial.frame:,}/{max_frame:,}"
             table.add_row(str(trial.trial), frame, number(trial.metric), duration(trial.seconds), shown_values(trial.values))
-        return Group(table, Text(summary(totals, self.metric), no_wrap=True, overflow="ellipsis"))
+        return table
 
-
-def summary(totals: Totals, metric: str) -> str:
-    """Return the numbers of trials, the best one, and the remaining time in one line."""
-    counts = {"running": totals.count("running"), "stopped": totals.count("stopped"), "failed": totals.count("failed")}
-    done = totals.count("finished", "stopped", "failed")
-    parts = [f"{done}/{totals.target} trials done", *(f"{count} {name}" for name, count in counts.items() if count or name == "running")]
-    left, best = totals.seconds_left(), totals.best
-    parts.append(f"eta {'-' if left is None else duration(left)}")
-    if best is None:
-        return f"{', '.join(parts)}; no trial has finished yet"
-    return f"{', '.join(parts)}; best {metric} {number(best.metric)}: trial {best.trial}  {shown_values(best.values)}"
+    def summary(self) -> str:
+        """Return the numbers of trials, the best one, and the remaining time in one line."""
+        totals = self.totals
+        counts = {name: totals.count(name) for name in ("running", "stopped", "failed")}
+        done = totals.count("finished", "stopped", "failed")
+        shown = (f"{count} {name}" for name, count in counts.items() if count or name == "running")
+        left, best = totals.seconds_left(), totals.best
+        eta = "-" if left is None else duration(left)
+        line = f"{', '.join([f'{done}/{totals.target} trials done', *shown])}, eta {eta}"
+        if best is None:
+            return f"{line}; no trial has finished yet"
+        return f"{line}; best {self.metric} {number(best.metric)}: trial {best.trial}  {shown_values(best.values)}"
 
 
 def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:

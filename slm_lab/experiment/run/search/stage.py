@@ -21,12 +21,9 @@ _SAVE_EVERY = 2.0
 
 
 @dataclass
-class Stage:
-    """Runs trials until `target` of them have ended, or a stop is requested."""
+class Stage(Totals):
+    """Runs trials until `target` of them have ended, or a stop is requested. Appends the trials that `propose` returns."""
 
-    trials: list[TrialState]
-    """All trials so far; `run` appends those that `propose` returns."""
-    target: int
     executor: Executor
     resources: Resources
     """Of each trial."""
@@ -36,8 +33,6 @@ class Stage:
     save: Callable[[], None]
     """Called to save the state of the search."""
     table: SearchTable
-    concurrent: int
-    max_frame: int
     propose: Callable[[int], Values | None] = lambda trial: None
     """Values of a new trial; None if there is nothing left to propose."""
     on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
@@ -54,13 +49,9 @@ class Stage:
     _save_due: float = 0.0
     _stop: Stop = field(default_factory=Stop)
 
-    @property
-    def totals(self) -> Totals:
-        return Totals(self.trials, self.target, self.concurrent, self.max_frame)
-
     def run(self, stop: Stop) -> None:
         """Run to the end. After a stop request no trial begins, and those that run save themselves."""
-        self._stop = stop
+        self._stop, self.table.totals = stop, self
         for trial in self.trials:
             if trial.status == "running":  # when an earlier start of the search ended
                 trial.status = "waiting"
@@ -90,7 +81,7 @@ class Stage:
         if monotonic() >= self._save_due:
             self._save_due = monotonic() + _SAVE_EVERY
             self.save()
-        self.table.show(self.totals)
+        self.table.show()
 
     def report(self, item: TrialState, task: Task, message: Message) -> None:
         match message:
@@ -173,7 +164,7 @@ class Stage:
             self.scheduler.complete(trial)
         self.on_end(trial)
         self.save()
-        self.table.ended(trial, self.totals)
+        self.table.ended(trial)
 
     def _count_seconds(self) -> None:
         now = monotonic()

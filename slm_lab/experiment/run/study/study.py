@@ -24,9 +24,9 @@ from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, Start, as_te
 from slm_lab.experiment.run.study.adopt import adopted_runs, changes, key_of
 from slm_lab.experiment.run.study.study_run import RunJob, check_in_process, has_failed, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
-from slm_lab.experiment.run.trial import notices_to
 from slm_lab.lib.files import replace_file, sealed
 from slm_lab.lib.limits import cores
+from slm_lab.lib.log import notices_to
 from slm_lab.spec.load.study_file import differing
 from slm_lab.spec.models.spec import SPEC_VERSION
 from slm_lab.spec.models.study import Study, StudyRun
@@ -173,7 +173,7 @@ class StudyExperiment(Experiment):
         adopted = adopted_runs(self.study, self.adopt)
         concurrent, _ = self._concurrency()
         table = StudyTable(self.states, concurrent)
-        with table, notices_to(table), LocalExecutor(stall_notice=None) as executor:
+        with table, notices_to(table.notice), LocalExecutor(stall_notice=None) as executor:
             ensure_server()
             if self.paths is not None:
                 self.lock = lock_of(self.paths.lock, "study")

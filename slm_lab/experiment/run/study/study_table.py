@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from types import TracebackType
-from typing import IO, Literal, Self, cast
+from typing import Literal
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from slm_lab.experiment.report.progress import duration
-from slm_lab.experiment.report.screen import Screen
+from slm_lab.experiment.report.progress import LiveTable, duration
 from slm_lab.spec.models.study import StudyRun
-
-_REFRESH, _LINE_EVERY = 0.5, 30.0
-"""Seconds between two refreshes of the table; between two lines without a terminal, if no run ends."""
 
 RunStatus = Literal["waiting", "running", "done", "failed"]
 
@@ -43,66 +35,35 @@ class RunState:
     """Time that it took, if it was run from its beginning to its end by this process."""
 
 
-class StudyTable:
+class StudyTable(LiveTable):
     """Shows how many runs are done, running, waiting and failed, how far each is, and the remaining time."""
 
     def __init__(self, states: Sequence[RunState], concurrent: int, console: Console | None = None) -> None:
+        super().__init__(console)
         self.states, self.concurrent = states, concurrent
-        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
-        self.live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
-        self._due, self._line_due = 0.0, perf_counter() + _LINE_EVERY
-        self._said: set[str] = set()
-
-    def __enter__(self) -> Self:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.live:
-            self.live.stop()
-
-    def say(self, text: str) -> None:
-        """Print a line, above the live table."""
-        self.console.print(text, markup=False)
-
-    def notice(self, text: str) -> None:
-        """Print a line once."""
-        if text not in self._said:
-            self._said.add(text)
-            self.say(text)
 
     def ended(self, state: RunState) -> None:
         """Print how a run ended."""
         took = "" if state.seconds is None else f"  {duration(state.seconds)}"
         cause = f": {state.cause.strip().splitlines()[-1].strip()}" if state.cause.strip() else ""
-        self.say(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
-        self._line_due = perf_counter() + _LINE_EVERY
+        self.say_end(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
 
-    def show(self) -> None:
-        """Refresh the table, at most twice a second."""
-        now = perf_counter()
-        if self.live and now >= self._due:
-            self._due = now + _REFRESH
-            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-            for name in ("entry", "env"):
-                table.add_column(name, no_wrap=True, overflow="ellipsis")
-            for name in ("random_seed", "frames", "time"):
-                table.add_column(name, justify="right", no_wrap=True)
-            for state in self.states:
-                if state.status == "running":
-                    run = state.run
-                    table.add_row(run.entry, run.env, str(run.random_seed), f"{state.share:.0%}", duration(now - state.began))
-            self.live.update(Group(table, Text(self.summary(), no_wrap=True, overflow="ellipsis")), refresh=True)
-        elif not self.live and now >= self._line_due:
-            self._line_due = now + _LINE_EVERY
-            self.say(self.summary())
+    def rows(self) -> Table:
+        table, now = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), perf_counter()
+        for name in ("entry", "env"):
+            table.add_column(name, no_wrap=True, overflow="ellipsis")
+        for name in ("random_seed", "frames", "time"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for state in self.states:
+            if state.status == "running":
+                run = state.run
+                table.add_row(run.entry, run.env, str(run.random_seed), f"{state.share:.0%}", duration(now - state.began))
+        return table
 
     def count(self, status: RunStatus) -> int:
         return sum(state.status == status for state in self.states)
 
     def summary(self) -> str:
-        """Return the numbers of runs and the remaining time in one line."""
         failed = f", {count} failed" if (count := self.count("failed")) else ""
         left = self.seconds_left()
         numbers = (

@@ -258,26 +258,20 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Shade:
-    """Colours by a value of each trial, T trials."""
-
-    label: str
-    value_T: np.ndarray
-    """NaN: not known, drawn grey."""
-    low: float
-    high: float
-    """Values of the first and the last colour; others have the nearest."""
-
-
-@dataclass(frozen=True)
 class Trials:
-    """What is drawn of each trial, best first: T trials."""
+    """What is drawn of each trial, best first: T trials, coloured by a value."""
 
     text: Sequence[str]
     """Shown under the mouse pointer."""
     status: Sequence[str]
     """Keys of STATUS_TEXTS."""
-    shade: Shade
+    label: str
+    """Name of the value."""
+    value_T: np.ndarray
+    """NaN: not known, drawn grey."""
+    low: float
+    high: float
+    """Values of the first and the last colour; others have the nearest."""
 
     def groups(self) -> dict[str, np.ndarray]:
         """Return the names in the legend, each with the indices of its trials; the best are last."""
@@ -289,36 +283,35 @@ class Trials:
 
 
 @dataclass(frozen=True)
-class ScatterGrid:
-    """Metrics over keys: R rows of metrics, K columns of keys. The first BEST trials have an edge."""
+class TrialsFigure:
+    """Base class of the figures of trials over the keys of a search."""
 
     title: str
     subtitle: str
+    trials: Trials
+
+    @property
+    def empty(self) -> bool:
+        return not self.trials.status
+
+
+@dataclass(frozen=True)
+class ScatterGrid(TrialsFigure):
+    """Metrics over keys: R rows of metrics, K columns of keys. The first BEST trials have an edge."""
+
     columns: Sequence[Scale]
     rows: Sequence[Scale]
     x_KT: np.ndarray
     """Positions; NaN: not drawn."""
     y_RT: np.ndarray
-    trials: Trials
-
-    @property
-    def empty(self) -> bool:
-        return not bool(np.isfinite(self.y_RT).any())
 
 
 @dataclass(frozen=True)
-class ParallelCoordinates:
+class ParallelCoordinates(TrialsFigure):
     """A line for each trial through its value on each of A axes; the first BEST trials are drawn thicker."""
 
-    title: str
-    subtitle: str
     axes: Sequence[Scale]
     position_AT: np.ndarray
-    trials: Trials
-
-    @property
-    def empty(self) -> bool:
-        return bool(self.position_AT.shape[1] == 0)
 
 
 AnyFigure = Figure | ScatterGrid | ParallelCoordinates

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report import figure as figures
-from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Panel, ParallelCoordinates, ScatterGrid, Shade
+from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
 
 PLOTLY_JS = "plotly.min.js"
 _SINGLE_PANEL, _PANEL = 420, 190
@@ -49,7 +49,10 @@ def plotly_json(figure: AnyFigure) -> dict[str, Any]:
     """Return a figure as plotly's JSON: data and layout."""
     if isinstance(figure, Figure):
         return _panels(figure)
-    return _grid(figure) if isinstance(figure, ScatterGrid) else _parallel(figure)
+    layout = _layout(figure, 180 * len(figure.rows) or 420 if isinstance(figure, ScatterGrid) else 420)
+    if figure.empty:
+        return {"data": [], "layout": layout | _empty(figures.NOTHING)}
+    return {"data": _grid(figure, layout) if isinstance(figure, ScatterGrid) else _parallel(figure, layout), "layout": layout}
 
 
 def _panels(figure: Figure) -> dict[str, Any]:
@@ -239,12 +242,9 @@ def _positions(frame: np.ndarray) -> list[float]:
 # ---- figures of a search
 
 
-def _grid(figure: ScatterGrid) -> dict[str, Any]:
+def _grid(figure: ScatterGrid, layout: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the traces; add the axes to the layout."""
     count, rows = len(figure.columns), len(figure.rows)
-    layout = _layout(figure, 180 * rows or 420)
-    if figure.empty:
-        return {"data": [], "layout": layout | _empty(figures.NOTHING)}
-    style = {"gridcolor": figures.GRID, "zeroline": False, "showline": True, "linecolor": figures.GREY, "range": figures.SCATTER_RANGE}
     width, height = 1 / (count + 0.18 * (count - 1)), 1 / (rows + 0.22 * (rows - 1))
     layout["width"] = max(700, 190 + 190 * count)
     data: list[dict[str, Any]] = []
@@ -252,24 +252,26 @@ def _grid(figure: ScatterGrid) -> dict[str, Any]:
         number = row * count + column + 1
         suffix = "" if number == 1 else str(number)
         left, top = column * 1.18 * width, 1 - row * 1.22 * height
-        x_label, y_label = figure.columns[column].label if row == rows - 1 else "", "" if column else figure.rows[row].label
-        layout[f"xaxis{suffix}"] = {
-            **style,
-            **_named_ticks(figure.columns[column].ticks),
-            "domain": [left, min(left + width, 1.0)],
-            "anchor": f"y{suffix}",
-            "title": {"text": html.escape(x_label)},
-        }
-        layout[f"yaxis{suffix}"] = {
-            **style,
-            **_named_ticks(figure.rows[row].ticks),
-            "domain": [max(top - height, 0.0), top],
-            "anchor": f"x{suffix}",
-            "showticklabels": column == 0,
-            "title": {"text": html.escape(y_label)},
-        }
+        x_domain, y_domain = [left, min(left + width, 1.0)], [max(top - height, 0.0), top]
+        layout[f"xaxis{suffix}"] = _cell_axis(figure.columns[column], x_domain, f"y{suffix}", labelled=row == rows - 1)
+        y_axis = _cell_axis(figure.rows[row], y_domain, f"x{suffix}", labelled=column == 0)
+        layout[f"yaxis{suffix}"] = {**y_axis, "showticklabels": column == 0}
         data += _cell_traces(figure, row, column, suffix)
-    return {"data": data, "layout": layout}
+    return data
+
+
+def _cell_axis(scale: Scale, domain: list[float], anchor: str, *, labelled: bool) -> dict[str, Any]:
+    return {
+        "gridcolor": figures.GRID,
+        "zeroline": False,
+        "showline": True,
+        "linecolor": figures.GREY,
+        "range": figures.SCATTER_RANGE,
+        **_named_ticks(scale.ticks),
+        "domain": domain,
+        "anchor": anchor,
+        "title": {"text": html.escape(scale.label if labelled else "")},
+    }
 
 
 def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> list[dict[str, Any]]:
@@ -283,9 +285,8 @@ def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> lis
             marker: dict[str, Any] = {"symbol": "circle-open", "size": 13, "line": edge, "color": figures.HIGHLIGHT}
         else:
             marker = {"symbol": [_SYMBOLS[trials.status[t]] for t in chosen], "size": 7, "line": {"color": figures.INK, "width": 0.5}}
-            marker |= {"color": _numbers(trials.shade.value_T[chosen]), **_colours(trials.shade)}
-            marker |= {"showscale": first and not traces}
-            marker |= {"colorbar": {**_colour_bar(trials.shade), "lenmode": "pixels", "len": 400, "y": 1, "yanchor": "top"}}
+            marker |= {"color": _numbers(trials.value_T[chosen]), **_colours(trials), "showscale": first and not traces}
+            marker["colorbar"] |= {"lenmode": "pixels", "len": 400, "y": 1, "yanchor": "top"}
         traces.append({
             "type": "scatter",
             "mode": "markers",
@@ -303,43 +304,31 @@ def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> lis
     return traces
 
 
-def _parallel(figure: ParallelCoordinates) -> dict[str, Any]:
-    layout = _layout(figure, 420)
-    if figure.empty:
-        return {"data": [], "layout": layout | _empty(figures.NOTHING)}
+def _parallel(figure: ParallelCoordinates, layout: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the traces; add the size to the layout."""
     layout["width"] = max(700, 180 * len(figure.axes))  # below that the labels of the axes overlap
     layout["margin"]["t"] += 40  # for these labels
-    shade = figure.trials.shade
-    order = np.arange(figure.position_AT.shape[1])[::-1]  # the best is drawn last
+    trials = figure.trials
     dimensions = [
         {
             "label": html.escape(scale.wrapped_label).replace("\n", "<br>"),
             "range": [figures.UNUSED - 0.05 if scale.unused else 0.0, 1.0],
             **_named_ticks(scale.all_ticks),
-            "values": _numbers(position_T[order]),
+            "values": _numbers(position_T[::-1]),  # the best is drawn last
         }
         for scale, position_T in zip(figure.axes, figure.position_AT, strict=True)
     ]
-    line = {
-        "color": _numbers(np.nan_to_num(shade.value_T[order], nan=shade.low)),
-        **_colours(shade),
-        "showscale": True,
-        "colorbar": _colour_bar(shade),
-    }
-    return {"data": [{"type": "parcoords", "dimensions": dimensions, "line": line}], "layout": layout}
+    line = {"color": _numbers(np.nan_to_num(trials.value_T[::-1], nan=trials.low)), **_colours(trials), "showscale": True}
+    return [{"type": "parcoords", "dimensions": dimensions, "line": line}]
 
 
 def _named_ticks(ticks: Sequence[tuple[float, str]]) -> dict[str, Any]:
     return {"tickvals": [position for position, _ in ticks], "ticktext": [html.escape(text) for _, text in ticks]}
 
 
-def _colours(shade: Shade) -> dict[str, Any]:
+def _colours(trials: Trials) -> dict[str, Any]:
     scale = [[index / (len(figures.COLOURS) - 1), colour] for index, colour in enumerate(figures.COLOURS)]
-    return {"colorscale": scale, "cmin": shade.low, "cmax": shade.high}
-
-
-def _colour_bar(shade: Shade) -> dict[str, Any]:
-    return {"title": {"text": html.escape(shade.label)}}
+    return {"colorscale": scale, "cmin": trials.low, "cmax": trials.high, "colorbar": {"title": {"text": html.escape(trials.label)}}}
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

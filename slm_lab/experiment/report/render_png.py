@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report import figure as figures
-from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Shade, format_tick
+from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials, format_tick
 
 _WIDTH, _HEIGHT = 800, 450
 """Pixels of a picture; the height is larger if panels have a height."""
@@ -260,7 +260,7 @@ def _draw_trials(figure: ScatterGrid | ParallelCoordinates) -> bytes:
     entries, spaces = _trials_legend(figure), {"borderaxespad": 0.3, "handlelength": 1.8, "columnspacing": 1.2}
     place = left, bottom + area[3]
     picture.legend(list(entries.values()), list(entries), bbox_to_anchor=place, ncols=len(entries), **spaces, **_LEGEND)
-    _draw_colour_bar(picture, figure.trials.shade, (1 - (_GRID_RIGHT - 30) / width, bottom, 14 / width, area[3]))
+    _draw_colour_bar(picture, figure.trials, (1 - (_GRID_RIGHT - 30) / width, bottom, 14 / width, area[3]))
     return _png(canvas)
 
 
@@ -268,7 +268,7 @@ def _draw_grid(picture: Any, figure: ScatterGrid, area: tuple[float, float, floa
     left, bottom, width, height = area
     count, rows = len(figure.columns), len(figure.rows)
     cell_w, cell_h = width / (count + 0.12 * (count - 1)), height / (rows + 0.14 * (rows - 1))
-    colours = _colours(figure.trials.shade)
+    colours = _colours(figure.trials)
     best = np.arange(len(figure.trials.status)) < figures.BEST
     symbols = np.array([_SYMBOLS[status] for status in figure.trials.status])
     for row, column in np.ndindex(rows, count):
@@ -300,7 +300,7 @@ def _draw_scale(axes: Any, scale: Scale, *, vertical: bool, labelled: bool) -> N
 
 
 def _draw_parallel(axes: Any, figure: ParallelCoordinates) -> None:
-    count, status, colours = len(figure.axes), figure.trials.status, _colours(figure.trials.shade)
+    count, status, colours = len(figure.axes), figure.trials.status, _colours(figure.trials)
     for t in range(len(status))[::-1]:
         style = {"linewidth": 2.4, "alpha": 1.0} if t < figures.BEST else {"linewidth": 0.9, "alpha": 0.5}
         axes.plot(range(count), figure.position_AT[:, t], _STROKES[status[t]], color=colours[t], **style)
@@ -335,24 +335,24 @@ def _trials_legend(figure: ScatterGrid | ParallelCoordinates) -> dict[str, Any]:
     return entries
 
 
-def _draw_colour_bar(picture: Any, shade: Shade, place: tuple[float, float, float, float]) -> None:
+def _draw_colour_bar(picture: Any, trials: Trials, place: tuple[float, float, float, float]) -> None:
     from matplotlib.ticker import FuncFormatter
 
     axes = picture.add_axes(place)
-    bar = picture.colorbar(_colour_map(shade), cax=axes, format=FuncFormatter(format_tick))
+    bar = picture.colorbar(_colour_map(trials), cax=axes, format=FuncFormatter(format_tick))
     bar.outline.set_visible(False)
     axes.tick_params(labelsize=8, labelcolor=figures.INK, color=figures.GREY)
-    axes.set_title(shade.label, size=9, color=figures.INK, loc="center", pad=8)
+    axes.set_title(trials.label, size=9, color=figures.INK, loc="center", pad=8)
 
 
-def _colour_map(shade: Shade) -> Any:
+def _colour_map(trials: Trials) -> Any:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     colours = LinearSegmentedColormap.from_list("search", figures.COLOURS).with_extremes(bad="#BBBBBB")
-    return ScalarMappable(Normalize(shade.low, shade.high, clip=True), colours)
+    return ScalarMappable(Normalize(trials.low, trials.high, clip=True), colours)
 
 
-def _colours(shade: Shade) -> Any:
+def _colours(trials: Trials) -> Any:
     """Return the colour of each trial, [T, 4]."""
-    return _colour_map(shade).to_rgba(np.ma.masked_invalid(shade.value_T))
+    return _colour_map(trials).to_rgba(np.ma.masked_invalid(trials.value_T))

@@ -15,7 +15,7 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.curves import Curve, align_or_interpolate, evenly
-from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Shade, Trials
+from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.trial_figures import return_curves
@@ -43,18 +43,53 @@ _RETURN_LABELS = {"mean_returns": "mean return (last 100 episodes)", "mean_retur
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """What a search found."""
+    """What a search found, and what its figures show."""
 
-    best: TrialRecord | None
-    """The best trial, by --confirm if there are confirmed ones; None if no trial has a result."""
-    ranked: tuple[TrialRecord, ...]
+    title: str
+    """Spec and env."""
+    space: SearchSpace
+    ranked: Sequence[TrialRecord]
     """All trials, best first."""
     metric: str
     """Name of the metric by which they are ranked."""
     importance: Importance | None
     """None for too few trials, see key_importance."""
-    files: tuple[Path, ...]
+    files: Sequence[Path] = ()
     """The files that were written, without the pages' script."""
+
+    @property
+    def best(self) -> TrialRecord | None:
+        """The best trial, by --confirm if there are confirmed ones; None if no trial has a result."""
+        return next((one for one in self.ranked if one.status != "failed" and one.known_metric is not None), None)
+
+    @cached_property
+    def known(self) -> list[TrialRecord]:
+        """The trials with a metric that did not fail."""
+        return [one for one in self.ranked if one.status in figures.STATUS_TEXTS and one.known_metric is not None]
+
+    @cached_property
+    def known_metric_T(self) -> np.ndarray:
+        """Their metrics."""
+        return np.array([one.known_metric for one in self.known], dtype=float)
+
+    def count(self, *, shown: bool = True) -> str:
+        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; without `shown`, not what a figure leaves out."""
+        words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
+        counts = {text: sum(one.status == status for one in self.ranked) for status, text in words.items()}
+        trials = len(self.ranked)
+        if not trials:
+            return "no trials yet"
+        return f"{trials} trial{'s' * (trials != 1)}: " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
+
+    def trials(self) -> Trials:
+        label, value_T = "strength", np.array([one.metrics.get("strength") for one in self.known], dtype=float)
+        if not np.isfinite(value_T).any():
+            label, value_T = self.metric, self.known_metric_T
+        finite = value_T[np.isfinite(value_T)]
+        low, high = (float(np.percentile(finite, _OUTLIERS)), float(finite.max())) if len(finite) else (0.0, 1.0)
+        high = high if high > low else low + (abs(low) or 1.0)
+        texts = [f"trial {one.trial}: {self.metric} {number(one.metric)}\n{one.frame:,} frames, {one.status}" for one in self.known]
+        return Trials(texts, [one.status for one in self.known], label, value_T, low, high)
 
 
 def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
@@ -66,14 +101,13 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
     """
     space, writer = SearchSpace(spec), Writer(paths.root)
     order = tuple(ranked(records))
-    best = next((one for one in order if one.status != "failed" and one.known_metric is not None), None)
     importance: Importance | None = None
     with writer.drawing("the importance of the searched keys"):
         importance = key_importance(space, order)
-    view = SearchView(f"{spec.name} ({spec.env.name.rpartition(':')[2]})", space, order, metric, importance)
+    view = SearchSummary(f"{spec.name} ({spec.env.name.rpartition(':')[2]})", space, order, metric, importance)
     writer.write("table not written", (paths.experiment_df, partial(_csv, space, order)))
-    if best is not None:
-        writer.write("file not written", (paths.best_spec, partial(_best_spec, view, best, paths.root.name)))
+    if view.best is not None:
+        writer.write("file not written", (paths.best_spec, partial(_best_spec, view, view.best, paths.root.name)))
     shares = asdict(importance) if importance else {"shares": None}
     writer.write("file not written", (paths.importance, partial(json_bytes, {"metric": metric, **shares})))
     with writer.drawing("the graphs of the search"):
@@ -81,10 +115,10 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
     with writer.drawing("the returns of the trials"):
         writer.draw(return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train"), paths.multi_trial_graph)
     writer.close()
-    return SearchSummary(best, order, metric, importance, tuple(writer.files))
+    return replace(view, files=tuple(writer.files))
 
 
-def _best_spec(view: SearchView, best: TrialRecord, folder: str) -> bytes:
+def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
     """Return the spec of the best trial, with a comment that says what was searched; `train` runs it as it is."""
     space = view.space
     body = dump_spec(space.apply(best.values))[space.spec.name]
@@ -129,55 +163,12 @@ def _cell(value: Any) -> Any:
 # ---- figures
 
 
-@dataclass(frozen=True)
-class SearchView:
-    """What the figures show."""
-
-    title: str
-    """Spec and env."""
-    space: SearchSpace
-    records: Sequence[TrialRecord]
-    """Best first."""
-    metric: str
-    """Name of the metric of the search."""
-    importance: Importance | None
-
-    @cached_property
-    def known(self) -> list[TrialRecord]:
-        """The trials with a metric that did not fail."""
-        return [one for one in self.records if one.status in figures.STATUS_TEXTS and one.known_metric is not None]
-
-    @cached_property
-    def known_metric_T(self) -> np.ndarray:
-        """Their metrics."""
-        return np.array([one.known_metric for one in self.known], dtype=float)
-
-    def count(self, *, shown: bool = True) -> str:
-        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; without `shown`, not what a figure leaves out."""
-        words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
-        counts = {text: sum(one.status == status for one in self.records) for status, text in words.items()}
-        trials = len(self.records)
-        if not trials:
-            return "no trials yet"
-        return f"{trials} trial{'s' * (trials != 1)}: " + ", ".join(f"{n} {text}" for text, n in counts.items() if n)
-
-    def trials(self) -> Trials:
-        label, value_T = "strength", np.array([one.metrics.get("strength") for one in self.known], dtype=float)
-        if not np.isfinite(value_T).any():
-            label, value_T = self.metric, self.known_metric_T
-        finite = value_T[np.isfinite(value_T)]
-        low, high = (float(np.percentile(finite, _OUTLIERS)), float(finite.max())) if len(finite) else (0.0, 1.0)
-        shade = Shade(label, value_T, low, high if high > low else low + (abs(low) or 1.0))
-        texts = [f"trial {one.trial}: {self.metric} {number(one.metric)}\n{one.frame:,} frames, {one.status}" for one in self.known]
-        return Trials(texts, [one.status for one in self.known], shade)
-
-
-def search_figures(view: SearchView) -> dict[str, figures.AnyFigure]:
+def search_figures(view: SearchSummary) -> dict[str, figures.AnyFigure]:
     """Return the figures by the name that follows _experiment_graph: "", parallel_coordinates and importance."""
     return {"": grid_figure(view), "parallel_coordinates": parallel_figure(view), "importance": importance_figure(view)}
 
 
-def grid_figure(view: SearchView) -> ScatterGrid:
+def grid_figure(view: SearchSummary) -> ScatterGrid:
     """Return every metric that is known of a trial over every key; of many keys the most important."""
     values = {view.metric: view.known_metric_T}
     for name in get_args(SearchMetric):
@@ -190,25 +181,25 @@ def grid_figure(view: SearchView) -> ScatterGrid:
     rows, y_RT = _stacked([_linear(name, value_T) for name, value_T in values.items() if np.isfinite(value_T).any()], view)
     left_out = len(view.space.keys) - len(keys)
     subtitle = view.count() + (f"; the {len(keys)} most important of {len(view.space.keys)} keys" if left_out else "")
-    return ScatterGrid(f"{view.title}, search: metrics over the searched keys", subtitle, columns, rows, x_KT, y_RT, view.trials())
+    return ScatterGrid(f"{view.title}, search: metrics over the searched keys", subtitle, view.trials(), columns, rows, x_KT, y_RT)
 
 
-def parallel_figure(view: SearchView) -> ParallelCoordinates:
+def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
     """Return a line for each trial over all keys, and the metric as the last axis."""
     axes = [_axis(view, key) for key in view.space.keys]
     scales, position_AT = _stacked([*axes, _linear(view.metric, view.known_metric_T)], view)
     unused_AT = np.isnan(position_AT)
     scales = [replace(scale, unused=bool(unused_T.any())) for scale, unused_T in zip(scales, unused_AT, strict=True)]
     position_AT[unused_AT] = figures.UNUSED
-    return ParallelCoordinates(f"{view.title}, search: trials across the searched keys", view.count(), scales, position_AT, view.trials())
+    return ParallelCoordinates(f"{view.title}, search: trials across the searched keys", view.count(), view.trials(), scales, position_AT)
 
 
-def _stacked(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchView) -> tuple[list[Scale], np.ndarray]:
+def _stacked(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
     """Return the scales, and the positions of all trials on them, [axes, T]."""
     return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.known))
 
 
-def importance_figure(view: SearchView) -> Figure:
+def importance_figure(view: SearchSummary) -> Figure:
     """Return a bar for each key."""
     names, found = short_names(view.space.keys), view.importance
     title = f"{view.title}, search: importance of the searched keys for {view.metric}"
@@ -232,9 +223,9 @@ def importance_figure(view: SearchView) -> Figure:
     return Figure(title, (panel,), subtitle, left=min(0.05 + 0.0085 * max(map(len, rows)), 0.4))
 
 
-def return_figures(view: SearchView, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
+def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
     """Return the mean returns of every trial over frames, the best ten highlighted."""
-    curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.records if one.status != "failed"}
+    curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.ranked if one.status != "failed"}
     best = {one.trial: (rank, one) for rank, one in enumerate(view.known[: figures.BEST])}
     found = {}
     for name, label in _RETURN_LABELS.items():
@@ -288,7 +279,7 @@ def _value_text(value: Any) -> str:
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
-def _axis(view: SearchView, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
+def _axis(view: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
     """Return the axis of a key, and the position of each trial on it; NaN where the key is not active."""
     label = short_names(view.space.keys)[key]
     same = [one for one in view.space.named.values() if one.text == key]

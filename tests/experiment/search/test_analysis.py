@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.report.search_report import SearchView, grid_figure, parallel_figure, return_figures, short_names, write_search
+from slm_lab.experiment.report.search_report import SearchSummary, grid_figure, parallel_figure, return_figures, short_names, write_search
 from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, key_importance, ranked
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -153,7 +153,7 @@ def test_figures_show_what_the_records_say(paths: RunPaths) -> None:
     records = ranked([*records_of(space, 14), record(14, records_of(space, 1)[0].values, None, "failed")])
     for one in records:
         write_table(paths, one.trial, 2.0)
-    view = SearchView("spec (Toy)", space, records, "final_strength", None)
+    view = SearchSummary("spec (Toy)", space, records, "final_strength", None)
     grid = grid_figure(view)
     assert [scale.label for scale in grid.columns] == ["rate", "bonus", "rule", "width", "noise"]
     assert [scale.label for scale in grid.rows] == ["final_strength", "strength", "stability"]
@@ -169,7 +169,7 @@ def test_figures_show_what_the_records_say(paths: RunPaths) -> None:
 
 def test_keys_that_are_not_active_are_below_their_axis() -> None:
     space = toy_space(CONDITIONAL)
-    figure = parallel_figure(SearchView("spec", space, records_of(space, 12), "final_strength", None))
+    figure = parallel_figure(SearchSummary("spec", space, records_of(space, 12), "final_strength", None))
     index = space.keys.index("agent.algorithm.explore_var_spec.end_step")
     assert figure.axes[index].unused
     assert not figure.axes[0].unused

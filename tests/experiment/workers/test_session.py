@@ -18,8 +18,8 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from slm_lab.agent.net.matmul import onednn_least
 from slm_lab.agent.ops.linear import Products
 from slm_lab.experiment.collect.workers import shared
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
-from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory, extras_size
+from slm_lab.experiment.collect.workers.worker import RolloutWorker
 from slm_lab.experiment.events import RowValues
 from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.files.sink import MemorySink
@@ -289,7 +289,7 @@ def test_many_workers_need_few_descriptors() -> None:
     policies = [learner.agent.policy for learner in other.learners]
     worker = RolloutWorker(WorkerConfig(spec, other.parts.seeds(0)))
     before = len(os.listdir("/proc/self/fd"))
-    arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_count(worker.envs[0]))
+    arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_size(worker.envs[0].normalizers))
     fd = shared_file()
     SharedArrays(fd).attach({"workers": arrays})
     assert len(arrays.slots) == 32

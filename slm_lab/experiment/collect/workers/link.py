@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.collect.workers.inference import CentralInference
-from slm_lab.experiment.collect.workers.shared import WorkerArrays
-from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, build_policies, extras_count
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, extras_size
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, build_policies
 from slm_lab.experiment.execute.executor import Context, Executor, Task
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.lib.store import SharedArrays, shared_file
@@ -97,20 +97,11 @@ class MemoryEnd:
 
 
 @dataclass
-class Weights:
-    """What the learner has published of a policy."""
-
-    version: int
-    param: np.ndarray
-    buffer: np.ndarray
-    extras: np.ndarray
-
-
-@dataclass
 class Broadcast:
     """The newest weights of all policies."""
 
-    weights: list[Weights]
+    weights: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
+    """Of each policy: what PublishedWeights.newest returns."""
     active_P: np.ndarray
     """Policies that still need frames."""
 
@@ -165,7 +156,7 @@ class MessageLink:
         published = sum(weights.published for weights in self.arrays.weights)
         if published != self._published:
             self._published, self._number = published, self._number + 1
-            newest = Broadcast([Weights(*weights.newest()) for weights in self.arrays.weights], self.arrays.active_P.copy())
+            newest = Broadcast([weights.newest() for weights in self.arrays.weights], self.arrays.active_P.copy())
             self._broadcast = self.executor.share(newest)
 
     def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
@@ -185,7 +176,7 @@ class MessageEnd:
 
     def connect(self, worker: RolloutWorker, first: Broadcast, context: Context) -> None:
         policies = build_policies(worker.config, worker.info)
-        self.arrays = WorkerArrays(worker.config.spec, worker.info, policies, extras_count(worker.envs[0]))
+        self.arrays = WorkerArrays(worker.config.spec, worker.info, policies, extras_size(worker.envs[0].normalizers))
         self.take(first)
         worker.attach(None, self.arrays)
         context.on_signal = self.take
@@ -193,7 +184,7 @@ class MessageEnd:
     def take(self, order: Broadcast) -> None:
         """Act with these weights from the next step on."""
         for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
-            mine.write(newest.version, newest.param, newest.buffer, newest.extras)
+            mine.write(*newest)
         self.arrays.active_P[:] = order.active_P
 
     def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:

@@ -36,35 +36,16 @@ class WorkerConfig:
     info: EnvInfo | None = None
     """Of the envs of all workers; None if the worker learns it from its own envs."""
     extras: int = 0
-    """Numbers that are published with the weights, see PolicyExtras."""
+    """Numbers that are published with the weights, see extras_size."""
     address: str = ""
     """Of the inference server; empty if each worker computes its own actions."""
     device: str = "cpu"
     """Of the inference server."""
 
 
-@dataclass
-class PolicyExtras:
-    """What is published with the weights of a policy."""
-
-    explore_var: float
-    uniform: bool
-    """See Policy.uniform."""
-    statistics: np.ndarray
-    """Of the normalizers, see Normalizers.vector."""
-
-    def vector(self) -> np.ndarray:
-        """All of it in one vector."""
-        return np.concatenate([[self.explore_var, self.uniform], self.statistics])
-
-    @staticmethod
-    def size(normalizers: Normalizers) -> int:
-        """Return the number of elements of the vector."""
-        return 2 + len(normalizers.vector)
-
-    @staticmethod
-    def from_vector(vector: np.ndarray) -> PolicyExtras:
-        return PolicyExtras(float(vector[0]), bool(vector[1]), vector[2:])
+def extras_size(normalizers: Normalizers) -> int:
+    """Return how many numbers are published with the weights of a policy: explore_var, Policy.uniform and Normalizers.vector."""
+    return 2 + len(normalizers.vector)
 
 
 class PublishedWeights:

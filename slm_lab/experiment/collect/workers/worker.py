@@ -18,7 +18,7 @@ from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
-from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, num_splits
+from slm_lab.experiment.collect.workers.shared import PublishedWeights, Slot, WorkerArrays, WorkerConfig, extras_size, num_splits
 from slm_lab.experiment.execute.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, set_rng_state, to_arrays, to_tensors
@@ -29,7 +29,6 @@ from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.models.meta import MetaSpec
 
 
 class Collected(NamedTuple):
@@ -174,12 +173,12 @@ class WeightSubscriber:
         """Copy what is newer."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
-                extras = PolicyExtras.from_vector(weights.extras)
-                policy.version, policy.explore_var, policy.uniform = weights.version, extras.explore_var, extras.uniform
-                if len(extras.statistics) and extras.statistics[0] > self.seen:  # another policy's may be older
-                    self.seen = float(extras.statistics[0])
+                (explore_var, uniform), statistics = weights.extras[:2].tolist(), weights.extras[2:]
+                policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
+                if len(statistics) and statistics[0] > self.seen:  # another policy's may be older
+                    self.seen = float(statistics[0])
                     for env in self.envs:
-                        env.normalizers.vector = extras.statistics
+                        env.normalizers.vector = statistics
 
 
 class RolloutWorker:
@@ -210,7 +209,7 @@ class RolloutWorker:
         self.policies = build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
-        own = WorkerArrays(spec, self.info, self.policies, extras_count(self.envs[0]))
+        own = WorkerArrays(spec, self.info, self.policies, extras_size(self.envs[0].normalizers))
         if store is not None:
             store.attach({"workers": own})
         elif arrays is not None:
@@ -240,7 +239,7 @@ class RolloutWorker:
         count = sampler.num_envs_per_worker // num_splits(sampler)
         agent = spec.agent
         return make_env(
-            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, **log_info(spec.meta)
+            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, log_info=spec.meta.log_info
         )
 
     def collect(self, slot: int) -> Collected:
@@ -329,16 +328,6 @@ def seed_process(config: WorkerConfig) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def log_info(meta: MetaSpec) -> dict[str, Any]:
-    """Return the arguments of make_env for meta.log_info."""
-    return {"log_info": tuple(meta.log_info)} if meta.log_info else {}
-
-
-def extras_count(env: Env) -> int:
-    """Numbers that are published with the weights."""
-    return PolicyExtras.size(env.normalizers)
 
 
 def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:

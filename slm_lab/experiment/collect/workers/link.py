@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.collect.workers.inference import CentralInference
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, extras_size
-from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, build_policies
+from slm_lab.experiment.collect.workers.shared import WorkerArrays
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
 from slm_lab.experiment.execute.executor import Context, Executor, Task
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.lib.store import SharedArrays, shared_file
@@ -83,7 +83,7 @@ class MemoryEnd:
 
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
         """Build the policies and begin episodes. Args: first: the first order."""
-        worker.attach(self.store)
+        worker.attach(lambda own: self.store.attach({"workers": own}))
         config = worker.config
         if config.address:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
@@ -175,10 +175,11 @@ class MessageEnd:
     niceness = 0
 
     def connect(self, worker: RolloutWorker, first: Broadcast, context: Context) -> None:
-        policies = build_policies(worker.config, worker.info)
-        self.arrays = WorkerArrays(worker.config.spec, worker.info, policies, extras_size(worker.envs[0].normalizers))
-        self.take(first)
-        worker.attach(None, self.arrays)
+        def connect(own: WorkerArrays) -> None:
+            self.arrays = own
+            self.take(first)
+
+        worker.attach(connect)
         context.on_signal = self.take
 
     def take(self, order: Broadcast) -> None:

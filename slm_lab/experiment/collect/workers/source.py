@@ -16,7 +16,7 @@ import torch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, check_memory, extras_size
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, check_memory, extras_size, sampler_of
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
@@ -126,9 +126,8 @@ class WorkerSource:
         *,
         concurrent_sessions: int = 1,
     ) -> None:
-        assert spec.meta.sampler is not None
         check_memory(spec, info, concurrent_sessions)
-        self.spec, self.sampler, self.pool, self.learners = spec, spec.meta.sampler, pool, list(learners)
+        self.spec, self.sampler, self.pool, self.learners = spec, sampler_of(spec), pool, list(learners)
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.normalizers = learners[0].normalizers
         """Those of all learners: they take the statistics that all workers gather."""

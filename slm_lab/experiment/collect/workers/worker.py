@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,15 @@ from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
-from slm_lab.experiment.collect.workers.shared import PublishedWeights, Slot, WorkerArrays, WorkerConfig, extras_size, num_splits
+from slm_lab.experiment.collect.workers.shared import (
+    PublishedWeights,
+    Slot,
+    WorkerArrays,
+    WorkerConfig,
+    extras_size,
+    num_splits,
+    sampler_of,
+)
 from slm_lab.experiment.execute.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, set_rng_state, to_arrays, to_tensors
@@ -28,7 +36,6 @@ from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
-from slm_lab.lib.store import SharedArrays
 
 
 class Collected(NamedTuple):
@@ -185,8 +192,7 @@ class RolloutWorker:
     """Rollout worker number `config.index`: its groups of envs, and the policies that play in them."""
 
     def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
-        spec, sampler = config.spec, config.spec.meta.sampler
-        assert sampler is not None
+        spec, sampler = config.spec, sampler_of(config.spec)
         self.config, self.beat, self.rows, self.stop = config, beat, spec.rollout_rows, Stop()
         self.seeds = worker_seeds(config.seeds, config.index, config.restart)
         beat(BUILDING)
@@ -202,21 +208,13 @@ class RolloutWorker:
         """Of the envs of all workers."""
         return replace(self.envs[0].info, num_envs=self.config.spec.env.num_envs)
 
-    def attach(self, store: SharedArrays | None, arrays: WorkerArrays | None = None) -> None:
-        """Build the policies and begin episodes; `arrays` are the learner's own if both are in one process."""
-        spec, sampler = self.config.spec, self.config.spec.meta.sampler
-        assert sampler is not None
+    def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
+        """Build the policies and begin episodes. Args: connect: called with this worker's arrays, to which it brings the weights."""
         self.policies = build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
-        own = WorkerArrays(spec, self.info, self.policies, extras_size(self.envs[0].normalizers))
-        if store is not None:
-            store.attach({"workers": own})
-        elif arrays is not None:
-            for mine, learners in zip(own.weights, arrays.weights, strict=True):
-                mine.read_from(learners)
-            own.slots, own.active_P = arrays.slots, arrays.active_P
-        self.arrays = own
+        self.arrays = own = WorkerArrays(self.config.spec, self.info, self.policies, extras_size(self.envs[0].normalizers))
+        connect(own)
         self.slots = own.slots[self.config.index]
         self.subscriber = WeightSubscriber(own.weights, self.policies, self.envs)
         self.subscriber.pull()
@@ -234,8 +232,7 @@ class RolloutWorker:
         return env if group == 0 else int(np.random.SeedSequence([env, group]).generate_state(1)[0]) & 0x7FFFFFFF
 
     def _make_env(self, group: int) -> Env:
-        spec, sampler = self.config.spec, self.config.spec.meta.sampler
-        assert sampler is not None
+        spec, sampler = self.config.spec, sampler_of(self.config.spec)
         count = sampler.num_envs_per_worker // num_splits(sampler)
         agent = spec.agent
         return make_env(

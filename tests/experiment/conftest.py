@@ -14,6 +14,7 @@ import pytest
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.baseline import Baseline
+from slm_lab.lib.store import shared_file
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command
 
@@ -44,6 +45,14 @@ def spec_body() -> Callable[..., dict[str, Any]]:
 def make_spec() -> Callable[..., Spec]:
     """The same as a Spec, called small."""
     return lambda **sections: Spec.model_validate({"name": "small", **_spec(**sections)})
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    """A file for shared arrays."""
+    file = shared_file()
+    yield file
+    os.close(file)
 
 
 @pytest.fixture

@@ -268,8 +268,7 @@ def test_the_holder_of_the_lock_is_killed(tmp_path: Path, capsys: pytest.Capture
     assert waited[0] < 10
 
 
-def test_a_dead_process_holds_no_lock() -> None:
-    fd = shared_file()
+def test_a_dead_process_holds_no_lock(fd: int) -> None:
     store = SharedArrays(fd, 0, 2, synced=True, locked=True)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "inside\n"
@@ -279,7 +278,6 @@ def test_a_dead_process_holds_no_lock() -> None:
     begin = time.monotonic()
     with store.update(), store.exclusive("statistics"):
         assert time.monotonic() < begin + 1
-    os.close(fd)
 
 
 @pytest.mark.usefixtures("children")
@@ -369,16 +367,20 @@ def flat(session: Session) -> torch.Tensor:
     return trainer.flat.master
 
 
+def sharing(spec: Spec, fd: int, index: int = 0) -> Session:
+    return Session(spec, index, context=SessionContext(store=shared_arrays(spec, fd, index)))
+
+
 def restarted(spec: Spec, fd: int, paths: RunPaths | None = None, sink: LocalSink | None = None) -> Session:
     """Session 0 in the process that takes over from one that died."""
     store = shared_arrays(spec, fd, 0, fresh=False)
     return Session(spec, 0, sink=sink, context=SessionContext(store=store, restart=1, resumed=paths))
 
 
-def test_sessions_share_weights_and_differ_in_random_numbers() -> None:
+def test_sessions_share_weights_and_differ_in_random_numbers(fd: int) -> None:
     """A restarted process keeps what has been learned, and its count of frames; its random numbers are its own."""
-    fd, spec = shared_file(), spec_of(frames=400)
-    made = [Session(spec, index, context=SessionContext(store=shared_arrays(spec, fd, index))).build() for index in (0, 1)]
+    spec = spec_of(frames=400)
+    made = [sharing(spec, fd, index).build() for index in (0, 1)]
     initial = flat(made[0]).clone()
     assert torch.equal(flat(made[1]), initial)
     made[0].run()
@@ -389,19 +391,17 @@ def test_sessions_share_weights_and_differ_in_random_numbers() -> None:
     assert torch.equal(flat(made[2]), trained)
     assert made[2].clock.frame == 400
     seeds = [session.parts.seeds(0) for session in made]
-    assert made[2].clock.frame == 400
     for name in ("act", "update", "env"):
         assert len({getattr(one, name) for one in seeds}) == 3, name
     made[2].close()
-    os.close(fd)
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> None:
+def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path, fd: int) -> None:
     """Its new process has nothing left to do, adds no row, and counts as the old one did, with a checkpoint or from the table."""
     paths = new_run(tmp_path, "small")
-    fd, spec = shared_file(), spec_of(frames=400, meta={"rigorous_eval": 1, "eval_frequency": 300})
-    old = Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0)))
+    spec = spec_of(frames=400, meta={"rigorous_eval": 1, "eval_frequency": 300})
+    old = sharing(spec, fd)
     old.run(LocalSink(paths))
     modes: tuple[DataMode, ...] = ("train", "eval")
     tables = [paths.session_df(0, mode).read_bytes() for mode in modes]
@@ -413,13 +413,12 @@ def test_a_session_killed_after_its_last_frame(saved: bool, tmp_path: Path) -> N
     assert (new.clock.epi, new.clock.t, new.clock.opt_step) == (old.clock.epi, old.clock.t, old.clock.opt_step)
     assert new.clock.t == 200
     assert new.clock.wall_t == pytest.approx(old.clock.wall_t, abs=0.5)  # since the old one began
-    os.close(fd)
 
 
-def test_a_damaged_checkpoint_does_not_end_a_restarted_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_does_not_end_a_restarted_session(tmp_path: Path, caplog: pytest.LogCaptureFixture, fd: int) -> None:
     """What was learned is in shared memory."""
-    paths, fd, spec = new_run(tmp_path, "small"), shared_file(), spec_of(frames=400)
-    Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0))).run(LocalSink(paths))
+    paths, spec = new_run(tmp_path, "small"), spec_of(frames=400)
+    sharing(spec, fd).run(LocalSink(paths))
     path = paths.checkpoint(0, "last")
     assert isinstance(path, Path)
     path.write_bytes(path.read_bytes()[:300])
@@ -428,14 +427,13 @@ def test_a_damaged_checkpoint_does_not_end_a_restarted_session(tmp_path: Path, c
     assert [str(path) in message for message in caplog.messages] == [True]
     assert (new.clock.frame, new.clock.t) == (400, 200)
     new.close()
-    os.close(fd)
 
 
-def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
+def test_a_restarted_session_reads_no_torn_line(tmp_path: Path, fd: int) -> None:
     """The row that a killed process was writing is cut off, and made again where it is due, with the time since the first process began."""
-    paths, fd = new_run(tmp_path, "small"), shared_file()
+    paths = new_run(tmp_path, "small")
     half, spec = spec_of(frames=200), spec_of(frames=400)
-    killed = Session(half, 0, context=SessionContext(store=shared_arrays(half, fd, 0)))
+    killed = sharing(half, fd)
     killed.run(LocalSink(paths))
     killed.context.store.arrays["clock/started_moment"][0] -= 100  # type: ignore[union-attr]  # as if it had begun 100 s earlier
     paths.checkpoint(0, "last").unlink()
@@ -445,7 +443,6 @@ def test_a_restarted_session_reads_no_torn_line(tmp_path: Path) -> None:
     rows = table(paths, 0)
     assert [row["frame"] for row in rows] == [200, 400]
     assert rows[0]["wall_t"] >= 100  # type: ignore[operator]
-    os.close(fd)
 
 
 def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
@@ -453,7 +450,7 @@ def test_a_replay_memory_outlives_its_process(tmp_path: Path) -> None:
     for kept in (True, False):
         paths = new_run(tmp_path, "small")
         fd, spec = shared_file(), spec_of("shared", frames=400, meta={"save_replay": kept})
-        old = Session(spec, 0, context=SessionContext(store=shared_arrays(spec, fd, 0)))
+        old = sharing(spec, fd)
         old.run(LocalSink(paths))
         new = restarted(spec, fd, paths, sink=LocalSink(paths)).build()
         new.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from slm_lab.experiment.collect.workers.worker_pool import open_cluster_pool, with_local_inference
 from slm_lab.experiment.events import Notice
@@ -17,8 +18,8 @@ from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import session_processes
 from slm_lab.experiment.run.sessions import Job, Place
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
-from slm_lab.experiment.session.cluster.remote_arrays import ServedNet
-from slm_lab.experiment.session.cluster.remote_sink import OpenRemoteSink, SinkServer
+from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
+from slm_lab.experiment.session.cluster.remote_sink import RemoteSink, SinkServer
 from slm_lab.experiment.session.session_process import SessionTask
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.models.spec import Spec
@@ -62,7 +63,7 @@ class _OnCluster:
             cluster.check_total("a session and its rollout workers (meta.sampler.num_workers)", processes)
             # else the learners could take the cores that their workers wait for
             self.concurrent = min(self.concurrent, int(sum(node.cores for node in cluster.nodes) // processes))
-        self.sinks = OpenRemoteSink(executor.serve(SinkServer, node=cluster.own, max_restarts=0))
+        self.sinks = partial(RemoteSink, executor.serve(SinkServer, node=cluster.own, max_restarts=0))
         self._checkpoint: Location | None = None if job.resumed is None else job.resumed.trial_checkpoint(job.trial)
         self.servers = ParameterServers(self._serve, lambda: self._checkpoint, self._restarted) if meta.distributed else None
 
@@ -76,7 +77,7 @@ class _OnCluster:
             index,
             job.trial,
             plan,
-            None if self.servers is None else ServedNet(self.servers.first),
+            None if self.servers is None else partial(RemoteArrays, self.servers.first),
             resumed=job.resumed,
             open_sink=self.sinks,
             open_pool=open_cluster_pool,

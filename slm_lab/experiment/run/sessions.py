@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from slm_lab.experiment.events import Emit, Notice, SessionEnded
@@ -16,7 +17,7 @@ from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop
-from slm_lab.experiment.session.session_process import SessionTask, SharedMemory, run_session
+from slm_lab.experiment.session.session_process import SessionTask, run_session, shared_memory
 from slm_lab.lib.store import shared_file
 from slm_lab.spec.models.spec import Spec
 
@@ -221,11 +222,11 @@ class _ThisMachine:
 
     def __init__(self, job: Job, executor: LocalExecutor, memory: SharedFd | None) -> None:
         self.job, self.executor, self.concurrent = job, executor, job.plan.concurrent_sessions(job.spec.meta)
-        self.shared = None if memory is None else SharedMemory(memory)
+        self.open_store = None if memory is None else partial(shared_memory, memory)
 
     def task(self, index: int) -> SessionTask:
         job = self.job
-        return SessionTask(job.spec, index, job.trial, job.plan, self.shared, resumed=job.resumed)
+        return SessionTask(job.spec, index, job.trial, job.plan, self.open_store, resumed=job.resumed)
 
     def look(self, paths: RunPaths | None) -> None: ...
 

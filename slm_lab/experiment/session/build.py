@@ -23,7 +23,6 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.source import WorkerSource
-from slm_lab.experiment.collect.workers.worker import log_info
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
@@ -154,9 +153,7 @@ class SessionParts:
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
         learners = [self._build_learner(policy, info, normalizers) for policy in range(spec.policies)]
         concurrent_sessions = self.plan.concurrent_sessions(spec.meta)
-        source = WorkerSource(
-            spec, pool, info, learners, normalizers, pool.store, context.stop, context.beat, concurrent_sessions=concurrent_sessions
-        )
+        source = WorkerSource(spec, pool, info, learners, context.stop, context.beat, concurrent_sessions=concurrent_sessions)
         if sampler.pbt is not None:
             self.population = source.population = Population(sampler.pbt, learners, self.seeds(0).update, self.index)
         self._closing.remove(pool.close)
@@ -212,7 +209,7 @@ class SessionParts:
             training=training,
             threads=self._cores,
             input=spec.agent.input,
-            **log_info(spec.meta),
+            log_info=spec.meta.log_info,
         )
         self.context.beat(BUILDING)
         self._torch.restore()

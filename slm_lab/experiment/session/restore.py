@@ -67,11 +67,6 @@ class Continuation:
     rng: dict[str, Any] | None = None
     """States of the process-wide random generators."""
 
-    def set_rng(self, device: str) -> None:
-        """Continue the process-wide random streams."""
-        if self.rng is not None:
-            state.set_rng_state(self.rng, device)
-
 
 def state_dict(session: Session) -> dict[str, Any]:
     """Return the full state of a Session, in tensors and plain Python, as `restore` loads it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.spec.load.files import is_flat, spec_names
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import flat
 
 _MAY_CHANGE = re.compile(
     r"env\.max_frame"
@@ -157,7 +158,7 @@ def may_change(path: str) -> bool:
 
 def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
     """Return the keys in which two specs differ: path → (before, after); None stands for an absent key."""
-    one, other = (dict(_flat(dump_spec(spec)[spec.name])) for spec in (before, after))
+    one, other = (dict(flat(dump_spec(spec)[spec.name])) for spec in (before, after))
     paths = [*one, *(path for path in other if path not in one)]
     return {path: (one.get(path), other.get(path)) for path in paths if one.get(path) != other.get(path) and not _IGNORED.fullmatch(path)}
 
@@ -168,7 +169,7 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
     lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
     if "env.max_frame" in found.changes:
         old = found.changes["env.max_frame"][0]
-        kept = [path for path, value in _flat(dump_spec(found.spec)[found.spec.name]) if value == old and not isinstance(value, bool)]
+        kept = [path for path, value in flat(dump_spec(found.spec)[found.spec.name]) if value == old and not isinstance(value, bool)]
         lines += [f"unchanged: {path}: {_shown(old)}, the previous env.max_frame" for path in kept]
     for index, start in found.starts.items():
         match start.status:
@@ -285,14 +286,6 @@ def _check_changes(changes: Mapping[str, tuple[Any, Any]], after: Spec, paths: R
         advice = "start a new run (meta.init_from takes over weights where they fit)"
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(f"{paths.root}: the run has begun and cannot be continued with another value of:{listed}\n{advice}")
-
-
-def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in body.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Self
 from slm_lab.experiment.events import RowValues
 from slm_lab.experiment.execute.local.interrupt import Blocked
 from slm_lab.experiment.execute.local.user_code import WorkerFailed
+from slm_lab.experiment.files.bundle import set_rng_state
 from slm_lab.experiment.files.sink import MemorySink, RunSink
 from slm_lab.experiment.plan import Plan, check_spec
 from slm_lab.experiment.session.build import SessionParts
@@ -175,7 +176,8 @@ class Session:
             learner.clock.begin()  # before the tables, since resume_tables may write a row, which contains the wall time
             if loaded.read_tables:
                 learner.resume_tables(rebuild=loaded.cut_tables)
-        loaded.set_rng(self.parts.device)
+        if loaded.rng is not None:
+            set_rng_state(loaded.rng, self.parts.device)
         for learner in self.learners:
             learner.catch_up()
         self.parts.timer.restart()

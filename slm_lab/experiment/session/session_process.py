@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slm_lab.experiment.events import Emit, Event, Notice, SessionEnded
 from slm_lab.experiment.execute.executor import Context
@@ -31,32 +31,12 @@ STOP_GRACE = 5.0
 """Seconds after a stop request for which an env may block before it is interrupted."""
 
 
-class SharedNet(Protocol):
-    """Where the arrays of Sessions that train one net are."""
-
-    def store(self, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool) -> Store:
-        """Return the arrays as Session `index` sees them. Args: info: of its env, once it is built; fresh: training has not begun."""
-
-
-class OpenSink(Protocol):
-    """Opens the sink of Session `index`, from its process number `restart`; events other than rows go to `emit`."""
-
-    def __call__(self, paths: RunPaths, trial: int, index: int, restart: int, emit: Emit) -> RunSink: ...
-
-
-def open_local_sink(paths: RunPaths, trial: int, index: int, restart: int, emit: Emit) -> RunSink:
-    """Open the sink of a process that sees the folder of the run."""
-    return LocalSink(paths, trial, emit)
-
-
-@dataclass(frozen=True)
-class SharedMemory:
-    """The SharedNet of processes of one machine: a file in memory."""
-
-    file: SharedFd
-
-    def store(self, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool) -> SharedArrays:
-        return shared_arrays(spec, self.file.fd, index, fresh=fresh)
+OpenStore = Callable[[Spec, int, Callable[[], EnvInfo], bool], Store]
+"""open_store(spec, index, info, fresh): the arrays of Sessions that train one net, as Session `index` sees them. `info` returns that of its
+env, once it is built; `fresh`: training has not begun."""
+OpenSink = Callable[[RunPaths, int, int, int, Emit], RunSink]
+"""open_sink(paths, trial, index, restart, emit): the sink of Session `index`, from its process number `restart`; events other than rows go
+to `emit`."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +47,14 @@ class SessionTask:
     index: int
     trial: int
     plan: Plan
-    shared: SharedNet | None = None
+    open_store: OpenStore | None = None
     """For meta.distributed."""
     fresh: bool = True
     """Training has not begun in any process; or the Session, which trains a net of its own, begins with its last checkpoint."""
     resumed: RunPaths | None = None
     """The run whose last checkpoint the Session continues from."""
-    open_sink: OpenSink = open_local_sink
+    open_sink: OpenSink | None = None
+    """None: the process sees the folder of the run, and writes its tables there."""
     open_pool: OpenPool | None = None
     """Starts the rollout workers; None: processes of this machine. (This module imports no torch: the trial's own process needs none.)"""
     locks: bool = True
@@ -84,6 +65,11 @@ def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) ->
     """The arrays in file `fd` as Session number `index` of a spec with meta.distributed sees them."""
     meta = spec.meta
     return SharedArrays(fd, index, meta.max_session, synced=meta.distributed == "synced", locked=meta.hogwild_lock, fresh=fresh)
+
+
+def shared_memory(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
+    """The OpenStore of processes of one machine, whose arrays are in a file in memory."""
+    return shared_arrays(spec, file.fd, index, fresh=fresh)
 
 
 def run_session(context: Context, task: SessionTask) -> None:
@@ -113,7 +99,7 @@ def _run(context: Context, task: SessionTask) -> None:
     from slm_lab.experiment.session.context import SessionContext
     from slm_lab.experiment.session.session import Session
 
-    store = None if task.shared is None else task.shared.store(task.spec, task.index, lambda: session.parts.info, fresh=task.fresh)
+    store = None if task.open_store is None else task.open_store(task.spec, task.index, lambda: session.parts.info, task.fresh)
     given = SessionContext(
         context.stop, context.beat, store, 0 if task.fresh else context.restart, task.resumed, task.open_pool or open_pool
     )
@@ -140,7 +126,11 @@ def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -
     def forward(event: Event) -> None:
         context.send("event", event)
 
-    sink = task.open_sink(paths, task.trial, task.index, context.restart, forward)
+    sink: RunSink
+    if task.open_sink is None:
+        sink = LocalSink(paths, task.trial, forward)
+    else:
+        sink = task.open_sink(paths, task.trial, task.index, context.restart, forward)
     try:
         result = session.train(sink)
     finally:

@@ -12,7 +12,7 @@ from slm_lab.agent.replay.replay import Replay
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
-from slm_lab.experiment.events import Mode, Progress
+from slm_lab.experiment.events import Mode, Progress, Row
 from slm_lab.experiment.execute.heartbeat import SAVING
 from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
@@ -23,11 +23,11 @@ from slm_lab.experiment.training.observers.base import (
     COLUMNS,
     SAMPLER_COLUMNS,
     SHARED_COLUMNS,
+    EmitRow,
     Hook,
     Observer,
     ObserverContext,
     ObserverFactory,
-    RowListeners,
     hooks,
     info_column,
     mean,
@@ -39,7 +39,7 @@ from slm_lab.experiment.training.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.log import logger
-from slm_lab.lib.records import Episode, Metrics
+from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.spec import Spec
 
 
@@ -79,7 +79,6 @@ class PolicyLearner:
         """State of the evaluation env before an evaluation that was broken off."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
-        self._rows = RowListeners()
         self.recorder, self.evaluator = self._row_makers()
         mode: Mode = "train" if self.evaluator is None else "eval"
         self.checkpointer = Checkpointer(self.playable, self.clock, timer, mode, self._save, spec.meta.checkpoint_frequency)
@@ -88,16 +87,17 @@ class PolicyLearner:
         """All of them, in the order of their calls, once training has begun."""
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
+        self._on_row: list[EmitRow] = []
 
     def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
         """Return what makes the rows of training and, with meta.rigorous_eval, of evaluation."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
         columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *map(info_column, meta.log_info))))
-        recorder = Recorder(clock, agent, meta.log_frequency, self._rows, columns, self.table, meta.log_info, self.window)
+        recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.log_info, self.window)
         if not meta.rigorous_eval:
             return recorder, None
-        return recorder, Evaluator(clock, agent, meta.eval_frequency, self._rows, self.evaluate, columns, self.table)
+        return recorder, Evaluator(clock, agent, meta.eval_frequency, self._emit, self.evaluate, columns, self.table)
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
         """Make the user's observers. Raises UserError for what is not an Observer."""
@@ -149,7 +149,11 @@ class PolicyLearner:
             self.checkpointer,
         ]
         self._on_step, self._on_update = self._hooks("on_step"), self._hooks("on_update")
-        self._rows[:] = [sink, *self._hooks("on_row")]
+        self._on_row = [sink, *self._hooks("on_row")]
+
+    def _emit(self, row: Row) -> None:
+        for listener in self._on_row:
+            listener(row)
 
     def step(self, experience: Experience | CollectedRollout) -> None:
         """Count the steps and learn from them."""
@@ -159,7 +163,7 @@ class PolicyLearner:
         agent, clock, episodes = self.agent, self.clock, experience.episodes
         if experience.moment is not None:
             clock.moment = experience.moment
-        clock.tick(experience.frames)  # as in _count, without its call
+        clock.tick(experience.frames)
         clock.epi += len(episodes)
         agent.observe(*experience.transition)
         metrics = self._timed(agent.update) if agent.ready() else None
@@ -171,22 +175,17 @@ class PolicyLearner:
 
     def _learn(self, collected: CollectedRollout) -> None:
         """Count the steps of a rollout, and learn from it after the last; not if training ends before."""
-        last = len(collected.steps) - 1
+        clock, last = self.clock, len(collected.steps) - 1
         for t, (frames, episodes, moment) in enumerate(collected.steps):
-            self._count(frames, episodes, moment)
+            clock.moment = moment
+            clock.tick(frames)
+            clock.epi += len(episodes)
             if t == last and collected.rollout is not None:
                 self._report(self._timed(partial(self.agent.learn, collected.rollout)), collected.report)
             for hook in self._on_step:
                 hook(episodes)
             if self.finished:
                 return
-
-    def _count(self, frames: int, episodes: list[Episode], moment: float | None) -> None:
-        clock = self.clock
-        if moment is not None:
-            clock.moment = moment
-        clock.tick(frames)
-        clock.epi += len(episodes)
 
     def _timed(self, update: Callable[[], Metrics]) -> Metrics:
         self.torch.restore()
@@ -211,11 +210,9 @@ class PolicyLearner:
 
     def note_frame(self, error: BaseException, num_envs: int) -> None:
         """Tell where training was when an error was raised; see failures.cause."""
-        of_env = isinstance(error, InvalidOutcome)
-        frame = self.clock.frame + (
-            num_envs if isinstance(error, InvalidOutcome) and error.call == "step" else 0
-        )  # of the step that raised it
-        error.add_note(f"(at frame {frame}{'' if of_env else f' of {self.spec.env.name}'})")
+        call = error.call if isinstance(error, InvalidOutcome) else None
+        frame = self.clock.frame + (num_envs if call == "step" else 0)  # of the step that raised it
+        error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")
 
     def evaluate(self) -> list[float]:
         """Return of one episode in each evaluation env; none if a stop is requested before all have ended."""

@@ -97,11 +97,11 @@ def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> 
     server, others = SinkServer(), list[Event]()
     paths = new_run(tmp_path, "small")
     paths.make_dirs()
-    old = RemoteSink(Direct(server), 0, 0, paths, 0, others.append)
+    old = RemoteSink(Direct(server), paths, 0, 0, 0, others.append)
     old(Row(0, "train", {"frame": 10, "wall_t": 1.0}))
     position = old.position(0)
     old(Row(0, "train", {"frame": 20, "wall_t": 2.0}))
-    new = RemoteSink(Direct(server), 0, 1, paths, 0, others.append)
+    new = RemoteSink(Direct(server), paths, 0, 0, 1, others.append)
     new.rewind(0, position)
     old(Row(0, "train", {"frame": 20, "wall_t": 9.0}))
     with pytest.raises(Superseded):
@@ -112,14 +112,14 @@ def test_rows_of_a_process_that_was_given_up_are_not_written(tmp_path: Path) -> 
     assert others == [Notice("hello")]
     new.close()
     with pytest.raises(Superseded):
-        RemoteSink(Direct(server), 0, 0, paths, 0, others.append)
+        RemoteSink(Direct(server), paths, 0, 0, 0, others.append)
     assert len(complete_rows(paths.session_df(0))) == 2
 
 
 def test_an_error_of_a_row_reaches_the_session(tmp_path: Path) -> None:
     server = SinkServer()
     paths = new_run(tmp_path, "small")  # without folders for tables
-    sink = RemoteSink(Direct(server), 0, 0, paths, 0, lambda event: None)
+    sink = RemoteSink(Direct(server), paths, 0, 0, 0, lambda event: None)
     for path in (paths.info_dir, paths.log_dir):
         path.rmdir() if path.exists() else None
     sink(Row(0, "train", {"frame": 10}))

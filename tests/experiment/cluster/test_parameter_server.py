@@ -251,16 +251,14 @@ def test_a_run_continues_with_a_new_server(make_spec: Callable[..., Spec], tmp_p
         assert different <= {"lock_wait", *SENT[2:]}, folder
 
 
-def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spec]) -> None:
+def test_a_session_alone_trains_as_without_a_server(make_spec: Callable[..., Spec], fd: int) -> None:
     """Envs, rows and all."""
     spec = Spec.model_validate(a3c_body(make_spec(), "GlobalAdam"))
-    fd = shared_file()
     with closing(Served(spec, session_seeds(5, 0, 0))) as server:
         store = RemoteArrays(server.first, spec, 0, lambda: session.parts.info)
         session = Session(spec, context=SessionContext(store=store))
         ours = session.run()
         theirs = Session(spec, context=SessionContext(store=shared_arrays(spec, fd))).run()
-    os.close(fd)
     changing = ("wall_t", "fps", *SENT[1:])
     assert len(ours.rows) == 8
     for one, other in zip(ours.rows, theirs.rows, strict=True):

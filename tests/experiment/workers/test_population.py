@@ -164,16 +164,11 @@ def test_a_replaced_policy_copies_everything_but_the_random_stream() -> None:
     assert toys(one)[3].state_dict() == Toy(3).state_dict(), "not among the worst"
 
 
-def test_the_best_policy_is_unchanged() -> None:
-    one = make_population([1.0, 9.0, 2.0, 3.0], mutation_rate=1.0)
-    one.step(1)
-    assert toys(one)[1].state_dict() == Toy(1).state_dict()
-
-
-def test_policy_0_is_never_replaced() -> None:
-    one = make_population([-9.0, 1.0, 2.0, 3.0], mutation_rate=1.0, optimize_gamma=True)
-    one.step(0)
-    assert toys(one)[0].state_dict() == Toy(0).state_dict()
+@pytest.mark.parametrize(("policy", "rewards"), [(1, [1.0, 9.0, 2.0, 3.0]), (0, [-9.0, 1.0, 2.0, 3.0])])
+def test_the_best_policy_and_policy_0_are_unchanged(policy: int, rewards: list[float]) -> None:
+    one = make_population(rewards, mutation_rate=1.0, optimize_gamma=True)
+    one.step(policy)
+    assert toys(one)[policy].state_dict() == Toy(policy).state_dict()
 
 
 @pytest.mark.parametrize("optimize_gamma", [False, True])

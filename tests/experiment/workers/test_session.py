@@ -18,15 +18,15 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from slm_lab.agent.net.matmul import onednn_least
 from slm_lab.agent.ops.linear import Products
 from slm_lab.experiment.collect.workers import shared
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory
-from slm_lab.experiment.collect.workers.worker import RolloutWorker, extras_count
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory, extras_size
+from slm_lab.experiment.collect.workers.worker import RolloutWorker
 from slm_lab.experiment.events import RowValues
 from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.files.sink import MemorySink
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import SAMPLER_COLUMNS
 from slm_lab.lib.limits import processor
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 from tests.experiment.workers.conftest import RECURRENT, pool_of, source_of, spans_of, weights_of, worker_spec
@@ -253,7 +253,7 @@ def test_a_worker_that_begins_late_plays_for_policies_that_need_frames(open_sess
     arrays = source_of(session).arrays
     arrays.active_P[0] = False
     late = RolloutWorker(WorkerConfig(session.spec, session.parts.seeds(0), restart=1))
-    late.attach(None, arrays)
+    late.attach(lambda own: own.use(arrays))
     assert (late.groups[0].policy_N == 1).all()
     late.close()
 
@@ -282,21 +282,19 @@ def test_rollouts_that_do_not_fit_memory_are_refused(monkeypatch: pytest.MonkeyP
     assert problem.message.endswith("smaller datasets")
 
 
-def test_many_workers_need_few_descriptors() -> None:
+def test_many_workers_need_few_descriptors(fd: int) -> None:
     """A process may have 1024 by default, and each mapping keeps one open."""
     spec = worker_spec(sampler={"num_workers": 32, "num_envs_per_worker": 1}, algorithm={"minibatch_size": 512})
     other = Session(worker_spec(sampler=SERIAL)).build()
     policies = [learner.agent.policy for learner in other.learners]
     worker = RolloutWorker(WorkerConfig(spec, other.parts.seeds(0)))
     before = len(os.listdir("/proc/self/fd"))
-    arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_count(worker.envs[0]))
-    fd = shared_file()
+    arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_size(worker.envs[0].normalizers))
     SharedArrays(fd).attach({"workers": arrays})
     assert len(arrays.slots) == 32
     assert len(os.listdir("/proc/self/fd")) - before < 10, "one process's view of all slots"
     for one in (worker, other):
         one.close()
-    os.close(fd)
 
 
 def numpy_threads() -> set[int]:

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.experiment.collect.workers.shared import PublishedWeights
-from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.store import SharedArrays
 
 MakeWeights = Callable[..., PublishedWeights]
 
@@ -43,13 +43,6 @@ def content(weights: PublishedWeights) -> float:
     param = weights.flat.param
     assert float(param.min()) == float(param.max()) == weights.version == weights.extras[0]
     return float(param[0])
-
-
-@pytest.fixture
-def fd() -> Iterator[int]:
-    file = shared_file()
-    yield file
-    os.close(file)
 
 
 def test_a_reader_gets_the_newest_weights_and_extras(fd: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from slm_lab.experiment.collect.workers.inference import CentralInference
 from slm_lab.experiment.collect.workers.shared import WorkerArrays
-from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker, build_policies, extras_count
+from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
 from slm_lab.experiment.execute.executor import Context, Executor, Task
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.lib.store import SharedArrays, shared_file
@@ -83,7 +83,7 @@ class MemoryEnd:
 
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
         """Build the policies and begin episodes. Args: first: the first order."""
-        worker.attach(self.store)
+        worker.attach(lambda own: self.store.attach({"workers": own}))
         config = worker.config
         if config.address:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
@@ -97,20 +97,11 @@ class MemoryEnd:
 
 
 @dataclass
-class Weights:
-    """What the learner has published of a policy."""
-
-    version: int
-    param: np.ndarray
-    buffer: np.ndarray
-    extras: np.ndarray
-
-
-@dataclass
 class Broadcast:
     """The newest weights of all policies."""
 
-    weights: list[Weights]
+    weights: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
+    """Of each policy: what PublishedWeights.newest returns."""
     active_P: np.ndarray
     """Policies that still need frames."""
 
@@ -165,7 +156,7 @@ class MessageLink:
         published = sum(weights.published for weights in self.arrays.weights)
         if published != self._published:
             self._published, self._number = published, self._number + 1
-            newest = Broadcast([Weights(*weights.newest()) for weights in self.arrays.weights], self.arrays.active_P.copy())
+            newest = Broadcast([weights.newest() for weights in self.arrays.weights], self.arrays.active_P.copy())
             self._broadcast = self.executor.share(newest)
 
     def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
@@ -184,16 +175,17 @@ class MessageEnd:
     niceness = 0
 
     def connect(self, worker: RolloutWorker, first: Broadcast, context: Context) -> None:
-        policies = build_policies(worker.config, worker.info)
-        self.arrays = WorkerArrays(worker.config.spec, worker.info, policies, extras_count(worker.envs[0]))
-        self.take(first)
-        worker.attach(None, self.arrays)
+        def connect(own: WorkerArrays) -> None:
+            self.arrays = own
+            self.take(first)
+
+        worker.attach(connect)
         context.on_signal = self.take
 
     def take(self, order: Broadcast) -> None:
         """Act with these weights from the next step on."""
         for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
-            mine.write(newest.version, newest.param, newest.buffer, newest.extras)
+            mine.write(*newest)
         self.arrays.active_P[:] = order.active_P
 
     def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:

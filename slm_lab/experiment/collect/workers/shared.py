@@ -36,35 +36,16 @@ class WorkerConfig:
     info: EnvInfo | None = None
     """Of the envs of all workers; None if the worker learns it from its own envs."""
     extras: int = 0
-    """Numbers that are published with the weights, see PolicyExtras."""
+    """Numbers that are published with the weights, see extras_size."""
     address: str = ""
     """Of the inference server; empty if each worker computes its own actions."""
     device: str = "cpu"
     """Of the inference server."""
 
 
-@dataclass
-class PolicyExtras:
-    """What is published with the weights of a policy."""
-
-    explore_var: float
-    uniform: bool
-    """See Policy.uniform."""
-    statistics: np.ndarray
-    """Of the normalizers, see Normalizers.vector."""
-
-    def vector(self) -> np.ndarray:
-        """All of it in one vector."""
-        return np.concatenate([[self.explore_var, self.uniform], self.statistics])
-
-    @staticmethod
-    def size(normalizers: Normalizers) -> int:
-        """Return the number of elements of the vector."""
-        return 2 + len(normalizers.vector)
-
-    @staticmethod
-    def from_vector(vector: np.ndarray) -> PolicyExtras:
-        return PolicyExtras(float(vector[0]), bool(vector[1]), vector[2:])
+def extras_size(normalizers: Normalizers) -> int:
+    """Return how many numbers are published with the weights of a policy: explore_var, Policy.uniform and Normalizers.vector."""
+    return 2 + len(normalizers.vector)
 
 
 class PublishedWeights:
@@ -238,8 +219,7 @@ class WorkerArrays:
     """All arrays that learner, workers and inference server share."""
 
     def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], extras: int) -> None:
-        sampler = spec.meta.sampler
-        assert sampler is not None
+        sampler = sampler_of(spec)
         rows, policy, groups = spec.rollout_rows, policies[0], num_splits(sampler)
         group = replace(info, num_envs=sampler.num_envs_per_worker // groups)
         self.weights = [PublishedWeights(one, extras) for one in policies]
@@ -270,6 +250,18 @@ class WorkerArrays:
         self.active_P = arrays["active"]
         attach_parts(self._parts(), store, arrays)
 
+    def use(self, learners: WorkerArrays) -> None:
+        """Use the weights and slots of the learner, which is in this process."""
+        for mine, theirs in zip(self.weights, learners.weights, strict=True):
+            mine.read_from(theirs)
+        self.slots, self.active_P = learners.slots, learners.active_P
+
+
+def sampler_of(spec: Spec) -> SamplerSpec:
+    """Return meta.sampler of a spec that has one."""
+    assert spec.meta.sampler is not None
+    return spec.meta.sampler
+
 
 def num_splits(sampler: SamplerSpec) -> int:
     """Groups of envs of a worker: with local inference nothing is waited for, so all envs step together."""
@@ -278,9 +270,7 @@ def num_splits(sampler: SamplerSpec) -> int:
 
 def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
     """Return the memory of the slots and datasets of a Session."""
-    sampler = spec.meta.sampler
-    assert sampler is not None
-    rows = spec.rollout_rows
+    sampler, rows = sampler_of(spec), spec.rollout_rows
     slots = SLOTS * slab_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
     datasets = sampler.num_policies * (waiting + 1)

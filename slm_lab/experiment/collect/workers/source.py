@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.env.normalize import Normalizers
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
-from slm_lab.experiment.collect.workers.shared import PolicyExtras, WorkerArrays, check_memory
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, check_memory, extras_size, sampler_of
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
@@ -29,7 +28,6 @@ from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.population import Population
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import ActOut, EnvInfo, Episode, VecStep
-from slm_lab.lib.store import SharedArrays
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -79,16 +77,10 @@ class UtilizationTracker:
         if not self.central:
             self.busy["inference"] += report.act_seconds
 
-    def record_inference(self, spans: Iterable[tuple[float, float]]) -> None:
-        """Record answers of the inference server, (begin, end) each."""
-        for begin, end in spans:
-            self.spans.append(BusySpan("inference", "inference", begin, end))
-            self.busy["inference"] += end - begin
-
-    def record_update(self, begin: float, end: float) -> None:
-        """Record an update."""
-        self.spans.append(BusySpan("learner", "train", begin, end))
-        self.busy["train"] += end - begin
+    def record(self, span: BusySpan) -> None:
+        """Record an answer of the inference server, or an update."""
+        self.spans.append(span)
+        self.busy[span.kind] += span.end - span.begin
 
     def shares(self) -> dict[str, float]:
         """Shares of the last seconds in which each role was busy, 0 to 1. Over a shorter time a single rollout would make them jump."""
@@ -120,8 +112,6 @@ class WorkerSource:
 
     Args:
         info: of all workers' envs.
-        store: that the workers attach to; None if they run in this process.
-        normalizers: take the statistics that all workers gather.
         concurrent_sessions: Sessions that run at a time on this machine.
     """
 
@@ -131,17 +121,16 @@ class WorkerSource:
         pool: WorkerPool,
         info: EnvInfo,
         learners: Sequence[PolicyLearner],
-        normalizers: Normalizers,
-        store: SharedArrays | None,
         stop: Stop,
         beat: Beat = no_beat,
         *,
         concurrent_sessions: int = 1,
     ) -> None:
-        assert spec.meta.sampler is not None
         check_memory(spec, info, concurrent_sessions)
-        self.spec, self.sampler, self.pool, self.learners, self.normalizers = spec, spec.meta.sampler, pool, list(learners), normalizers
+        self.spec, self.sampler, self.pool, self.learners = spec, sampler_of(spec), pool, list(learners)
         self.stop, self.beat, self.backend = stop, beat, info.backend
+        self.normalizers = learners[0].normalizers
+        """Those of all learners: they take the statistics that all workers gather."""
         self.in_rounds = self.sampler.serial_mode or not self.sampler.async_rl
         """Nothing is collected while the learner trains."""
         self._midway = False
@@ -152,10 +141,10 @@ class WorkerSource:
         self.population: Population | None = None
         """For meta.sampler.pbt."""
         policies = [learner.agent.policy for learner in learners]
-        self.arrays = WorkerArrays(spec, info, policies, PolicyExtras.size(normalizers))
+        self.arrays = WorkerArrays(spec, info, policies, extras_size(self.normalizers))
         try:
-            if store is not None:
-                store.attach({"workers": self.arrays})
+            if pool.store is not None:
+                pool.store.attach({"workers": self.arrays})
         except MemoryError as error:
             message = f"{error}; use fewer envs, or shorter rollouts"
             raise SpecError(spec.name, [Problem("meta.sampler.num_envs_per_worker", message)]) from error
@@ -168,13 +157,13 @@ class WorkerSource:
         """Rollouts of each worker in a round; None if they are used as they arrive."""
         if not self.spec.agent.algorithm.on_policy:
             return 1  # FrameStore: a memory of images needs the steps of an env in its column
-        if self.sampler.async_rl and not self.sampler.serial_mode:
+        if not self.in_rounds:
             return None
         return -(-self.spec.dataset_columns // self.sampler.num_envs)
 
     def _builders(self, info: EnvInfo) -> list[DatasetBuilder]:
         sampler, spec, single_policy = self.sampler, self.spec, len(self.learners) == 1
-        num_spare = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
+        num_spare = 0 if self.in_rounds else sampler.num_batches_to_accumulate
         sizes = (spec.dataset_columns, spec.rollout_rows, self.learners[0].agent.policy.state_size)
         return [DatasetBuilder(p, info, *sizes, num_spare, single_policy) for p in range(len(self.learners))]
 
@@ -199,7 +188,8 @@ class WorkerSource:
             self.beat(WAITING)
             item = self.pool.next()
             self.beat(TRAINING)
-            self.utilization.record_inference(self.arrays.spans.unread())
+            for span in self.arrays.spans.unread():
+                self.utilization.record(BusySpan("inference", "inference", *span))
             for worker, report in self.pool.reports():
                 self.utilization.record_rollout(worker, report)
                 for deltas in report.deltas:
@@ -240,7 +230,7 @@ class WorkerSource:
     def _record_update(self, learner: PolicyLearner) -> None:
         """Record the update that the learner has made, if it has."""
         if (trained := learner.take_update_times()) is not None:
-            self.utilization.record_update(*trained)
+            self.utilization.record(BusySpan("learner", "train", *trained))
             learner.agent.policy.version = learner.clock.opt_step
 
     def _fresh_part(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
@@ -280,8 +270,8 @@ class WorkerSource:
     def _publish(self, policy: int) -> None:
         """Publish the newest weights of a policy."""
         learner = self.learners[policy]
-        extras = PolicyExtras(learner.agent.explore_var or 0.0, learner.agent.acts_at_random, self.normalizers.vector)
-        self.arrays.weights[policy].publish(learner.clock.opt_step, extras.vector())
+        extras = np.concatenate([[learner.agent.explore_var or 0.0, learner.agent.acts_at_random], self.normalizers.vector])
+        self.arrays.weights[policy].publish(learner.clock.opt_step, extras)
 
     def spans(self) -> Spans:
         return self.utilization.window()

@@ -19,7 +19,7 @@ from slm_lab.experiment.collect.workers import worker_task
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.link import Link
-from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig
+from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig, sampler_of
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Stalled, Task
 from slm_lab.experiment.execute.heartbeat import WAITING
@@ -81,8 +81,7 @@ class TaskPool:
 
     def __init__(self, config: WorkerConfig, executor: Executor, link: Link, stop: Stop, beat: Beat) -> None:
         self.spec, self.executor, self.link, self.stop, self.beat = config.spec, executor, link, stop, beat
-        sampler = self.spec.meta.sampler
-        assert sampler is not None
+        sampler = sampler_of(self.spec)
         self.in_turns = not sampler.async_rl
         self.folder: str | None = None
         """Of the inference server's socket."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,15 @@ from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
-from slm_lab.experiment.collect.workers.shared import PolicyExtras, PublishedWeights, Slot, WorkerArrays, WorkerConfig, num_splits
+from slm_lab.experiment.collect.workers.shared import (
+    PublishedWeights,
+    Slot,
+    WorkerArrays,
+    WorkerConfig,
+    extras_size,
+    num_splits,
+    sampler_of,
+)
 from slm_lab.experiment.execute.heartbeat import BUILDING, RESETTING, STEPPING
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, set_rng_state, to_arrays, to_tensors
@@ -28,8 +36,6 @@ from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
-from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.models.meta import MetaSpec
 
 
 class Collected(NamedTuple):
@@ -174,20 +180,19 @@ class WeightSubscriber:
         """Copy what is newer."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
-                extras = PolicyExtras.from_vector(weights.extras)
-                policy.version, policy.explore_var, policy.uniform = weights.version, extras.explore_var, extras.uniform
-                if len(extras.statistics) and extras.statistics[0] > self.seen:  # another policy's may be older
-                    self.seen = float(extras.statistics[0])
+                (explore_var, uniform), statistics = weights.extras[:2].tolist(), weights.extras[2:]
+                policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
+                if len(statistics) and statistics[0] > self.seen:  # another policy's may be older
+                    self.seen = float(statistics[0])
                     for env in self.envs:
-                        env.normalizers.vector = extras.statistics
+                        env.normalizers.vector = statistics
 
 
 class RolloutWorker:
     """Rollout worker number `config.index`: its groups of envs, and the policies that play in them."""
 
     def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
-        spec, sampler = config.spec, config.spec.meta.sampler
-        assert sampler is not None
+        spec, sampler = config.spec, sampler_of(config.spec)
         self.config, self.beat, self.rows, self.stop = config, beat, spec.rollout_rows, Stop()
         self.seeds = worker_seeds(config.seeds, config.index, config.restart)
         beat(BUILDING)
@@ -203,21 +208,13 @@ class RolloutWorker:
         """Of the envs of all workers."""
         return replace(self.envs[0].info, num_envs=self.config.spec.env.num_envs)
 
-    def attach(self, store: SharedArrays | None, arrays: WorkerArrays | None = None) -> None:
-        """Build the policies and begin episodes; `arrays` are the learner's own if both are in one process."""
-        spec, sampler = self.config.spec, self.config.spec.meta.sampler
-        assert sampler is not None
+    def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
+        """Build the policies and begin episodes. Args: connect: called with this worker's arrays, to which it brings the weights."""
         self.policies = build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
-        own = WorkerArrays(spec, self.info, self.policies, extras_count(self.envs[0]))
-        if store is not None:
-            store.attach({"workers": own})
-        elif arrays is not None:
-            for mine, learners in zip(own.weights, arrays.weights, strict=True):
-                mine.read_from(learners)
-            own.slots, own.active_P = arrays.slots, arrays.active_P
-        self.arrays = own
+        self.arrays = own = WorkerArrays(self.config.spec, self.info, self.policies, extras_size(self.envs[0].normalizers))
+        connect(own)
         self.slots = own.slots[self.config.index]
         self.subscriber = WeightSubscriber(own.weights, self.policies, self.envs)
         self.subscriber.pull()
@@ -235,12 +232,11 @@ class RolloutWorker:
         return env if group == 0 else int(np.random.SeedSequence([env, group]).generate_state(1)[0]) & 0x7FFFFFFF
 
     def _make_env(self, group: int) -> Env:
-        spec, sampler = self.config.spec, self.config.spec.meta.sampler
-        assert sampler is not None
+        spec, sampler = self.config.spec, sampler_of(self.config.spec)
         count = sampler.num_envs_per_worker // num_splits(sampler)
         agent = spec.agent
         return make_env(
-            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, **log_info(spec.meta)
+            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, log_info=spec.meta.log_info
         )
 
     def collect(self, slot: int) -> Collected:
@@ -329,16 +325,6 @@ def seed_process(config: WorkerConfig) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def log_info(meta: MetaSpec) -> dict[str, Any]:
-    """Return the arguments of make_env for meta.log_info."""
-    return {"log_info": tuple(meta.log_info)} if meta.log_info else {}
-
-
-def extras_count(env: Env) -> int:
-    """Numbers that are published with the weights."""
-    return PolicyExtras.size(env.normalizers)
 
 
 def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:

@@ -11,7 +11,7 @@ from typing import Any
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
 from slm_lab.experiment.collect.workers.link import MemoryLink, MessageLink
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, sampler_of
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
 from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
@@ -22,7 +22,6 @@ from slm_lab.experiment.training.resolve import resolve_inference
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -36,12 +35,10 @@ class SerialPool:
     store: SharedArrays | None = None
 
     def __init__(self, config: WorkerConfig, stop: Stop, beat: Beat) -> None:
-        sampler = config.spec.meta.sampler
-        assert sampler is not None
         self.stop = stop
         self.workers: list[RolloutWorker] = []
         try:
-            for index in range(sampler.num_workers):
+            for index in range(sampler_of(config.spec).num_workers):
                 self.workers.append(RolloutWorker(replace(config, index=index), beat))
         except BaseException:
             self.close()
@@ -55,7 +52,7 @@ class SerialPool:
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
         self.assembler = assembler
         for worker in self.workers:
-            worker.attach(None, arrays)
+            worker.attach(lambda own: own.use(arrays))
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
         for worker, saved in zip(self.workers, states or [None] * len(self.workers), strict=True):
@@ -101,7 +98,7 @@ OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
 
 def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
     """Start the rollout workers that meta.sampler asks for, on this machine."""
-    config, sampler = WorkerConfig(spec, seeds, device=device), _sampler(spec)
+    config, sampler = WorkerConfig(spec, seeds, device=device), sampler_of(spec)
     if sampler.serial_mode:
         return SerialPool(config, stop, beat)
     if sys.platform == "win32":
@@ -112,7 +109,7 @@ def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> 
 def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
     """Start the rollout workers that meta.sampler asks for, on any nodes. Raises SpecError for central inference."""
     spec = with_local_inference(spec)
-    sampler = _sampler(spec)
+    sampler = sampler_of(spec)
     if sampler.serial_mode:
         return open_pool(spec, seeds, device, stop, beat)
     executor = RayExecutor(*_stall_limits(spec))
@@ -128,11 +125,6 @@ def with_local_inference(spec: Spec) -> Spec:
         message = "'central' requires memory that all rollout workers share, so one machine; with --cluster set it to 'local' or 'auto'"
         raise SpecError(spec.name, [Problem("meta.sampler.inference", message)])
     return resolve_inference(spec, "cpu")
-
-
-def _sampler(spec: Spec) -> SamplerSpec:
-    assert spec.meta.sampler is not None
-    return spec.meta.sampler
 
 
 def _stall_limits(spec: Spec) -> tuple[float | None, float]:

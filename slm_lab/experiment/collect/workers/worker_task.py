@@ -13,7 +13,7 @@ import torch
 
 from slm_lab.experiment.collect.workers.inference import InferenceServer
 from slm_lab.experiment.collect.workers.link import MemoryEnd, WorkerEnd
-from slm_lab.experiment.collect.workers.shared import WorkerConfig
+from slm_lab.experiment.collect.workers.shared import WorkerConfig, sampler_of
 from slm_lab.experiment.collect.workers.worker import RolloutWorker, seed_process
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.execute.heartbeat import CLOSING
@@ -31,9 +31,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
     Messages: ("built", EnvInfo), after the first order ("ready",), then ("rollout", slot, Collected, …) for each slot that is ordered, and
     ("state", number, state) when asked; or ("user_error", SpecError).
     """
-    sampler = config.spec.meta.sampler
-    assert sampler is not None
-    if sampler.async_rl and hasattr(os, "nice"):
+    if sampler_of(config.spec).async_rl and hasattr(os, "nice"):
         os.nice(link.niceness)
     torch.set_num_threads(1)
     seed_process(config)

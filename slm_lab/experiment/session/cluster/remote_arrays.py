@@ -6,7 +6,6 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -172,7 +171,7 @@ class RemoteArrays:
     remote = True
     serves: int | None = None
 
-    def __init__(self, server: Remote, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool = True) -> None:
+    def __init__(self, server: Remote, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool = True) -> None:
         meta = spec.meta
         self.index, self.workers, self.synced, self.locked, self.fresh = index, meta.max_session, meta.distributed == "synced", False, fresh
         self._copies, self._info, self._name = _Copies(server, index, meta.max_session), info, ""
@@ -279,13 +278,3 @@ class RemoteArrays:
             np.copyto(copies.arrays[name], array)
             if name in copies.sent:
                 np.copyto(copies.sent[name], array[self.index])
-
-
-@dataclass(frozen=True)
-class ServedNet:
-    """The SharedNet of Sessions on any nodes. Args: server: the first process of the ParameterServer."""
-
-    server: Remote
-
-    def store(self, spec: Spec, index: int, info: Callable[[], EnvInfo], *, fresh: bool) -> RemoteArrays:
-        return RemoteArrays(self.server, spec, index, info, fresh=fresh)

@@ -9,7 +9,6 @@ taken from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row
@@ -59,20 +58,10 @@ class SinkServer:
         return getattr(self._sinks[session], method)(*args)
 
 
-@dataclass(frozen=True)
-class OpenRemoteSink:
-    """The OpenSink of Sessions on any node."""
-
-    server: Remote
-
-    def __call__(self, paths: RunPaths, trial: int, index: int, restart: int, emit: Emit) -> RemoteSink:
-        return RemoteSink(self.server, index, restart, paths, trial, emit)
-
-
 class RemoteSink(RunSink):
     """The RunSink of a Session on any node. Events other than rows go to `emit`."""
 
-    def __init__(self, server: Remote, session: int, restart: int, paths: RunPaths, trial: int, emit: Emit) -> None:
+    def __init__(self, server: Remote, paths: RunPaths, trial: int, session: int, restart: int, emit: Emit) -> None:
         self.server, self.session, self.restart, self.emit = server, session, restart, emit
         self.files = LocalSink(paths, trial)
         """Writes checkpoints directly from this node; rows go to the server."""

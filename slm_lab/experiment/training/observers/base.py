@@ -110,14 +110,6 @@ def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]
     return [getattr(observer, name) for observer in observers if getattr(type(observer), name) is not getattr(Observer, name)]
 
 
-class RowListeners(list[EmitRow]):
-    """Hands each row to the sink, then to the observers that use rows."""
-
-    def __call__(self, row: Row) -> None:
-        for listener in self:
-            listener(row)
-
-
 def mean(values: Collection[float]) -> float | None:
     """Mean, None for no values."""
     return math.fsum(values) / len(values) if values else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.training.observers.base import COLUMNS, EmitRow, Mean, Observer, info_column, mean
@@ -14,26 +14,18 @@ from slm_lab.lib.episodes import EPISODES, EpisodeWindow
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import Episode, Metrics
 
+if TYPE_CHECKING:
+    from slm_lab.agent.agent import Agent
+
 _ROWS = 100
 """Number of rows that total_reward_ma is the mean of."""
-
-
-class ScheduledValues(Protocol):
-    """The scheduled values of an agent that a row reports."""
-
-    @property
-    def lr(self) -> float | None: ...
-    @property
-    def explore_var(self) -> float | None: ...
-    @property
-    def entropy_coef(self) -> float | None: ...
 
 
 class RowBuilder:
     """Turns a total_reward into a row, with moving average and speed."""
 
-    def __init__(self, clock: Clock, rates: ScheduledValues, columns: Sequence[str] = COLUMNS) -> None:
-        self.clock, self.rates, self.columns = clock, rates, columns
+    def __init__(self, clock: Clock, agent: Agent, columns: Sequence[str] = COLUMNS) -> None:
+        self.clock, self.agent, self.columns = clock, agent, columns
         self.rewards: deque[float] = deque(maxlen=_ROWS)
         self.frame = 0
         """Frame of the last row."""
@@ -51,11 +43,17 @@ class RowBuilder:
             row["global_frame"] = clock.global_frame
         row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
         row.update(total_reward=total_reward, total_reward_ma=mean(self.rewards), epi_new=epi_new, return_new=return_new)
-        row.update(lr=self.rates.lr, explore_var=self.rates.explore_var, entropy_coef=self.rates.entropy_coef)
+        row.update(lr=self.agent.lr, explore_var=self.agent.explore_var, entropy_coef=self.agent.entropy_coef)
         return row
 
-    def resume(self, rows: Sequence[dict[str, str]]) -> None:
-        """Take into account the rows in the file, as text, that are newer than this table's last; the clock never goes back."""
+    def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
+        """Take into account the rows in the file, as text, that are newer than this table's last; the clock never goes back.
+
+        Args: rebuild: forget the rows before, which may not be in the file.
+        """
+        if rebuild:
+            self.rewards.clear()
+            self.frame, self.wall_t = 0, 0.0
         for row in rows:
             if int(row["frame"]) > self.frame:
                 self.frame, self.wall_t = int(row["frame"]), float(row["wall_t"])
@@ -64,12 +62,6 @@ class RowBuilder:
                     setattr(self.clock, name, max(getattr(self.clock, name), int(row[name])))
                 if row["total_reward"]:
                     self.rewards.append(float(row["total_reward"]))
-
-    def rebuild(self, rows: Sequence[dict[str, str]]) -> None:
-        """Continue after the rows in the file, and these alone."""
-        self.rewards.clear()
-        self.frame, self.wall_t = 0, 0.0
-        self.resume(rows)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rewards": list(self.rewards), "frame": self.frame, "wall_t": self.wall_t}
@@ -96,7 +88,7 @@ class Recorder(Observer):
     def __init__(
         self,
         clock: Clock,
-        rates: ScheduledValues,
+        agent: Agent,
         every: int,
         emit: EmitRow,
         columns: Sequence[str] = COLUMNS,
@@ -105,7 +97,7 @@ class Recorder(Observer):
         window: EpisodeWindow | None = None,
     ) -> None:
         self.clock, self.every, self.emit, self.index = clock, every, emit, index
-        self.table = RowBuilder(clock, rates, columns)
+        self.table = RowBuilder(clock, agent, columns)
         self.window = window or EpisodeWindow()
         self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=EPISODES) for key in infos}
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
@@ -144,7 +136,7 @@ class Recorder(Observer):
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Continue after the rows in the file; a row that was due when the previous process died is written now."""
         before = self.table.frame
-        (self.table.rebuild if rebuild else self.table.resume)(rows)
+        self.table.resume(rows, rebuild=rebuild)
         if self.table.frame > before:  # a row already covers these updates
             for mean in self.means.values():
                 mean.drain()
@@ -189,7 +181,7 @@ class Evaluator(Observer):
     def __init__(
         self,
         clock: Clock,
-        rates: ScheduledValues,
+        agent: Agent,
         every: int,
         emit: EmitRow,
         evaluate: Callable[[], Sequence[float]],
@@ -197,7 +189,7 @@ class Evaluator(Observer):
         index: int = 0,
     ) -> None:
         self.clock, self.every, self.emit, self.evaluate, self.index = clock, every, emit, evaluate, index
-        self.table = RowBuilder(clock, rates, columns)
+        self.table = RowBuilder(clock, agent, columns)
         self.interrupted = False
         self.pending = False
         """An evaluation was broken off by a stop: a continued run makes up for it."""
@@ -208,7 +200,7 @@ class Evaluator(Observer):
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Continue after the rows in the file."""
-        (self.table.rebuild if rebuild else self.table.resume)(rows)
+        self.table.resume(rows, rebuild=rebuild)
 
     def on_interrupt(self) -> None:
         self.interrupted = True

@@ -280,8 +280,8 @@ def test_priorities_by_hand() -> None:
     expected = np.sqrt(np.array(sizes) + 0.25)
     assert memory.tree.get(np.arange(3)) == pytest.approx(expected)
     batch = memory.sample()
-    assert np.bincount(batch.row_M, minlength=3) / 4_000 == pytest.approx(expected / expected.sum(), abs=0.01)
-    weight = (expected**-0.5 / (expected**-0.5).max())[batch.row_M]
+    assert np.bincount(batch.drawn, minlength=3) / 4_000 == pytest.approx(expected / expected.sum(), abs=0.01)
+    weight = (expected**-0.5 / (expected**-0.5).max())[batch.drawn]
     assert batch.weight_B.numpy() == pytest.approx(np.concatenate([weight, weight]), rel=1e-5)
     feed(memory, ToyEnv(info(1), 1), 1)
     assert memory.tree.get(np.array([3]))[0] == pytest.approx(expected.max()), "a new one has the greatest so far"
@@ -306,7 +306,7 @@ def test_combined_replay_takes_the_newest() -> None:
     memory = build(info(2), use_cer=True)
     history = feed(memory, ToyEnv(info(2), 1), 21)
     start = max(k for n, k in there(memory, history) if n == 0)
-    assert {int(memory.sample().row_M[-1]) for _ in range(20)} == {place(memory, 0, start)}
+    assert {int(memory.sample().drawn[-1]) for _ in range(20)} == {place(memory, 0, start)}
 
 
 def test_images_whose_frames_are_lost_are_not_drawn() -> None:

@@ -302,6 +302,13 @@ def test_the_step_weighs_sequences_and_tells_errors() -> None:
     assert memory.tree.get(np.array([0, 3, 4])) == pytest.approx((size + memory.epsilon) ** memory.alpha, rel=1e-4)
 
 
+def test_what_begins_episodes_stays_on_the_host() -> None:
+    memory = build(info(2))
+    feed(memory, ToyEnv(info(2)), 30)
+    batch = memory.sample().to("meta")
+    assert (batch.burn_in_first_TM.device.type, batch.obs_PC.device.type) == ("cpu", "meta")
+
+
 def test_combined_replay_takes_the_newest() -> None:
     memory = build(info(2), use_cer=True)
     history = feed(memory, ToyEnv(info(2), 1), 21)

@@ -48,10 +48,10 @@ class GradientMeter:
     def _report(self, weight: float, values: Mapping[str, Tensor | float]) -> None:
         sums = self._sums
         for name, value in values.items():
-            if isinstance(value, float):
-                sums[name] = sums.get(name, 0.0) + weight * value
-            else:
+            if self.trainer.deferred and isinstance(value, Tensor):
                 self._unread.append((name, weight, value.detach()))
+            else:
+                sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
 
     def step(self) -> None:
         """Take one gradient step on what was added."""

@@ -183,7 +183,6 @@ class Agent:
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         self.algorithm.load_state_dict(state["algorithm"])
         set_generator_state(self.policy.rng, state["rng"])
         self.policy.version = state["version"]
@@ -197,7 +196,6 @@ class Agent:
         return {name: storage.state_dict() for name, storage in self.algorithm.storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:
-        """Load what `rollout_state` returned."""
         for name, storage in self.algorithm.storages().items():
             storage.load_state_dict(state[name])
 

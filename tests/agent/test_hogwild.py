@@ -493,7 +493,7 @@ def test_scales_of_returns_are_global(stores: Stores) -> None:
         (one, other)[index % 2].update(returns)
         alone.update(returns)
     one.update(torch.full((8,), torch.inf))
-    assert one.moments.tolist() == other.moments.tolist() == alone.moments.tolist()
+    assert one.numbers.tolist() == other.numbers.tolist() == alone.numbers.tolist()
     assert one.state_dict() == sides[0].state_dict() == {}, "saved with the shared arrays"
     assert one.std == alone.std > 2.0
     sides[0](torch.arange(100.0))

@@ -79,6 +79,41 @@ def test_a_lone_agent_stays_finite(name: str, what: str, caplog: pytest.LogCaptu
         assert np.isfinite(drive(agent, ToyEnv(case.info(), 3), 100)[-1].loss)
 
 
+@pytest.mark.parametrize("name", ["reinforce", "a2c", "ppo", "per", "sac"])
+def test_updates_are_silent(name: str) -> None:
+    """numpy does not warn of what the trainer reports."""
+    case, _, net = CASES[name]
+    agent, modes = agent_of(case.spec(2, net), case.info()), []
+    meter: Any = agent.algorithm.meter  # type: ignore[attr-defined]
+    step = meter.step
+    meter.step = lambda: (modes.append(np.geterr()), step())
+    drive(agent, ToyEnv(case.info(), 1), 40)
+    assert modes
+    assert all(set(mode.values()) == {"ignore"} for mode in modes)
+    assert np.geterr()["over"] != "ignore"
+
+
+def test_reports_are_weighted_and_averaged_over_steps() -> None:
+    case = CASES["a2c"][0]
+    meter: Any = agent_of(case.spec(), case.info()).algorithm.meter  # type: ignore[attr-defined]
+    meter.begin()
+    for numbers_of_step in ((2.0, 6.0), (torch.tensor(4.0), torch.tensor(8.0))):
+        for weight, number in zip((0.25, 0.75), numbers_of_step, strict=True):
+            meter.report_loss(number, weight, entropy=number)
+        meter.step()
+    metrics = meter.end()
+    assert (metrics.loss, metrics.entropy) == (6.0, 6.0)
+
+
+@pytest.mark.parametrize("make", [TargetDeviation, PercentileScale])
+def test_scales_go_on_where_they_were_saved(make: Callable[[], Any]) -> None:
+    scale, other = make(), make()
+    scale.update(torch.randn(8)) if isinstance(scale, TargetDeviation) else scale(torch.randn(8))
+    assert scale.state_dict() != other.state_dict()
+    other.load_state_dict(scale.state_dict())
+    assert other.state_dict() == scale.state_dict()
+
+
 @pytest.mark.parametrize("make", [TargetDeviation, PercentileScale])
 def test_scales_ignore_returns_that_are_not_finite(make: Callable[[], Any]) -> None:
     scale = make()

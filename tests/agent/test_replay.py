@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.agent.replay import replay as replay_module
 from slm_lab.agent.replay.frames import FrameStore, VectorStore
-from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, Transitions, memory_message, replay_bytes
+from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, Transitions, check_replay_memory, replay_bytes
 from slm_lab.env import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
@@ -308,7 +308,8 @@ def test_a_memory_that_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPa
     fitting = int(problem.message.split("at most ")[1].split(" ")[0].replace(",", ""))
     assert problem.message == f"1,000,000 transitions take 6.7 GiB, this machine has 2.0 GiB; at most {fitting:,} would fit"
     assert 0.8 * 2**31 < replay_bytes(fitting, atari) < 2**31
-    assert "2 at once of 6.7 GiB each" in memory_message(1_000_000, replay_bytes(1_000_000, atari), memories=2)
+    with pytest.raises(SpecError, match=r"2 at once of 6\.7 GiB each"):
+        check_replay_memory(1_000_000, replay_bytes(1_000_000, atari), memories=2)
     build(atari, max_size=1_000)
 
 

@@ -280,8 +280,8 @@ def test_priorities_by_hand() -> None:
     expected = np.sqrt(np.array(sizes) + 0.25)
     assert memory.tree.get(np.arange(3)) == pytest.approx(expected)
     batch = memory.sample()
-    assert np.bincount(batch.row_M, minlength=3) / 4_000 == pytest.approx(expected / expected.sum(), abs=0.01)
-    weight = (expected**-0.5 / (expected**-0.5).max())[batch.row_M]
+    assert np.bincount(batch.drawn, minlength=3) / 4_000 == pytest.approx(expected / expected.sum(), abs=0.01)
+    weight = (expected**-0.5 / (expected**-0.5).max())[batch.drawn]
     assert batch.weight_B.numpy() == pytest.approx(np.concatenate([weight, weight]), rel=1e-5)
     feed(memory, ToyEnv(info(1), 1), 1)
     assert memory.tree.get(np.array([3]))[0] == pytest.approx(expected.max()), "a new one has the greatest so far"
@@ -302,11 +302,18 @@ def test_the_step_weighs_sequences_and_tells_errors() -> None:
     assert memory.tree.get(np.array([0, 3, 4])) == pytest.approx((size + memory.epsilon) ** memory.alpha, rel=1e-4)
 
 
+def test_what_begins_episodes_stays_on_the_host() -> None:
+    memory = build(info(2))
+    feed(memory, ToyEnv(info(2)), 30)
+    batch = memory.sample().to("meta")
+    assert (batch.burn_in_first_TM.device.type, batch.obs_PC.device.type) == ("cpu", "meta")
+
+
 def test_combined_replay_takes_the_newest() -> None:
     memory = build(info(2), use_cer=True)
     history = feed(memory, ToyEnv(info(2), 1), 21)
     start = max(k for n, k in there(memory, history) if n == 0)
-    assert {int(memory.sample().row_M[-1]) for _ in range(20)} == {place(memory, 0, start)}
+    assert {int(memory.sample().drawn[-1]) for _ in range(20)} == {place(memory, 0, start)}
 
 
 def test_images_whose_frames_are_lost_are_not_drawn() -> None:

@@ -67,7 +67,7 @@ def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> 
     assert ring.size == len(starts)
     policy, value, better = torch.zeros(4, 8), torch.zeros(4, 8), torch.zeros(4, 8)
     weight = torch.ones(4, 8) if batch.weight_B is None else batch.weight_B.view(4, 8)
-    for m, at in enumerate(batch.row_M):
+    for m, at in enumerate(batch.drawn):
         mine = rows[starts[at] : starts[at] + ring.window]
         state = torch.from_numpy(mine[0][1])[None]
         for t, (obs, _, first, action, ret) in enumerate(mine):
@@ -85,7 +85,7 @@ def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> 
     assert got.numpy() == pytest.approx(better.flatten().numpy(), abs=1e-4)
     assert sil.meter.end().loss == pytest.approx(float((weight * (0.7 * policy + 0.3 * value)).mean()), rel=1e-3)
     sil.replay.update_priorities(batch.drawn, got)
-    last = {int(place): m for m, place in enumerate(batch.row_M)}
+    last = {int(place): m for m, place in enumerate(batch.drawn)}
     error = 0.9 * better.amax(0) + 0.1 * better.mean(0)
     expected = [(float(error[m]) + ring.epsilon) ** ring.alpha for m in last.values()]
     assert ring.tree.get(np.array(list(last))) == pytest.approx(np.array(expected), rel=1e-3)

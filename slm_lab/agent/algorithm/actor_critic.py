@@ -28,9 +28,9 @@ class ActorCritic(PolicyGradient):
 
     spec: ActorCriticSpec
 
+    @silent()
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
-        with silent():
-            return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
+        return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
         # advantages are computed in evaluation mode: a net with layers that have modes needs another pass to learn from

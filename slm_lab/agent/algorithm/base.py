@@ -213,13 +213,11 @@ class Algorithm:
             self.target.copy_source()
 
     def pull(self) -> None:
-        """Bring this process's copies up to date with shared arrays that were restored."""
         for part in self.parts().values():
             if isinstance(part, Trainer | TargetNet):
                 part.pull()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         if (tuning := Tuning(*state["tuning"])) != self.tuning:
             self.tune(tuning)
         for name, part in self.parts().items():

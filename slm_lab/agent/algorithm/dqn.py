@@ -105,13 +105,13 @@ class QLearning(ValueLearning):
             target.use_direct(self.trainer.flat, data=True)
         self.values, self.target_values = self.net.values, self.net.values if self.target is None else self.target.net.values
 
+    @silent()
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
-        with silent():
-            for _ in range(self.spec.training_iter):
-                batch = self.memory.sample().to(self.device)  # sequences with a recurrent net
-                for _ in range(self.spec.training_batch_iter):
-                    self._step(batch)
+        for _ in range(self.spec.training_iter):
+            batch = self.memory.sample().to(self.device)  # sequences with a recurrent net
+            for _ in range(self.spec.training_batch_iter):
+                self._step(batch)
         return self.meter.end()
 
     def end_step(self) -> None:
@@ -175,14 +175,11 @@ class QLearning(ValueLearning):
         Kapturowski et al. 2019 (R2D2), section 3; with the plain return of one step and rewards as they are.
         """
         _, q_SA = batch.unroll(self.net)
+        target_net = self.net if self.target is None else self.target.net
         with torch.no_grad():
             if self.target is not None:
                 self.target.refresh()
             next_value_B = self.next_value(
-                lambda: self._each(batch.after(q_SA)), lambda: self._each(batch.after(self._target_unrolled(batch)))
+                lambda: self._each(batch.after(q_SA)), lambda: self._each(batch.after(batch.unroll(target_net)[1]))
             )
         return GraphPass(batch.now(q_SA)), self._bootstrapped(batch, next_value_B)
-
-    def _target_unrolled(self, batch: SequenceBatch) -> Tensor:
-        assert self.target is not None
-        return batch.unroll(self.target.net)[1]

@@ -23,9 +23,9 @@ class Reinforce(PolicyGradient):
 
     spec: ReinforceSpec
 
+    @silent()
     def learn(self, rollout: Rollout) -> Metrics:
-        with silent():
-            return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
+        return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
 
     def _with_returns(self, rollout: Rollout) -> Batch:
         # without a critic the bootstrap is 0: the return of a truncated episode ends there

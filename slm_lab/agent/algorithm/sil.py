@@ -17,6 +17,7 @@ from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
+from slm_lab.agent.rollout.minibatch import last_values
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.agent.rollout.storage import RolloutStorage
 from slm_lab.lib.records import ActOut, Metrics, VecStep
@@ -75,16 +76,10 @@ class SelfImitation(PolicyGradient):
         self.meter.step()
         return better_B
 
-    @torch.no_grad()
+    @silent()
     def _value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-        """Return V of observations, given the hidden state before them."""
-        obs_K = obs_K.to(self.device)
-        if not self.policy.state_size:
-            with silent():
-                return self.net.values(obs_K).cpu()
-        not_first = torch.zeros(1, len(obs_K), dtype=torch.bool)
-        _, value_1K, _ = self.net.unroll(obs_K.unsqueeze(0), not_first, state_KS.to(self.device))
-        return value_1K[0].cpu()
+        """Return V of last observations, given the hidden state before them."""
+        return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 
     def tune(self, tuning: Tuning) -> None:
         super().tune(tuning)

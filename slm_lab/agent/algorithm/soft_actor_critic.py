@@ -87,11 +87,8 @@ class SoftActorCritic(Algorithm):
         self.actor_report: tuple[float, float, float] | None = None
         """Loss, entropy and gradient norm of the last step of the actor."""
 
-    def update(self) -> Metrics:
-        with silent():
-            return self._update()
-
-    def _update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
+    @silent()
+    def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         frame = self.clock.global_frame
         self.meter.begin()
         self.actor_trainer.begin(frame)

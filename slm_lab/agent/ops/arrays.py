@@ -5,6 +5,7 @@ For an update of 32 rows, torch's dispatch takes longer than the arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -47,6 +48,21 @@ def where(condition: A, x: A | float, y: A | float) -> A:
     if isinstance(condition, np.ndarray):
         return np.where(condition, x, y)
     return torch.where(condition, x, y)
+
+
+def exp(x: A) -> A:
+    return np.exp(x) if isinstance(x, np.ndarray) else torch.exp(x)
+
+
+def tanh(x: A) -> A:
+    return np.tanh(x) if isinstance(x, np.ndarray) else torch.tanh(x)
+
+
+def stack(xs: Sequence[A], axis: int) -> A:
+    """Return arrays, or tensors, stacked along a new axis."""
+    if isinstance(xs[0], np.ndarray):
+        return np.stack(xs, axis)
+    return torch.stack(list(xs), axis)
 
 
 def clip(x: A, low: Any, high: Any) -> A:

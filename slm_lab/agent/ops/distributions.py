@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, equal_numbers
+from slm_lab.agent.ops.arrays import A, clip, equal_numbers, exp, stack, tanh, where
 from slm_lab.lib.records import ActionKind, ActionSpace
 
 LOG_2PI = math.log(2.0 * math.pi)
@@ -48,16 +49,12 @@ class ActionDistribution(ABC):
         """Sample actions [N]."""
 
     @abstractmethod
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        """Return the actions [N] at the mode, one of each component."""
+    def mode(self, params_BP: A) -> A:
+        """Return the actions [B] at the mode, one of each component."""
 
-    def env_action(self, action_N: np.ndarray) -> np.ndarray:
-        """Return actions [N] as the env takes them, from actions as they are sampled and learned from."""
-        return action_N
-
-    @abstractmethod
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        """Return the actions at the mode as the env takes them, for export."""
+    def env_action(self, action_B: A) -> A:
+        """Return actions [B] as the env takes them, from actions as they are sampled and learned from."""
+        return action_B
 
     @abstractmethod
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
@@ -91,11 +88,8 @@ class Categorical(ActionDistribution):
         noise_NP += params_NP.astype(np.float64)  # a sum of two types takes longer than both
         return noise_NP.argmax(axis=1)
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        return params_NP.argmax(axis=1)
-
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        return params_BP.argmax(dim=1)
+    def mode(self, params_BP: A) -> A:
+        return params_BP.argmax(1)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         return F.log_softmax(params_BP, dim=1).gather(1, action_B.unsqueeze(1)).squeeze(1)
@@ -131,24 +125,23 @@ class MultiCategorical(ActionDistribution):
         super().__init__(action)
         self.param_dim = sum(action.nvec)
 
-    def _split(self, params_NP: np.ndarray) -> list[np.ndarray]:
-        return np.split(params_NP, np.cumsum(self.action.nvec)[:-1], axis=1)
+    def _split(self, params_BP: A) -> Sequence[A]:
+        if isinstance(params_BP, np.ndarray):
+            return np.split(params_BP, np.cumsum(self.action.nvec)[:-1], axis=1)
+        return params_BP.split(self.action.nvec, dim=1)
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return np.stack([(logits + rng.gumbel(size=logits.shape)).argmax(axis=1) for logits in self._split(params_NP)], axis=1)
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        return np.stack([logits.argmax(axis=1) for logits in self._split(params_NP)], axis=1)
-
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        return torch.stack([logits.argmax(dim=1) for logits in params_BP.split(self.action.nvec, dim=1)], dim=1)
+    def mode(self, params_BP: A) -> A:
+        return stack([logits.argmax(1) for logits in self._split(params_BP)], 1)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        parts = zip(params_BP.split(self.action.nvec, dim=1), action_B.unbind(1), strict=True)
+        parts = zip(self._split(params_BP), action_B.unbind(1), strict=True)
         return torch.stack([F.log_softmax(logits, dim=1).gather(1, a.unsqueeze(1)).squeeze(1) for logits, a in parts]).sum(0)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        logps = [F.log_softmax(logits, dim=1) for logits in params_BP.split(self.action.nvec, dim=1)]
+        logps = [F.log_softmax(logits, dim=1) for logits in self._split(params_BP)]
         return torch.stack([-(logp.exp() * logp).sum(dim=1) for logp in logps]).sum(0)
 
 
@@ -171,11 +164,8 @@ class Bernoulli(ActionDistribution):
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return (rng.logistic(size=params_NP.shape) < params_NP).astype(np.int64)
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        return (params_NP > 0).astype(np.int64)
-
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        return (params_BP > 0).long()
+    def mode(self, params_BP: A) -> A:
+        return where(params_BP > 0, 1, 0)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         return -F.binary_cross_entropy_with_logits(params_BP, action_B.to(params_BP.dtype), reduction="none").sum(1)
@@ -189,19 +179,18 @@ class _LocationScale(ActionDistribution):
 
     kinds = ("continuous",)
 
-    def _numpy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        loc_ND, log_scale_ND = params_NP[:, : self.action.dim], params_NP[:, self.action.dim :]
-        return loc_ND, np.minimum(np.maximum(log_scale_ND, LOG_STD_MIN), LOG_STD_MAX)  # a third of the time of np.clip
+    def split(self, params_BP: A) -> tuple[A, A]:
+        """Return loc [B, D], and the log scale [B, D] within its bounds."""
+        return params_BP[:, : self.action.dim], _bounded(params_BP[:, self.action.dim :])
 
-    def _torch(self, params_BP: Tensor) -> tuple[Tensor, Tensor]:
-        loc_BD, log_scale_BD = params_BP.chunk(2, dim=1)
-        return loc_BD, F.hardtanh(log_scale_BD, LOG_STD_MIN, LOG_STD_MAX)  # a clamp whose backward is one kernel
+    def mode(self, params_BP: A) -> A:
+        return params_BP[:, : self.action.dim]
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        return self._numpy(params_NP)[0]
 
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        return self._torch(params_BP)[0]
+def _bounded(log_std: A) -> A:
+    if isinstance(log_std, np.ndarray):
+        return np.minimum(np.maximum(log_std, LOG_STD_MIN), LOG_STD_MAX)  # a third of the time of np.clip
+    return F.hardtanh(log_std, LOG_STD_MIN, LOG_STD_MAX)  # a clamp whose backward is one kernel
 
 
 class Normal(_LocationScale):
@@ -228,18 +217,16 @@ class Normal(_LocationScale):
         self._view = (self.log_std.data_ptr(), log_std_1D) if self.log_std.device.type == "cpu" else None
         return log_std_1D
 
-    def _numpy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def split(self, params_BP: A) -> tuple[A, A]:
+        """Return loc [B, D], and the log standard deviation within its bounds: [1, D] if it does not depend on the state."""
         if self.log_std is None:
-            return super()._numpy(params_NP)
-        return params_NP, np.minimum(np.maximum(self.free_log_std(), LOG_STD_MIN), LOG_STD_MAX)
-
-    def _torch(self, params_BP: Tensor) -> tuple[Tensor, Tensor]:
-        if self.log_std is None:
-            return super()._torch(params_BP)
-        return params_BP, F.hardtanh(self.log_std, LOG_STD_MIN, LOG_STD_MAX).unsqueeze(0)
+            return super().split(params_BP)
+        if isinstance(params_BP, np.ndarray):
+            return params_BP, _bounded(self.free_log_std())
+        return params_BP, _bounded(self.log_std).unsqueeze(0)
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        loc_ND, log_std_ND = self._numpy(params_NP)
+        loc_ND, log_std_ND = self.split(params_NP)
         noise_ND, dim = rng.standard_normal(loc_ND.shape, dtype=np.float32), self.action.dim
         # sums over short rows are products with a vector, in less time than np.add.reduce
         logp_N = np.dot(noise_ND * noise_ND, equal_numbers(-0.5, dim))
@@ -255,14 +242,57 @@ class Normal(_LocationScale):
         return self.evaluate(params_BP, action_B)[0]
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        return (self._torch(params_BP)[1].sum(1) + 0.5 * (1.0 + LOG_2PI) * self.action.dim).expand(len(params_BP))
+        return (self.split(params_BP)[1].sum(1) + 0.5 * (1.0 + LOG_2PI) * self.action.dim).expand(len(params_BP))
 
     def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        loc_BD, log_std_BD = self._torch(params_BP)
+        loc_BD, log_std_BD = self.split(params_BP)
         z_BD = (action_B - loc_BD) * torch.exp(-log_std_BD)
         volume_B, constant = log_std_BD.sum(1), 0.5 * LOG_2PI * self.action.dim
         entropy_B = (volume_B + constant + 0.5 * self.action.dim).expand(len(params_BP))
         return -0.5 * z_BD.square().sum(1) - volume_B - constant, entropy_B
+
+
+def _log_tanh_slope(u: A) -> A:
+    """Return log(1 - tanh²(u)), as 2 (log 2 - u - log(1 + exp(-2u))), which stays exact where tanh is near ±1. Any shape."""
+    rest = np.logaddexp(np.float32(0.0), -2.0 * u) if isinstance(u, np.ndarray) else F.softplus(-2.0 * u)
+    return 2.0 * (math.log(2.0) - u - rest)
+
+
+class NormalTanh(Normal):
+    """tanh of independent Gaussians. Rollouts store the Gaussian sample u; the env receives tanh(u).
+
+    log π is that of tanh(u) in [-1, 1], as in SquashedNormal, but u is not recovered from an action near ±1, where float32 has lost it.
+    """
+
+    needs_bounds = True
+    NODES = 32
+    """Of the Gauss-Hermite quadrature of the entropy: off by less than 1e-6 nats for a standard deviation up to 1, 0.1 for the greatest."""
+
+    def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
+        super().__init__(action, log_std)
+        node_K, weight_K = np.polynomial.hermite_e.hermegauss(self.NODES)
+        self._node_K, self._weight_K = node_K.tolist(), (weight_K / math.sqrt(2.0 * math.pi)).tolist()
+
+    def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        u_ND, logp_N = super().sample(params_NP, rng)
+        return u_ND, logp_N - np.add.reduce(_log_tanh_slope(u_ND), axis=1)
+
+    def env_action(self, action_B: A) -> A:
+        return tanh(action_B)
+
+    def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
+        return super().evaluate(params_BP, action_B)[0] - _log_tanh_slope(action_B).sum(1)
+
+    def entropy(self, params_BP: Tensor) -> Tensor:
+        """Return the entropy [B] of tanh(u): that of u plus the mean of log(1 − tanh²(u)), by quadrature."""
+        loc_BD, log_std_BD = self.split(params_BP)
+        std_BD, entropy_B = log_std_BD.exp(), super().entropy(params_BP)
+        for node, weight in zip(self._node_K, self._weight_K, strict=True):
+            entropy_B = entropy_B + weight * _log_tanh_slope(loc_BD + node * std_BD).sum(1)
+        return entropy_B
+
+    def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
+        return self.log_prob(params_BP, action_B), self.entropy(params_BP)
 
 
 class SquashedSample(NamedTuple):
@@ -294,125 +324,63 @@ class SquashedSample(NamedTuple):
         return grad_u_BD, grad_log_std_BD.sum(0)
 
 
-class SquashedNormal(Normal):
-    """tanh of independent Gaussians: actions in [-1, 1] (arXiv:1812.05905, appendix C)."""
+class SquashedNormal(NormalTanh):
+    """NormalTanh whose actions are tanh(u), in [-1, 1], when they are stored and learned from too (arXiv:1812.05905, appendix C)."""
 
-    needs_bounds = True
     MARGIN = 1e-6
     """Actions are kept this far from ±1 before atanh, where it is infinite; or by one step of a less precise dtype."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         u_ND, logp_N = super().sample(params_NP, rng)
-        volume_ND = 2.0 * (math.log(2.0) - u_ND - np.logaddexp(np.float32(0.0), -2.0 * u_ND))
-        return np.tanh(u_ND), logp_N - np.add.reduce(volume_ND, axis=1)
+        return np.tanh(u_ND), logp_N
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
+    def mode(self, params_BP: A) -> A:
         """Return tanh of the Gaussian's mean: the median of each component."""
-        return np.tanh(super().mode(params_NP))
+        return tanh(super().mode(params_BP))
 
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        return torch.tanh(super().torch_mode(params_BP))
+    def env_action(self, action_B: A) -> A:
+        return action_B
 
     @torch.no_grad()
     def rsample(self, params_BP: A, noise_BD: A) -> SquashedSample:
         """Return actions for standard normal noise [B, D], as a function of the parameters."""
+        loc_BD, log_std_BD = self.split(params_BP)
+        shift_BD = exp(log_std_BD) * noise_BD
+        u_BD, constant = loc_BD + shift_BD, 0.5 * LOG_2PI * self.action.dim
         # log N(u), with (u - loc) / std = noise, minus the log of the derivative of tanh
-        constant, state_dependent = 0.5 * LOG_2PI * self.action.dim, self.log_std is None
-        if isinstance(params_BP, np.ndarray):
-            loc, log_std = self._numpy(params_BP)
-            shift = np.exp(log_std) * noise_BD
-            u = loc + shift
-            size = np.abs(u)
-            slope = 2.0 * (math.log(2.0) - size - np.log1p(np.exp(-2.0 * size)))
-            logp = -np.add.reduce(0.5 * noise_BD * noise_BD + log_std + slope, axis=1) - np.float32(constant)
-            return SquashedSample(np.tanh(u), logp, shift, log_std, state_dependent)
-        loc_BD, log_std_BD = self._torch(params_BP)
-        shift_BD = log_std_BD.exp() * noise_BD
-        u_BD = loc_BD + shift_BD
-        logp_B = -(0.5 * noise_BD * noise_BD + log_std_BD + _log_tanh_slope(u_BD)).sum(1) - constant
-        return SquashedSample(torch.tanh(u_BD), logp_B, shift_BD, log_std_BD, state_dependent)
+        logp_B: Any
+        if isinstance(u_BD, np.ndarray):
+            size_BD = np.abs(u_BD)
+            slope_BD = 2.0 * (math.log(2.0) - size_BD - np.log1p(np.exp(-2.0 * size_BD)))  # less time than np.logaddexp
+            logp_B = -np.add.reduce(0.5 * noise_BD * noise_BD + log_std_BD + slope_BD, axis=1) - np.float32(constant)
+        else:
+            logp_B = -(0.5 * noise_BD * noise_BD + log_std_BD + _log_tanh_slope(u_BD)).sum(1) - constant
+        return SquashedSample(tanh(u_BD), logp_B, shift_BD, log_std_BD, self.log_std is None)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         edge = 1.0 - max(self.MARGIN, torch.finfo(action_B.dtype).eps)
-        u_BD = torch.atanh(action_B.clamp(-edge, edge))
-        return super().evaluate(params_BP, u_BD)[0] - _log_tanh_slope(u_BD).sum(1)
-
-    def entropy(self, params_BP: Tensor) -> Tensor:
-        raise NotImplementedError("the entropy of a squashed Gaussian has no closed form; it is the mean of -log π over rsample")
-
-    def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        return self.log_prob(params_BP, action_B), self.entropy(params_BP)
-
-
-class NormalTanh(Normal):
-    """tanh of independent Gaussians. Rollouts store the Gaussian sample u; the env receives tanh(u).
-
-    log π is that of tanh(u) in [-1, 1], as in SquashedNormal, but u is not recovered from an action near ±1, where float32 has lost it.
-    """
-
-    needs_bounds = True
-    NODES = 32
-    """Of the Gauss-Hermite quadrature of the entropy: off by less than 1e-6 nats for a standard deviation up to 1, 0.1 for the greatest."""
-
-    def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
-        super().__init__(action, log_std)
-        node_K, weight_K = np.polynomial.hermite_e.hermegauss(self.NODES)
-        self._node_K, self._weight_K = node_K.tolist(), (weight_K / math.sqrt(2.0 * math.pi)).tolist()
-
-    def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        u_ND, logp_N = super().sample(params_NP, rng)
-        slope_ND = 2.0 * (math.log(2.0) - u_ND - np.logaddexp(np.float32(0.0), -2.0 * u_ND))
-        return u_ND, logp_N - np.add.reduce(slope_ND, axis=1)
-
-    def env_action(self, action_N: np.ndarray) -> np.ndarray:
-        return np.tanh(action_N)
-
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        return torch.tanh(super().torch_mode(params_BP))
-
-    def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        return super().evaluate(params_BP, action_B)[0] - _log_tanh_slope(action_B).sum(1)
-
-    def entropy(self, params_BP: Tensor) -> Tensor:
-        """Return the entropy [B] of tanh(u): that of u plus the mean of log(1 − tanh²(u)), by quadrature."""
-        loc_BD, log_std_BD = self._torch(params_BP)
-        std_BD, entropy_B = log_std_BD.exp(), super().entropy(params_BP)
-        for node, weight in zip(self._node_K, self._weight_K, strict=True):
-            entropy_B = entropy_B + weight * _log_tanh_slope(loc_BD + node * std_BD).sum(1)
-        return entropy_B
-
-    def evaluate(self, params_BP: Tensor, action_B: Tensor) -> tuple[Tensor, Tensor]:
-        return self.log_prob(params_BP, action_B), self.entropy(params_BP)
-
-
-def _log_tanh_slope(u: Tensor) -> Tensor:
-    """Return log(1 - tanh²(u)), as 2 (log 2 - u - softplus(-2u)), which stays exact where tanh is near ±1. Any shape."""
-    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
+        return super().log_prob(params_BP, torch.atanh(action_B.clamp(-edge, edge)))
 
 
 class LogNormal(_LocationScale):
     """exp of independent Gaussians: positive actions."""
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        loc_ND, log_std_ND = self._numpy(params_NP)
+        loc_ND, log_std_ND = self.split(params_NP)
         return np.exp(loc_ND + np.exp(log_std_ND) * rng.standard_normal(loc_ND.shape, dtype=np.float32))
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        loc_ND, log_std_ND = self._numpy(params_NP)
-        return np.exp(loc_ND - np.exp(2.0 * log_std_ND))
-
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        loc_BD, log_std_BD = self._torch(params_BP)
-        return torch.exp(loc_BD - torch.exp(2.0 * log_std_BD))
+    def mode(self, params_BP: A) -> A:
+        loc_BD, log_std_BD = self.split(params_BP)
+        return exp(loc_BD - exp(2.0 * log_std_BD))
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        loc_BD, log_std_BD = self._torch(params_BP)
+        loc_BD, log_std_BD = self.split(params_BP)
         log_a_BD = action_B.clamp_min(1e-30).log()
         z_BD = (log_a_BD - loc_BD) * torch.exp(-log_std_BD)
         return (-0.5 * z_BD * z_BD - log_std_BD - log_a_BD - 0.5 * LOG_2PI).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        loc_BD, log_std_BD = self._torch(params_BP)
+        loc_BD, log_std_BD = self.split(params_BP)
         return (loc_BD + log_std_BD + 0.5 * (1.0 + LOG_2PI)).sum(1)
 
 
@@ -422,16 +390,16 @@ class Gumbel(_LocationScale):
     EULER = 0.5772156649015329
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        loc_ND, log_scale_ND = self._numpy(params_NP)
+        loc_ND, log_scale_ND = self.split(params_NP)
         return np.asarray(loc_ND + np.exp(log_scale_ND) * rng.gumbel(size=loc_ND.shape), dtype=np.float32)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
-        loc_BD, log_scale_BD = self._torch(params_BP)
+        loc_BD, log_scale_BD = self.split(params_BP)
         z_BD = (action_B - loc_BD) * torch.exp(-log_scale_BD)
         return (-z_BD - torch.exp(-z_BD) - log_scale_BD).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        return (self._torch(params_BP)[1] + 1.0 + self.EULER).sum(1)
+        return (self.split(params_BP)[1] + 1.0 + self.EULER).sum(1)
 
 
 class Beta(ActionDistribution):
@@ -441,27 +409,21 @@ class Beta(ActionDistribution):
     needs_bounds = True
     EDGE = 1e-6
 
-    @staticmethod
-    def _shape(params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        alpha_ND, beta_ND = np.split(np.logaddexp(0.0, params_NP) + 1.0, 2, axis=1)
-        return alpha_ND, beta_ND
+    def _shape(self, params_BP: A) -> tuple[A, A]:
+        """Return α and β [B, D]."""
+        shape_BP = (np.logaddexp(0.0, params_BP) if isinstance(params_BP, np.ndarray) else F.softplus(params_BP)) + 1.0
+        return shape_BP[:, : self.action.dim], shape_BP[:, self.action.dim :]
 
     def _dist(self, params_BP: Tensor) -> torch.distributions.Beta:
-        alpha_BD, beta_BD = (F.softplus(params_BP) + 1.0).chunk(2, dim=1)
-        return torch.distributions.Beta(alpha_BD, beta_BD, validate_args=False)
+        return torch.distributions.Beta(*self._shape(params_BP), validate_args=False)
 
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         unit_ND = np.clip(rng.beta(*self._shape(params_NP)), self.EDGE, 1.0 - self.EDGE)
         return np.asarray(2.0 * unit_ND - 1.0, dtype=np.float32)
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        alpha_ND, beta_ND = self._shape(params_NP)
-        spread_ND = np.maximum(alpha_ND + beta_ND - 2.0, 1e-6)
-        return np.asarray(2.0 * (alpha_ND - 1.0) / spread_ND - 1.0, dtype=np.float32)
-
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
-        alpha_BD, beta_BD = (F.softplus(params_BP) + 1.0).chunk(2, dim=1)
-        return 2.0 * (alpha_BD - 1.0) / (alpha_BD + beta_BD - 2.0).clamp_min(1e-6) - 1.0
+    def mode(self, params_BP: A) -> A:
+        alpha_BD, beta_BD = self._shape(params_BP)
+        return 2.0 * (alpha_BD - 1.0) / clip(alpha_BD + beta_BD - 2.0, 1e-6, math.inf) - 1.0
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
         unit_BD = ((action_B + 1.0) / 2.0).clamp(self.EDGE, 1.0 - self.EDGE)
@@ -494,10 +456,7 @@ class MultivariateNormal(ActionDistribution):
         noise_ND1 = rng.standard_normal((len(params_NP), self.action.dim, 1), dtype=np.float32)
         return params_NP[:, : self.action.dim] + (scale_NDD @ noise_ND1)[:, :, 0]
 
-    def mode(self, params_NP: np.ndarray) -> np.ndarray:
-        return params_NP[:, : self.action.dim]
-
-    def torch_mode(self, params_BP: Tensor) -> Tensor:
+    def mode(self, params_BP: A) -> A:
         return params_BP[:, : self.action.dim]
 
     def _dist(self, params_BP: Tensor) -> torch.distributions.MultivariateNormal:

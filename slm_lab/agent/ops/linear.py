@@ -116,7 +116,7 @@ class LinearFunction(torch.autograd.Function):
         return (
             products.input_grad(grad, weight) if needs_x else None,
             products.weight_grad(grad, x) if needs_weight else None,
-            bias_grad(grad) if needs_bias else None,
+            (grad.sum(1, keepdim=True) if grad.dim() == 3 else grad.sum(0)) if needs_bias else None,
             None,
         )
 
@@ -132,8 +132,3 @@ class _LinearLayers(TorchFunctionMode):
         if function is F.linear and len(args) == 3 and args[0].dim() == 2 and args[2] is not None:
             return LinearFunction.apply(*args, self.products)
         return function(*args, **(kwargs or {}))
-
-
-def bias_grad(grad: Tensor) -> Tensor:
-    """Return the gradient of the bias, given that of the output: its sum over rows."""
-    return grad.sum(1, keepdim=True) if grad.dim() == 3 else grad.sum(0)

@@ -77,7 +77,7 @@ def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.
 
 def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
     # components in rows, as in _categorical; sums over them are products with a vector, in a tenth of the time of np.add.reduce
-    loc_BD, log_std_BD = distribution._numpy(params_BP)  # [1, D] if it does not depend on the state
+    loc_BD, log_std_BD = distribution.split(params_BP)  # [1, D] if it does not depend on the state
     is_free, dim = distribution.log_std is not None, distribution.action.dim
     unclipped_BD = distribution.free_log_std() if is_free else params_BP[:, dim:]
     inside_DB = ((unclipped_BD > LOG_STD_MIN) & (unclipped_BD < LOG_STD_MAX)).T

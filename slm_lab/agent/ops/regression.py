@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A
+from slm_lab.agent.ops.arrays import A, clip
 from slm_lab.agent.ops.losses import symlog
 from slm_lab.spec.models.net import LossSpec
 from slm_lab.spec.report import Problem, SpecError
@@ -24,22 +24,18 @@ def _squared(error: A) -> tuple[A, A]:
 def _smooth_l1(error: A, beta: float = 1.0) -> tuple[A, A]:
     if beta == 0.0:
         return _absolute(error)
-    slope = _clip(error / beta, 1.0)
+    slope = clip(error / beta, -1.0, 1.0)
     return slope * (error - 0.5 * beta * slope), slope
 
 
 def _huber(error: A, delta: float = 1.0) -> tuple[A, A]:
-    slope = _clip(error, delta)
+    slope = clip(error, -delta, delta)
     return slope * (error - 0.5 * slope), slope
 
 
 def _absolute(error: A) -> tuple[A, A]:
     slope = np.sign(error) if isinstance(error, np.ndarray) else torch.sign(error)
     return slope * error, slope
-
-
-def _clip(x: A, bound: float) -> A:
-    return np.minimum(np.maximum(x, -bound), bound) if isinstance(x, np.ndarray) else x.clamp(-bound, bound)
 
 
 LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] = {

@@ -137,30 +137,13 @@ def vtrace(
     ρ̄ and c̄ bound a log ratio of +inf as any other; NaN spreads to the rows before it.
     """
     _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
-    log_ratio, reward, value, next_value = map(tensor, (log_ratio_TN, reward_TN, value_TN, next_value_TN))
-    traced = _vtrace(log_ratio, reward, value, next_value, tensor(terminated_TN), tensor(done_TN), gamma, lam, rho_bar, c_bar)
-    return VTrace(*(like(reward_TN, x) for x in traced))
-
-
-def _vtrace(
-    log_ratio_TN: Tensor,
-    reward_TN: Tensor,
-    value_TN: Tensor,
-    next_value_TN: Tensor,
-    terminated_TN: Tensor,
-    done_TN: Tensor,
-    gamma: float,
-    lam: float,
-    rho_bar: float,
-    c_bar: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    ratio_TN, decay_TN = log_ratio_TN.exp(), gamma * lam * (~done_TN).to(reward_TN.dtype)
-    rho_TN = ratio_TN.clamp(max=rho_bar)
-    delta_TN = reward_TN + gamma * torch.where(terminated_TN, 0.0, next_value_TN) - value_TN
-    correction_TN = discounted_scan(rho_TN * delta_TN, decay_TN * ratio_TN.clamp(max=c_bar))  # vs − V
-    advantage_TN = delta_TN.clone()
-    advantage_TN[:-1] += decay_TN[:-1] * correction_TN[1:]
-    return value_TN + correction_TN, advantage_TN, rho_TN
+    ratio, reward, value, next_value = tensor(log_ratio_TN).exp(), tensor(reward_TN), tensor(value_TN), tensor(next_value_TN)
+    decay, rho = gamma * lam * (~tensor(done_TN)).to(reward.dtype), ratio.clamp(max=rho_bar)
+    delta = reward + gamma * torch.where(tensor(terminated_TN), 0.0, next_value) - value
+    correction = discounted_scan(rho * delta, decay * ratio.clamp(max=c_bar))  # vs − V
+    advantage = delta.clone()
+    advantage[:-1] += decay[:-1] * correction[1:]
+    return VTrace(*(like(reward_TN, x) for x in (value + correction, advantage, rho)))
 
 
 def standardize(x_B: A) -> A:

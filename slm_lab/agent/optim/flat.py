@@ -138,6 +138,11 @@ class FlatParams:
         """The first place of each group in a vector without zeros between parameters."""
         return [part.start for part in self._packed_slices]
 
+    @property
+    def _master_parts(self) -> list[slice]:
+        """The part of each parameter in `master`."""
+        return self._parts if self.master is self.param else self._packed_parts
+
     def master_slice(self, index: int) -> slice:
         """Return the part of a group in `master`."""
         return (self.slices if self.master is self.param else self._packed_slices)[index]
@@ -190,20 +195,20 @@ class FlatParams:
 
     def places_in(self, index: int, params: Sequence[int]) -> list[slice]:
         """Return the parts of some parameters, by their indices in `params`, within a group's part of `master`."""
-        parts, group = self._parts if self.master is self.param else self._packed_parts, self.master_slice(index)
-        inside = [_shifted(parts[param], group) for param in params]
+        group = self.master_slice(index)
+        inside = [_shifted(self._master_parts[param], group) for param in params]
         return [part for part in inside if part.start < part.stop]
 
     def members(self, index: int) -> list[int]:
         """Return the indices in `params` of a group's parameters."""
-        parts, group = self._parts if self.master is self.param else self._packed_parts, self.master_slice(index)
-        return [number for number, part in enumerate(parts) if group.start <= part.start < group.stop]
+        group = self.master_slice(index)
+        return [number for number, part in enumerate(self._master_parts) if group.start <= part.start < group.stop]
 
     def group(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
-        parts, out = self._parts if self.master is self.param else self._packed_parts, []
+        out = []
         for number in self.members(index):
-            p, part = self.params[number], parts[number]
+            p, part = self.params[number], self._master_parts[number]
             shaped = nn.Parameter(self.master[part].view(p.shape))
             shaped.grad = self.master_grad[part].view(p.shape)
             shaped.is_output = getattr(p, "is_output", False)  # type: ignore[attr-defined]  # a mark, see init_output

@@ -63,7 +63,6 @@ class FlatOptimizer(ABC):
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.statistics.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         for name, tensor in self.statistics.items():
             tensor.copy_(state[name])
 

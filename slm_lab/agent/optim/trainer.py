@@ -135,7 +135,6 @@ class Group:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         saved = state.get("parts", [{"begin": 0, "state": state}])
         if len(saved) == 1 and not isinstance(self.optimizer, Parts):
             self.optimizer.load_state_dict(self._spread(saved[0]["state"], slice(0, len(self.grad))))
@@ -414,6 +413,5 @@ class Trainer:
         self.flat.keep_buffers()
 
     def pull(self) -> None:
-        """Bring this process's copy up to date with shared arrays that were restored."""
         if self.shared is not None:
             self.shared.pull()

@@ -48,10 +48,12 @@ class Transitions(NamedTuple):
 
     def to(self, device: str) -> Transitions:
         """Return the batch on `device`."""
-        if device == "cpu":
-            return self
-        moved: dict[str, Any] = {name: upload(item, device) for name, item in self._asdict().items() if isinstance(item, Tensor)}
-        return self._replace(**moved)
+        return self._replace(**uploaded(self._asdict(), device))
+
+
+def uploaded(items: dict[str, Any], device: str) -> dict[str, Any]:
+    """Return those items that are tensors, on `device`."""
+    return {} if device == "cpu" else {name: upload(item, device) for name, item in items.items() if isinstance(item, Tensor)}
 
 
 COLUMNS = ("action", "logp", "reward", "terminated")
@@ -195,7 +197,6 @@ class Replay:
         return {"rng": generator_state(self.rng)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         set_generator_state(self.rng, state["rng"])
 
     def contents(self) -> dict[str, Any]:
@@ -301,14 +302,14 @@ def replay_bytes(capacity: int, info: EnvInfo) -> int:
 
 def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str = "", device: str | None = None) -> None:
     """Raise SpecError if memories of `capacity` transitions and `nbytes` bytes each do not fit this machine, or a CUDA device of it."""
-    available = memory_bytes() if _on_host(device) else devices.memory_bytes(str(device))
+    available, where = memory_bytes(), "machine"
+    if device is not None and torch.device(device).type != "cpu":
+        available, where = devices.memory_bytes(device), f"device ({device})"
     if nbytes * memories > available:
-        where = "machine" if _on_host(device) else f"device ({device})"
-        raise SpecError("agent", [Problem("agent.memory.max_size", memory_message(capacity, nbytes, memories, available, where) + hint)])
-
-
-def _on_host(device: str | None) -> bool:
-    return device is None or torch.device(device).type == "cpu"
+        fitting = math.floor(capacity * available / (nbytes * memories) * 0.9)
+        each = f"{memories} at once of {nbytes / 2**30:,.1f} GiB each" if memories > 1 else f"{nbytes / 2**30:,.1f} GiB"
+        sizes = f"{capacity:,} transitions take {each}, this {where} has {available / 2**30:,.1f} GiB"
+        raise SpecError("agent", [Problem("agent.memory.max_size", f"{sizes}; at most {fitting:,} would fit{hint}")])
 
 
 def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
@@ -319,14 +320,6 @@ def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
     if capacity < info.num_envs:  # rows of one step would be written twice, in any order
         message = f"must be at least env.num_envs ({info.num_envs}) with on_device, not {capacity}"
         raise SpecError("agent", [Problem("agent.memory.max_size", message)])
-
-
-def memory_message(capacity: int, needed: int, memories: int = 1, available: int | None = None, where: str = "machine") -> str:
-    """Return the message about memories of `capacity` transitions and `needed` bytes each that do not fit into `available` bytes."""
-    available = memory_bytes() if available is None else available
-    fitting = math.floor(capacity * available / (needed * memories) * 0.9)
-    each = f"{memories} at once of {needed / 2**30:,.1f} GiB each" if memories > 1 else f"{needed / 2**30:,.1f} GiB"
-    return f"{capacity:,} transitions take {each}, this {where} has {available / 2**30:,.1f} GiB; at most {fitting:,} would fit"
 
 
 def as_tensor(values: np.ndarray | Tensor) -> Tensor:

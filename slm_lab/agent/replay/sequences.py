@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.replay.frames import FrameStore, load_rows
-from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, as_tensor
+from slm_lab.agent.replay.replay import PrioritizedReplay, Replay, as_tensor, uploaded
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
 from slm_lab.spec.report import Problem, SpecError
@@ -53,25 +53,14 @@ class SequenceBatch(NamedTuple):
     """float32 [B], 0 or 1: cuts the bootstrap."""
     weight_B: Tensor | None
     """float32 [B]: importance weight of each transition's sequence; None if all are 1."""
-    row_M: np.ndarray
-    """int64 [M]: the sequences' places in the buffer."""
+    drawn: np.ndarray
+    """int64 [M]: the sequences' places in the buffer, for `update_priorities`."""
     row_B: np.ndarray
     """int64 [B]: the transitions' rows in the buffer."""
 
-    @property
-    def drawn(self) -> np.ndarray:
-        """What was drawn, for `update_priorities`: int64 [M] places."""
-        return self.row_M
-
     def to(self, device: str) -> SequenceBatch:
         """Return the batch on `device`."""
-        if device == "cpu":
-            return self
-        items = self._asdict().items()
-        moved: dict[str, Any] = {
-            name: upload(item, device) for name, item in items if isinstance(item, Tensor) and name != "burn_in_first_TM"
-        }
-        return self._replace(**moved)
+        return self._replace(**(uploaded(self._asdict(), device) | {"burn_in_first_TM": self.burn_in_first_TM}))
 
     def unroll(self, net: SequenceNet) -> tuple[Tensor, Tensor]:
         """Return a net's outputs to act on and its values of all steps of all segments, [(P + 1) × C, …], for `now` and `after`.

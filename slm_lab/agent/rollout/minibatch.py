@@ -127,12 +127,12 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = copy(next_TN)
-        next_TN[cut.t_K, cut.n_K] = like(next_TN, _cut_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
+        next_TN[cut.t_K, cut.n_K] = like(next_TN, last_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
     return next_TN
 
 
-def _cut_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-    """Return the critic's outputs [K] of the last observations of truncated episodes."""
+def last_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
+    """Return the critic's outputs [K] of the last observations of truncated episodes, given the hidden state before them."""
     if net.state_size == 0:
         return tensor(net.values(obs_K))
     with torch.no_grad():

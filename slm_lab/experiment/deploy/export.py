@@ -203,7 +203,8 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
     if np.issubdtype(action_N.dtype, np.floating):
         wrong = _difference(action_N, expected_N) > TOLERANCE
     else:
-        own = policy.decode(policy.distribution.torch_mode(torch.from_numpy(others[0][:, : distribution.param_dim])))
+        mode_B = distribution.mode(torch.from_numpy(others[0][:, : distribution.param_dim]))
+        own = policy.decode(distribution.env_action(mode_B))
         wrong = not np.array_equal(action_N, own.numpy())
     wrong |= difference > TOLERANCE or not np.allclose(one, action_N[:1], atol=TOLERANCE)
     greatest = float(np.abs(action_N.astype(np.float64) - expected_N).max())

@@ -91,7 +91,7 @@ class ExportedPolicy(nn.Module):
 
     def _act(self, features_BF: Tensor) -> tuple[Tensor, Tensor]:
         params_BP = self.head(features_BF)
-        action_B = self.decode(self.distribution.torch_mode(params_BP))
+        action_B = self.decode(self.distribution.env_action(self.distribution.mode(params_BP)))
         return action_B, all_params(self.distribution, params_BP)
 
 

@@ -35,28 +35,23 @@ class GradientMeter:
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
         """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
-        self._report(self.trainer.backward(loss, weight), weight, values)
+        self._report(weight, {"loss": self.trainer.backward(loss, weight), **values})
 
     def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
         """Report a loss and other scalars. `weight` times the gradient of the loss has been added to `Parameter.grad` already."""
-        self._report(self.trainer.check(loss), weight, values)
-
-    def _report(self, loss: Tensor | float, weight: float, values: Mapping[str, Tensor | float]) -> None:
-        if not isinstance(loss, float):
-            self._unread += [("loss", weight, loss), *((name, weight, value) for name, value in values.items())]
-            return
-        sums = self._sums
-        sums["loss"] = sums.get("loss", 0.0) + weight * loss
-        for name, value in values.items():
-            sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
+        self._report(weight, {"loss": self.trainer.check(loss), **values})
 
     def report(self, **values: Tensor | float) -> None:
         """Report numbers of the next step beside its loss."""
+        self._report(1.0, values)
+
+    def _report(self, weight: float, values: Mapping[str, Tensor | float]) -> None:
+        sums = self._sums
         for name, value in values.items():
-            if isinstance(value, float):
-                self._sums[name] = self._sums.get(name, 0.0) + value
+            if self.trainer.deferred and isinstance(value, Tensor):
+                self._unread.append((name, weight, value.detach()))
             else:
-                self._unread.append((name, 1.0, value))
+                sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
 
     def step(self) -> None:
         """Take one gradient step on what was added."""

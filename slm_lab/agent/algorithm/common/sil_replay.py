@@ -179,7 +179,6 @@ class SILReplay:
         return self.ring.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         self.ring.load_state_dict(state)
 
     def contents(self) -> dict[str, Any]:
@@ -189,7 +188,6 @@ class SILReplay:
         return {"ring": self.ring.contents(), "count": self.count, "last_obs": last_obs, "last_state": last_state}
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load what `contents` returned."""
         self.ring.load_contents(state["ring"])
         self.count, self.last_obs = int(state["count"]), {number: obs.numpy().copy() for number, obs in state["last_obs"].items()}
         states = state.get("last_state", {})

@@ -59,7 +59,6 @@ class TargetNet(Generic[Net]):
         self.flat.load(self.source.packed(self.source.param), self.source.buffer)
 
     def pull(self) -> None:
-        """Bring this process's copy up to date with shared arrays that were restored."""
         self._pulled = self.updates_done
         self.flat.pull()
 

@@ -103,7 +103,6 @@ class Temperature:
         return {"log_alpha": self.log_alpha.to("cpu", copy=True), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
         if self._store is not None and self._store.remote:
             self._store.run("update", self.load_state_dict, state)
         if "log_alpha" in state:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.passes.activations import Activation, array_activation
 from slm_lab.agent.net.passes.direct_layers import ALL, AnyLayer, DirectLayer, direct_layer, is_supported
-from slm_lab.agent.net.passes.validity import FastPass, Guard, Vector
+from slm_lab.agent.net.passes.validity import FastPass, Vector
 from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, Products
 
@@ -168,4 +168,4 @@ class PassNet(nn.Module):
         chains = self.chains() if DIRECT else None
         if chains is not None and not all(one.learns for one in chains):
             chains = None
-        self.direct = FastPass(chains, Guard([*self.modules(), *others], vector, data))
+        self.direct = FastPass(chains, [*self.modules(), *others], vector, data)

@@ -118,34 +118,25 @@ class Vector(Protocol):
         """Copy parameters whose `data` were replaced back into the vector, and find those that are frozen."""
 
 
-class Guard:
-    """A Watch that is checked once for each number of `Vector.update`, and at each call outside updates.
+class FastPass(Generic[F]):
+    """An implementation of a pass that calls no modules, to be used while it computes what they would.
 
-    Args: vector: the parameters that are updated. Others: as of Watch.
+    This is checked once for each number of `Vector.update`, and at each call outside updates.
+
+    Args: fast: None: there is none. vector: the parameters that are updated. Others: as of Watch.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], vector: Vector, data: bool = False) -> None:
-        self.vector, self._watch = vector, Watch(modules, data)
+    def __init__(self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: Vector | None = None, data: bool = False) -> None:
+        self.fast, self._vector, self._watch = fast, vector, Watch(modules, data)
         self._update, self._held = -1, False
-
-    def holds(self) -> bool:
-        """Return whether nothing has changed."""
-        update = self.vector.update
-        if update != self._update or not update:
-            if not update:
-                self.vector.inspect()
-            self._update, self._held = update, self._watch.holds()
-        return self._held
-
-
-class FastPass(Generic[F]):
-    """An implementation of a pass that calls no modules, to be used while it computes what they would. Args: fast: None: there is none."""
-
-    def __init__(self, fast: F | None = None, guard: Guard | None = None) -> None:
-        self.fast, self._guard = fast, guard
 
     def get(self, learn: bool = True) -> F | None:
         """Return the implementation; None: the modules are to be called. Args: learn: gradients of all parameters are needed."""
-        if self.fast is None or self._guard is None or not self._guard.holds() or (learn and self._guard.vector.frozen):
+        vector = self._vector
+        if self.fast is None or vector is None:
             return None
-        return self.fast
+        if vector.update != self._update or not vector.update:
+            if not vector.update:
+                vector.inspect()
+            self._update, self._held = vector.update, self._watch.holds()
+        return self.fast if self._held and not (learn and vector.frozen) else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from slm_lab.experiment.files.study_paths import StudyPaths
+from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.render_png import PNGRenderer

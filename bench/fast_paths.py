@@ -26,7 +26,7 @@ class FastPath(NamedTuple):
 
 
 PATHS = {
-    "numpy acting": FastPath("slm_lab.agent.policy.acting:NUMPY_ACTING", "a2c_one_env", 30_000),
+    "numpy acting": FastPath("slm_lab.agent.policy.policy:NUMPY_ACTING", "a2c_one_env", 30_000),
     "closed-form objective": FastPath("slm_lab.agent.ops.objective:CLOSED_FORM", "ppo_cartpole", 60_000),
     "passes without a graph": FastPath("slm_lab.agent.net.passes.direct:DIRECT", "sac_halfcheetah", 1_500),
 }

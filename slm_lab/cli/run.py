@@ -134,7 +134,7 @@ def _study(request: Request, arguments: Namespace) -> None:
 
     Without --set, the arguments of the last start apply to a continued study.
     """
-    from slm_lab.experiment.files.study_paths import about_study, find_study
+    from slm_lab.experiment.files.paths import about_study, find_study
     from slm_lab.experiment.run.study.study import StudyExperiment
     from slm_lab.lib.log import notice
     from slm_lab.spec.load.study_file import load_study

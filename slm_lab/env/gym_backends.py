@@ -48,9 +48,18 @@ from slm_lab.env.single import SingleEnv
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
 from slm_lab.env.spaces import leaves
 from slm_lab.lib.log import logger, notice
-from slm_lab.lib.process import THREAD_LIMITS, ProcessState, environment, hidden_main, kill_group, lead_group, start_method
+from slm_lab.lib.process import (
+    THREAD_LIMITS,
+    ProcessState,
+    discard_stop_signals,
+    environment,
+    hidden_main,
+    kill_group,
+    lead_group,
+    start_method,
+    stop_signals_blocked,
+)
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.lib.signals import discard_stop_signals, stop_signals_blocked
 
 CLOSE_SECONDS = 2.0
 """Time that worker processes have to close their envs before they are killed."""

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.backend import Outcome, RawStep
-from slm_lab.lib.errors import PlainError
+from slm_lab.lib.log import PlainError
 
 NUMBERS = frozenset({float, int, bool, np.bool_, *(np.dtype(code).type for code in "efdbhilqBHILQ")})
 """Types of rewards that need no conversion."""

@@ -1,4 +1,4 @@
-"""Notices: one-line messages to the user that are not errors."""
+"""Messages to the user: notices, one line each, and errors of which the message is enough."""
 
 from __future__ import annotations
 
@@ -34,3 +34,11 @@ def notices_to(take: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
+
+
+class PlainError(Exception):
+    """Shown as its message, without a traceback."""
+
+
+class NotWritable(PlainError, OSError):
+    """A file of the run cannot be written: the folder has become read-only."""

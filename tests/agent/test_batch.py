@@ -6,8 +6,7 @@ import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.rollout.minibatch import Batch, Sequences, critic_outputs
-from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, Rollout
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.net import MLPNetSpec, RecurrentNetSpec
 from tests.agent.helpers import ToyEnv, info

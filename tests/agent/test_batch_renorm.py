@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slm_lab.agent.net.batch_renorm import BatchRenorm1d, LazyBatchRenorm1d
+from slm_lab.agent.net.normalization import BatchRenorm1d, LazyBatchRenorm1d
 
 
 def test_formula() -> None:

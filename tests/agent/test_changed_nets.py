@@ -17,9 +17,9 @@ from torch.nn.utils import parametrizations, prune
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops import objective
-from slm_lab.agent.ops.soft import reduction_gradient
+from slm_lab.agent.ops.objective import reduction_gradient
 from slm_lab.agent.optim import flat
-from slm_lab.agent.policy import acting
+from slm_lab.agent.policy import policy as acting
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, ToyEnv, agent_of, drive, info

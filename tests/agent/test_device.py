@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.base import check_rollout_memory
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.net.batch_renorm import BatchRenorm1d
+from slm_lab.agent.net.normalization import BatchRenorm1d
 from slm_lab.agent.ops import device as devices
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer

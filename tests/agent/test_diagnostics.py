@@ -14,7 +14,7 @@ from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics, value_diagnostics
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy import acting
+from slm_lab.agent.policy import policy as acting
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.rng import session_seeds
 from tests.agent.helpers import ToyEnv, agent_of, drive

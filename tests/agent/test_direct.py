@@ -7,13 +7,10 @@ import pytest
 import torch
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.passes import critics as critic_passes
 from slm_lab.agent.net.passes import direct, direct_layers
-from slm_lab.agent.net.passes.activations import ACTIVATIONS
-from slm_lab.agent.net.passes.critics import CriticsPass
-from slm_lab.agent.net.passes.direct import DirectChain, DirectPass
-from slm_lab.agent.net.passes.direct_layers import SMALL, SMALL_ROWS, DirectLayer
-from slm_lab.agent.net.q_critics import QCritics, SeparateCritics, build_critics
+from slm_lab.agent.net.passes.direct import CriticsPass, DirectChain, DirectPass
+from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS, SMALL, SMALL_ROWS, DirectLayer
+from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import array, silent
 from slm_lab.agent.ops.autograd import GraphPass
 from slm_lab.agent.ops.linear import Products
@@ -189,7 +186,7 @@ def both_passes(
 @pytest.mark.parametrize("name", critic_specs(CONTINUOUS))
 def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, gradients of weights, and those of actions: all rows of one critic, some of each, and none."""
-    monkeypatch.setattr(critic_passes, "APART", 0 if apart else 2**40)
+    monkeypatch.setattr(direct, "APART", 0 if apart else 2**40)
     torch.manual_seed(1)
     critics = build_critics(critic_specs(action)[name], VECTOR, action)
     flat = FlatParams(critics)

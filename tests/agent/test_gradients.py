@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.dqn import QLearning
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
-from slm_lab.agent.net.passes import critics, direct
+from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Transitions
@@ -160,7 +160,7 @@ CASES: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.parametrize("name", CASES)
 def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(critics, "APART", 0 if apart else 2**40)
+    monkeypatch.setattr(direct, "APART", 0 if apart else 2**40)
     monkeypatch.setattr(direct, "DIRECT", on)
     keys = {"gamma": GAMMA, **CASES[name]}
     discrete = keys.get("action") is DISCRETE

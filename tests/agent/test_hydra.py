@@ -11,7 +11,7 @@ import torch
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.body import build_body
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.acting import fast_actor
+from slm_lab.agent.policy.policy import fast_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import HydraMLPNetSpec
 from tests.agent.helpers import ToyEnv, agent_of, drive, info, spec

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.q_critics import build_critics
-from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.net.q_nets import QNet, build_critics
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import NETS, NetSpec
 from tests.agent.helpers import CONTINUOUS, DISCRETE

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.passes.activations import ACTIVATIONS
+from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS
 from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, _LinearLayers
 from slm_lab.lib.records import ActionSpace
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, policy_gradient_loss, symlog
-from slm_lab.agent.ops.regression import LOSSES, ValueLoss
+from slm_lab.agent.ops.losses import LOSSES, ValueLoss, clipped_surrogate_loss, clipped_value_loss, policy_gradient_loss, symlog
 from slm_lab.spec.models.net import LossSpec
 from slm_lab.spec.report import SpecError
 

@@ -17,7 +17,7 @@ from slm_lab.agent.build import check_arithmetic
 from slm_lab.agent.net import matmul
 from slm_lab.agent.net.body import Body, build_body
 from slm_lab.agent.net.matmul import ONEDNN_LEAST, has_bfloat16, onednn_least, prefers_onednn, resolve_matmul
-from slm_lab.agent.net.q_critics import SeparateCritics, StackedCritics, build_critics
+from slm_lab.agent.net.q_nets import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
 from slm_lab.agent.ops.linear import FLOAT32, Products
 from slm_lab.lib.limits import processor

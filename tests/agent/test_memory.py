@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_memory
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, OnPolicyCrossEntropy, OnPolicyReplay, build_memory
 from slm_lab.lib.records import ActOut, VecStep
 from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec, OnPolicyReplaySpec
 from slm_lab.spec.models.spec import Spec

@@ -9,9 +9,9 @@ import torch
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.body import build_body
-from slm_lab.agent.net.passes.activations import ACTIVATIONS
+from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.agent.policy.acting import fast_actor
+from slm_lab.agent.policy.policy import fast_actor
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import ConvNetSpec, DuelingConvNetSpec, MLPNetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.report import SpecError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.agent.policy.build_policy import build_policy
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.worker import EnvGroup
 from slm_lab.experiment.deploy.load import load_agent

@@ -11,7 +11,7 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.dqn import QLearning
-from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.targets import action_value, action_value_gradient
 from slm_lab.agent.replay.sequences import PrioritizedSequenceReplay, SequenceBatch, SequenceReplay
 from slm_lab.lib.clock import Clock

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Categorical
 
-from slm_lab.agent.ops.soft import REDUCTION_GRADIENTS, REDUCTIONS, discrete_actor_loss, discrete_soft_value, reduction_gradient
+from slm_lab.agent.ops.objective import REDUCTION_GRADIENTS, REDUCTIONS, discrete_actor_loss, discrete_soft_value, reduction_gradient
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.common.target import TargetNet
-from slm_lab.agent.algorithm.common.temperature import Temperature, target_entropies
-from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
-from slm_lab.agent.net.q_critics import QCritic, SeparateCritics, StackedCritics, build_critics
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic, Temperature, target_entropies
+from slm_lab.agent.net.q_nets import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Group

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.agent.replay.sum_tree import SumTree
+from slm_lab.agent.replay.replay import SumTree
 
 SIZES = [1, 2, 63, 64, 65, 4095, 4096, 4097, 64**3 + 1]
 """One to four levels, full ones and ones that overflow."""

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.weight_norm import LazyWeightNormLinear, WeightNormLinear
+from slm_lab.agent.net.normalization import LazyWeightNormLinear, WeightNormLinear
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import TorchArcNetSpec

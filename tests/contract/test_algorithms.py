@@ -16,7 +16,7 @@ from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.policy.build_policy import algorithms_for
 from slm_lab.agent.replay.replay import Replay
-from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.rollout.rollout import RolloutStorage
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, EnvInfo, VecStep
 from slm_lab.lib.rng import session_seeds

@@ -16,8 +16,7 @@ import pytest
 
 from slm_lab.env.make import find_target
 from slm_lab.experiment.execute.local import fork_server as server
-from slm_lab.lib.process import hidden_main
-from slm_lab.lib.signals import STOP_SIGNALS
+from slm_lab.lib.process import STOP_SIGNALS, hidden_main
 from slm_lab.spec.models.env import EnvSpec
 from tests.env.test_step import build
 from tests.env.toys import PREFIX

@@ -20,8 +20,8 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.analyze import analyze_trial
 from slm_lab.experiment.report.baseline import Baseline
-from slm_lab.experiment.report.curves import Curve
 from slm_lab.experiment.report.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
+from slm_lab.experiment.report.metrics import Curve
 from slm_lab.experiment.report.render_html import plotly_json, render_html
 from slm_lab.experiment.report.render_png import PNGRenderer, _legend_of, format_tick
 from slm_lab.experiment.report.run import Run, load_run

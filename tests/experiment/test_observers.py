@@ -12,9 +12,7 @@ from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.execute.local.interrupt import Blocked
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
 from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS, Observer, hooks
-from slm_lab.experiment.training.observers.checkpointer import Checkpointer, SaveTimer
-from slm_lab.experiment.training.observers.dev_checks import DevCheckError, DevChecks
-from slm_lab.experiment.training.observers.frame_progress import ProgressReporter
+from slm_lab.experiment.training.observers.builtin import Checkpointer, DevCheckError, DevChecks, ProgressReporter, SaveTimer
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder, RowBuilder
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode, Metrics

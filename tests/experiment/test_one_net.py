@@ -9,7 +9,7 @@ import pytest
 
 from slm_lab.experiment.events import Row, RowValues
 from slm_lab.experiment.report.compare import SeedResult, recent_returns
-from slm_lab.experiment.report.curves import Table
+from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.report.run import global_table
 from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS
 from slm_lab.experiment.training.observers.rows import Recorder

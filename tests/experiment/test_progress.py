@@ -10,7 +10,7 @@ from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Progress
 from slm_lab.experiment.report import progress as progress_module
 from slm_lab.experiment.report.progress import ProgressDisplay, number
 from slm_lab.experiment.report.screen import Screen
-from slm_lab.experiment.training.observers.frame_progress import ProgressReporter
+from slm_lab.experiment.training.observers.builtin import ProgressReporter
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Metrics
 

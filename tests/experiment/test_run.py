@@ -12,7 +12,7 @@ import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.curves import Curve, align, curve
+from slm_lab.experiment.report.metrics import Curve, align, curve
 from slm_lab.experiment.report.run import load_run, read_columns, read_table
 
 

@@ -14,8 +14,8 @@ from PIL import Image
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.report.analyze import analyze_trial
-from slm_lab.experiment.report.curves import Curve, align_or_interpolate
 from slm_lab.experiment.report.figure import MARK, POLICY_COLOURS
+from slm_lab.experiment.report.metrics import Curve, align_or_interpolate
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import read_columns

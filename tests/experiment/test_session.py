@@ -19,7 +19,7 @@ from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.restore import restore, state_dict
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.training.observers.dev_checks import DevCheckError
+from slm_lab.experiment.training.observers.builtin import DevCheckError
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec

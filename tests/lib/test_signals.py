@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
+from slm_lab.lib.process import STOP_SIGNALS, stop_signals_blocked
 
 
 @pytest.fixture

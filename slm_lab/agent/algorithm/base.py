@@ -1,4 +1,4 @@
-"""The interface of all algorithms."""
+"""The interface of all algorithms, and the baseline: random actions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from slm_lab.agent.policy.build_policy import optimizer_parts, separate_gradient
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
-from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.rollout.storage import RolloutStorage, build_memory, slab_bytes
+from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, slab_bytes
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
@@ -226,3 +225,7 @@ class Algorithm:
             self.memory.load_state_dict(state["memory"])
         if self.rng is not None:
             set_generator_state(self.rng, state["rng"])
+
+
+class Random(Algorithm):
+    """Uniformly random actions; does not learn."""

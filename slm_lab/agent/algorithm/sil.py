@@ -18,8 +18,7 @@ from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
 from slm_lab.agent.rollout.minibatch import last_values
-from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage
 from slm_lab.lib.records import ActOut, Metrics, VecStep
 from slm_lab.spec.models.algorithm import PPOSILSpec, SILSpec
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.batch_renorm import BatchRenorm1d, LazyBatchRenorm1d
-from slm_lab.agent.net.weight_norm import LazyWeightNormLinear, WeightNormLinear
+from slm_lab.agent.net.normalization import BatchRenorm1d, LazyBatchRenorm1d, LazyWeightNormLinear, WeightNormLinear
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.report import Problem, SpecError
 

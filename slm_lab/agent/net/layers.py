@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent.net.weight_norm import WeightNormLinear
+from slm_lab.agent.net.normalization import WeightNormLinear
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.records import ObservationPart, ObservationSpace
 from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from slm_lab.agent.net.body import Body
-from slm_lab.agent.net.q_critics import StackedCritics
+from slm_lab.agent.net.q_nets import StackedCritics
 from slm_lab.lib.limits import processor
 from slm_lab.spec.report import Problem, SpecError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.q_net import QNet
+from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.device import set_tf32
 from slm_lab.agent.ops.distributions import (
     ACTOR_DISTRIBUTIONS,

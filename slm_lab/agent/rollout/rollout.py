@@ -1,16 +1,22 @@
-"""A rollout: T steps of N envs, as every source of experience yields it. In tensors, or for small nets in numpy arrays."""
+"""A rollout: T steps of N envs, as every source of experience yields it, in tensors or numpy arrays; and its storage on policy."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 import torch
 
 from slm_lab.agent.ops.arrays import A, array
 from slm_lab.agent.ops.device import upload
+from slm_lab.lib.records import ActOut, EnvInfo, VecStep
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store
+from slm_lab.spec.models.base import Component
+from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec
 
 
 @dataclass(frozen=True)
@@ -71,3 +77,263 @@ class Rollout(Generic[A]):
         moved = {f.name: upload(getattr(self, f.name), device) for f in fields(self) if f.name not in ("first_TN", "truncations")}
         cut = self.truncations
         return replace(self, **moved, truncations=Truncations(*(upload(getattr(cut, f.name), device) for f in fields(cut))))
+
+
+ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
+"""Arrays with one row per step; `obs` and `first` have one row more."""
+ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
+"""Arrays of a rollout."""
+
+
+def slab_bytes(info: EnvInfo, rows: int) -> int:
+    """Return the bytes of the arrays for the given number of rows."""
+    obs, action = info.observation, info.action
+    per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * (4 if action.kind == "continuous" else 8) + 20
+    return rows * info.num_envs * per_env
+
+
+Truncation = tuple[int, int, np.ndarray, np.ndarray]
+"""(row, env, last observation, hidden state)."""
+
+
+class RolloutStorage(ABC):
+    """Preallocated arrays [T, N] into which steps are written row by row; each step is learned from once.
+
+    Args: length: training_frequency, in the unit of this storage. rows: T at the start. state_size: S of the hidden state.
+    """
+
+    def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int) -> None:
+        self.info, self.length, self.state_size, self.t = info, length, state_size, 0
+        self.truncations: list[Truncation] = []
+        self.slabs = self._allocate(rows)
+        self._next_obs_N: np.ndarray | None = None
+        """The observation that row t holds already, as the successor of row t - 1; None if it holds none."""
+
+    def _allocate(self, rows: int) -> dict[str, np.ndarray]:
+        N, obs, action = self.info.num_envs, self.info.observation, self.info.action
+        action_shape = () if action.kind == "discrete" else (action.dim,)
+        return {
+            "obs": np.zeros((rows + 1, N, *obs.shape), obs.dtype),
+            "first": np.zeros((rows + 1, N), np.bool_),
+            "action": np.zeros((rows, N, *action_shape), np.float32 if action.kind == "continuous" else np.int64),
+            "logp": np.zeros((rows, N), np.float32),
+            "version": np.zeros((rows, N), np.int64),
+            "reward": np.zeros((rows, N), np.float32),
+            "terminated": np.zeros((rows, N), np.bool_),
+            "truncated": np.zeros((rows, N), np.bool_),
+            "valid": np.zeros((rows, N), np.bool_),
+        }
+
+    def _write(self, obs_N: np.ndarray, out: ActOut, step: VecStep) -> None:
+        slabs, t = self.slabs, self.t
+        if obs_N is not self._next_obs_N or t == 0:
+            slabs["obs"][t] = obs_N
+        slabs["action"][t] = out.action_N
+        slabs["logp"][t] = out.logp_N
+        slabs["reward"][t] = step.reward_N
+        slabs["version"][t] = out.version
+        slabs["terminated"][t] = step.terminated_N
+        slabs["truncated"][t] = step.truncated_N
+        slabs["valid"][t] = step.valid_N
+        slabs["obs"][t + 1] = self._next_obs_N = step.obs_N
+        slabs["first"][t + 1] = step.first_N
+        if 1 in step.truncated_N.tobytes():  # a sixth of the time of .any()
+            for n in np.flatnonzero(step.truncated_N):
+                state = np.zeros(0, np.float32) if out.state_N is None else out.state_N[n].copy()
+                self.truncations.append((t, int(n), step.last_obs_N[n].copy(), state))
+        self.t = t + 1
+
+    @abstractmethod
+    def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        """Store one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
+
+    @property
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether there is enough for one training."""
+
+    @abstractmethod
+    def rollout(self) -> Rollout:
+        """Return what was collected, as views if possible: the next `add` overwrites it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was collected so far; of use only if the envs continue from the same step."""
+        rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
+        return {
+            "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
+            "t": self.t,
+            "truncations": [(t, n, torch.from_numpy(obs.copy()), torch.from_numpy(state)) for t, n, obs, state in self.truncations],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. Raises ValueError if the envs differ."""
+        self.t = int(state["t"])
+        for name, slab in state["slabs"].items():
+            self.slabs[name][: len(slab)] = slab.numpy()
+        self.truncations = [(int(t), int(n), obs.numpy().copy(), hidden.numpy().copy()) for t, n, obs, hidden in state["truncations"]]
+
+    def _pack(self, truncations: list[Truncation]) -> Truncations:
+        obs = self.info.observation
+        return Truncations(
+            torch.tensor([item[0] for item in truncations], dtype=torch.int64),
+            torch.tensor([item[1] for item in truncations], dtype=torch.int64),
+            torch.from_numpy(np.array([item[2] for item in truncations], obs.dtype).reshape(-1, *obs.shape)),
+            torch.from_numpy(np.array([item[3] for item in truncations], np.float32).reshape(len(truncations), self.state_size)),
+        )
+
+
+class OnPolicyBatchReplay(RolloutStorage):
+    """A fixed number of vector steps."""
+
+    def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
+        super().__init__(info, length, length, state_size)
+        self.state_NS = np.zeros((info.num_envs, state_size), np.float32)
+        """Hidden state before the first step."""
+        self._rollout = self._view()
+
+    def _view(self) -> Rollout:
+        """Return views of the arrays, without truncations."""
+        views = {f"{name}_TN": torch.from_numpy(slab) for name, slab in self.slabs.items()}
+        return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack([]))
+
+    def shared_arrays(self) -> Named:
+        named = {**self.slabs, **({"state": self.state_NS} if self.state_size else {})}
+        return {name: SharedArray(slab, "single") for name, slab in named.items()}
+
+    def attach(self, store: Store, arrays: Arrays) -> None:
+        self.slabs = {name: arrays[name] for name in self.slabs}
+        self.state_NS = arrays["state"] if self.state_size else self.state_NS
+        self._rollout = self._view()
+
+    def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        if self.t == self.length:
+            self.t = 0
+            self.truncations.clear()
+        if self.t == 0:
+            self.slabs["first"][0] = first_N
+            if state_N is not None:
+                self.state_NS[:] = state_N
+        self._write(obs_N, out, step)
+
+    @property
+    def ready(self) -> bool:
+        return self.t == self.length and bool(self.slabs["valid"].any())  # short rollouts may be dummy rows only
+
+    def rollout(self) -> Rollout:
+        return replace(self._rollout, truncations=self._pack(self.truncations)) if self.truncations else self._rollout
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "state": torch.from_numpy(self.state_NS.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.state_NS[:] = state["state"].numpy()
+
+
+EpisodeRows = tuple[int, int, int]
+"""(env, first row, row after the last) of an episode."""
+
+
+class OnPolicyReplay(RolloutStorage):
+    """Whole episodes. A rollout holds the finished ones, each as one column; collection of the others continues."""
+
+    FIRST_ROWS = 256
+
+    def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
+        super().__init__(info, length, self.FIRST_ROWS, state_size)
+        self.begin_N = np.zeros(info.num_envs, np.int64)
+        self.ended: list[EpisodeRows] = []
+        self._taken = False
+
+    def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        if self._taken:
+            self._drop_ended()
+        if self.t == len(self.slabs["reward"]):
+            self._grow()
+        t = self.t
+        self._write(obs_N, out, step)
+        for n in np.flatnonzero(step.terminated_N | step.truncated_N):
+            self.ended.append((int(n), int(self.begin_N[n]), t + 1))
+        self.begin_N[step.first_N] = t + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "begin": self.begin_N.tolist(), "ended": list(self.ended), "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if (rows := int(state["t"])) > len(self.slabs["reward"]):
+            self.slabs = self._allocate(rows)
+        super().load_state_dict(state)
+        self.begin_N[:] = state["begin"]
+        self.ended = [(int(n), int(begin), int(end)) for n, begin, end in state["ended"]]
+        self._taken = bool(state["taken"])
+
+    def _grow(self) -> None:
+        old = self.slabs
+        self.slabs = self._allocate(2 * self.t)
+        for name, slab in old.items():
+            self.slabs[name][: len(slab)] = slab
+
+    def _drop_ended(self) -> None:
+        """Keep the rows from the oldest unfinished episode on."""
+        keep = int(self.begin_N.min())
+        for name, slab in self.slabs.items() if keep else ():
+            rows = self.t + (name in ("obs", "first")) - keep
+            slab[:rows] = slab[keep : keep + rows].copy()
+        self.t -= keep
+        self.begin_N -= keep
+        self.truncations = [(t - keep, n, obs, state) for t, n, obs, state in self.truncations if t - keep >= self.begin_N[n]]
+        self.ended.clear()
+        self._taken = False
+
+    @property
+    def ready(self) -> bool:
+        return not self._taken and len(self.ended) >= self.length
+
+    def _episodes(self) -> list[EpisodeRows]:
+        """Return the episodes of a rollout."""
+        return self.ended
+
+    def rollout(self) -> Rollout:
+        episodes = self._episodes()
+        T, E = max(end - begin for _, begin, end in episodes), len(episodes)
+        padded = {
+            name: np.zeros((T + (name in ("obs", "first")), E, *slab.shape[2:]), slab.dtype)
+            for name, slab in self.slabs.items()
+            if name in ROLLOUT_ARRAYS
+        }
+        for column, (n, begin, end) in enumerate(episodes):
+            for name in ("obs", *ROW_ARRAYS):
+                padded[name][: end - begin, column] = self.slabs[name][begin:end, n]
+        padded["first"][0] = True
+        where = {(n, end - 1): (end - 1 - begin, column) for column, (n, begin, end) in enumerate(episodes)}
+        cuts = [(*where[n, t], obs, state) for t, n, obs, state in self.truncations if (n, t) in where]
+        self._taken = True
+        arrays = {f"{name}_TN": torch.from_numpy(slab) for name, slab in padded.items()}
+        return Rollout(**arrays, state_NS=torch.zeros(E, self.state_size), truncations=self._pack(cuts))
+
+
+class OnPolicyCrossEntropy(OnPolicyReplay):
+    """Whole episodes, of which a rollout holds only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
+
+    Args: quantile: those are kept whose sum of training rewards is at or above this quantile of all (linear interpolation); 1: all.
+    """
+
+    def __init__(self, info: EnvInfo, length: int, state_size: int, quantile: float) -> None:
+        super().__init__(info, length, state_size)
+        self.quantile = quantile
+
+    def _episodes(self) -> list[EpisodeRows]:
+        totals = [self.slabs["reward"][begin:end, n].sum(dtype=np.float64) for n, begin, end in self.ended]
+        least = np.quantile(totals, self.quantile) if self.quantile < 1.0 else -np.inf
+        return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < least]
+
+
+def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
+    """Build the storage that an on-policy spec names; that of a user's spec model is `implementation()` of the model.
+
+    Args: length: training_frequency, in the unit of the storage. state_size: S of the hidden state.
+    """
+    arguments: dict[str, Any] = {"quantile": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
+    kind = type(spec).implementation()
+    storage: RolloutStorage = kind(info, length, state_size, **arguments)
+    return storage

@@ -17,8 +17,7 @@ from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row,
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
-from slm_lab.lib.errors import NotWritable
-from slm_lab.lib.log import notice
+from slm_lab.lib.log import NotWritable, notice
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 CheckpointKind = Literal["last", "best"] | int

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.files.lock import unfinished
-from slm_lab.experiment.files.study_paths import study_in
+from slm_lab.experiment.files.paths import study_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.curves import Aligned, Curve, Table, curve, interpolate
-from slm_lab.experiment.report.metrics import Estimate, average, estimate, median_reached
+from slm_lab.experiment.report.metrics import Aligned, Curve, Estimate, Table, average, curve, estimate, interpolate, median_reached
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice

@@ -16,9 +16,8 @@ import numpy as np
 from slm_lab.experiment.files.paths import file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import RULES, Setting, Summary, read_settings, summarize
-from slm_lab.experiment.report.curves import Aligned, Curve
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
-from slm_lab.experiment.report.metrics import INTERVAL, Estimate
+from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Curve, Estimate
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
 from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_bytes

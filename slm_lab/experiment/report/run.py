@@ -24,7 +24,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import DataMode, RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.curves import Table, curve
+from slm_lab.experiment.report.metrics import Table, curve
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.spec import models_at
 from slm_lab.spec.report import KeyPath, nearest

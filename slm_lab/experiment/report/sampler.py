@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.experiment.report.curves import Curve, Table, curve
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Mark, Panel, policy_colour
-from slm_lab.experiment.report.metrics import average, last_value
+from slm_lab.experiment.report.metrics import Curve, Table, average, curve, last_value
 from slm_lab.experiment.report.run import Run, numbers, read_columns
 from slm_lab.experiment.report.trial_figures import Axis, Labels
 from slm_lab.experiment.report.writer import Writer

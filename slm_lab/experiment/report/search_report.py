@@ -14,8 +14,8 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.report import figure as figures
-from slm_lab.experiment.report.curves import Curve, align_or_interpolate, evenly
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
+from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, evenly
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.trial_figures import return_curves

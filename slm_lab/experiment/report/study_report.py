@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slm_lab.experiment.files.paths import file_stem
-from slm_lab.experiment.files.study_paths import StudyPaths
+from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
 from slm_lab.experiment.report.compare import RULES, Setting, seeds_of, summarize
 from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, number_text, rows_csv

@@ -12,7 +12,7 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.curves import Table
+from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.report.run import Run
 from slm_lab.lib.files import replace_file, sealed, unsealed
 from slm_lab.lib.limits import processor

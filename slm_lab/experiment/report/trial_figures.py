@@ -11,9 +11,19 @@ from typing import TypeVar
 import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode
-from slm_lab.experiment.report.curves import Aligned, Curve, Table, align, align_or_interpolate, curve, interpolate
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, NEW_COLOUR, SESSION_COLOURS, Figure, Line, Panel, policy_colour
-from slm_lab.experiment.report.metrics import Strengths, consistency_curve, metric_curves
+from slm_lab.experiment.report.metrics import (
+    Aligned,
+    Curve,
+    Strengths,
+    Table,
+    align,
+    align_or_interpolate,
+    consistency_curve,
+    curve,
+    interpolate,
+    metric_curves,
+)
 from slm_lab.experiment.report.run import ALL_WORKERS, Run
 from slm_lab.experiment.report.writer import Writer
 from slm_lab.experiment.training.observers.base import info_column

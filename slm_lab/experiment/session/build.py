@@ -33,7 +33,7 @@ from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories, load_observers
-from slm_lab.experiment.training.observers.checkpointer import SaveTimer
+from slm_lab.experiment.training.observers.builtin import SaveTimer
 from slm_lab.experiment.training.population import Population
 from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device, with_seed
 from slm_lab.experiment.training.torch_settings import TorchSettings

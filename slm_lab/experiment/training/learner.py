@@ -32,9 +32,7 @@ from slm_lab.experiment.training.observers.base import (
     info_column,
     mean,
 )
-from slm_lab.experiment.training.observers.checkpointer import Checkpointer, SaveTimer
-from slm_lab.experiment.training.observers.dev_checks import DevChecks
-from slm_lab.experiment.training.observers.frame_progress import ProgressReporter, TimeLimit
+from slm_lab.experiment.training.observers.builtin import Checkpointer, DevChecks, ProgressReporter, SaveTimer, TimeLimit
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder
 from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.episodes import EpisodeWindow

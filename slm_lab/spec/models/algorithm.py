@@ -109,7 +109,7 @@ class AlgorithmSpec(Component):
 class RandomSpec(AlgorithmSpec):
     """Uniformly random actions without learning: the baseline of the metrics."""
 
-    class_path = "slm_lab.agent.algorithm.random:Random"
+    class_path = "slm_lab.agent.algorithm.base:Random"
     learns = False
     memories = ROLLOUT_MEMORIES + REPLAY_MEMORIES
 

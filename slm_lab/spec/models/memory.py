@@ -127,7 +127,7 @@ class RolloutMemorySpec(MemorySpec, SILReplayKeys):
 class OnPolicyReplaySpec(RolloutMemorySpec):
     """Whole episodes, each used once; training_frequency counts episodes."""
 
-    class_path = "slm_lab.agent.rollout.storage:OnPolicyReplay"
+    class_path = "slm_lab.agent.rollout.rollout:OnPolicyReplay"
     episodes = True
 
     name: Literal["OnPolicyReplay"]
@@ -136,14 +136,14 @@ class OnPolicyReplaySpec(RolloutMemorySpec):
 class OnPolicyBatchReplaySpec(RolloutMemorySpec):
     """Rollouts of a fixed number of vector steps, each used once; training_frequency counts vector steps."""
 
-    class_path = "slm_lab.agent.rollout.storage:OnPolicyBatchReplay"
+    class_path = "slm_lab.agent.rollout.rollout:OnPolicyBatchReplay"
     name: Literal["OnPolicyBatchReplay"]
 
 
 class OnPolicyCrossEntropySpec(RolloutMemorySpec):
     """Whole episodes, each used once, of which only the best are kept (the cross-entropy method, Rubinstein 1999)."""
 
-    class_path = "slm_lab.agent.rollout.storage:OnPolicyCrossEntropy"
+    class_path = "slm_lab.agent.rollout.rollout:OnPolicyCrossEntropy"
     episodes = True
 
     name: Literal["OnPolicyCrossEntropy"]

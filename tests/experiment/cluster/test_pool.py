@@ -13,8 +13,8 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.cli.entry import main
+from slm_lab.experiment.collect.workers import link as worker_task
 from slm_lab.experiment.collect.workers import worker_pool as pool
-from slm_lab.experiment.collect.workers import worker_task
 from slm_lab.experiment.collect.workers.link import MessageLink
 from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
 from slm_lab.experiment.execute.executor import Event, Message

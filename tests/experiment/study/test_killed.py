@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.experiment.files.study_paths import StudyPaths, find_study
+from slm_lab.experiment.files.paths import StudyPaths, find_study
 from tests.experiment.commands import ROOT
 from tests.experiment.study.toys import results, run, write, written
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from slm_lab.experiment.files.study_paths import find_study
+from slm_lab.experiment.files.paths import find_study
 from tests.experiment.study.toys import run
 folder, frames, seeds = Path(sys.argv[1]), int(sys.argv[2]), list(range(int(sys.argv[3])))
 try:

@@ -16,7 +16,7 @@ import pytest
 from slm_lab.cli import main
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import RunLock, in_use
-from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, find_study
+from slm_lab.experiment.files.paths import RunFolder, StudyPaths, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.report.metrics import Estimate
 from slm_lab.experiment.report.study_report import Row, findings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.execute.executor import Context
-from slm_lab.experiment.files.study_paths import StudyPaths
+from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment

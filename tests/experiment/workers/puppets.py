@@ -66,7 +66,7 @@ class PuppetArrays:
 
 
 def run_worker(context: ChildContext, config: WorkerConfig, link: MemoryEnd) -> None:
-    """As worker_task.run_worker: fills the slots that are ordered with 10 · worker + the number of rollouts before it."""
+    """As link.run_worker: fills the slots that are ordered with 10 · worker + the number of rollouts before it."""
     context.send("built", INFO)
     if context.receive() != CONNECT:
         return

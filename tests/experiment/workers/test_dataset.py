@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder, EndedEpisode, GroupRollout
 from slm_lab.experiment.collect.workers.shared import SLOTS, Slot

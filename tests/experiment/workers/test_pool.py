@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from slm_lab.experiment.collect.workers import task_pool as child_module
 from slm_lab.experiment.collect.workers import task_pool as pool_module
-from slm_lab.experiment.collect.workers import worker_task as child_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.link import CONNECT, MemoryEnd, MemoryLink
+from slm_lab.experiment.collect.workers.link import CONNECT, LOAD, MemoryEnd, MemoryLink
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
-from slm_lab.experiment.collect.workers.worker_task import LOAD
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.local.user_code import WorkerFailed

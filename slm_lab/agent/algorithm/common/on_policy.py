@@ -17,12 +17,11 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.ops.arrays import A, flat, like, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
+from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate
-from slm_lab.agent.ops.regression import ValueLoss
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Minibatch, Values
-from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.rollout.storage import RolloutStorage
+from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage
 from slm_lab.spec.models.base import Schedule
 
 

@@ -14,8 +14,7 @@ from slm_lab.agent.ops.returns import discounted_returns
 from slm_lab.agent.replay.frames import FrameStore
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS, SequenceBatch, SequenceReplay
-from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.rollout.storage import OnPolicyReplay
+from slm_lab.agent.rollout.rollout import OnPolicyReplay, Rollout
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec

@@ -1,6 +1,6 @@
 """Which implementation of a pass is used: the fast one, which calls no modules, or the modules themselves.
 
-The passes without an autograd graph (direct.py, critics.py) and acting in numpy (policy/acting.py) are built once from the modules of a
+The passes without an autograd graph (direct.py) and acting in numpy (policy/policy.py) are built once from the modules of a
 net, and compute what these did then. Afterwards, or before, a user may add hooks, freeze parameters, or
 tie, parametrise and replace parameters and layers. Here is the one check of whether a pass still computes what its modules would. Where it
 does not, the modules are called, and autograd computes the gradients.

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slm_lab.agent.rollout.rollout import Rollout
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, Truncation
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, Rollout, Truncation
 from slm_lab.experiment.collect.workers.shared import Slot
 from slm_lab.lib.records import EnvInfo, Episode
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.agent.rollout.storage import OnPolicyBatchReplay, slab_bytes
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, slab_bytes
 from slm_lab.env.normalize import Normalizers
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo

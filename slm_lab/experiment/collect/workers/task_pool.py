@@ -15,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from slm_lab.experiment.collect.workers import worker_task
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.link import Link
+from slm_lab.experiment.collect.workers.link import LOAD, SAVE, Link, run_inference, run_worker
 from slm_lab.experiment.collect.workers.shared import SLOTS, WorkerArrays, WorkerConfig, sampler_of
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.execute.executor import Died, Event, Executor, Message, Stalled, Task
@@ -107,7 +106,7 @@ class TaskPool:
         beat(WAITING)  # the first start waits for the fork server
         try:
             for index in range(sampler.num_workers):
-                target, own = worker_task.run_worker, replace(config, index=index)
+                target, own = run_worker, replace(config, index=index)
                 self.workers.append(_Child(index, executor.start(f"rollout worker {index}", target, own, link.worker_end())))
         except BaseException:
             self.close()
@@ -141,7 +140,7 @@ class TaskPool:
         self.link.attach(arrays)
         self.connected = True
         if self.folder is not None:
-            target = worker_task.run_inference
+            target = run_inference
             self.server = _Child(0, self.executor.start("inference server", target, self.config, self.link.worker_end()))
         for worker in self.workers:
             if worker.built:
@@ -293,7 +292,7 @@ class TaskPool:
     def _load(self, worker: _Child, saved: Any) -> None:
         """Let a worker of a continued run begin with its state, or with random streams that no earlier start has used."""
         if saved is not None or self._resumes:
-            worker.task.send((worker_task.LOAD, saved, self._resumes))
+            worker.task.send((LOAD, saved, self._resumes))
 
     def _fail(self, reason: str) -> None:
         self.ended = True
@@ -380,4 +379,4 @@ class TaskPool:
             self.saved.put((self.answered, None))
             return
         for worker in self.workers:
-            worker.task.send((worker_task.SAVE, self.answered))
+            worker.task.send((SAVE, self.answered))

@@ -22,8 +22,16 @@ from typing import Any
 import slm_lab
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
-from slm_lab.lib.process import THIS_PROCESS, THREAD_LIMITS, Method, environment, hidden_main, set_environment
-from slm_lab.lib.signals import STOP_SIGNALS, stop_signals_blocked
+from slm_lab.lib.process import (
+    STOP_SIGNALS,
+    THIS_PROCESS,
+    THREAD_LIMITS,
+    Method,
+    environment,
+    hidden_main,
+    set_environment,
+    stop_signals_blocked,
+)
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.report import Problem, SpecError
 

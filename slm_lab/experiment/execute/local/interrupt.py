@@ -11,7 +11,7 @@ from typing import Any
 
 from slm_lab.experiment.execute.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
 from slm_lab.experiment.plan import Interrupted, Stop
-from slm_lab.lib.signals import STOP_SIGNALS
+from slm_lab.lib.process import STOP_SIGNALS
 
 _ONE_EVENT = 0.2
 """Signals within this many seconds count as one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""

@@ -19,8 +19,7 @@ from slm_lab.experiment.execute.heartbeat import HEARTBEAT_BYTES, Heartbeat, Sta
 from slm_lab.experiment.execute.local import child as child_side
 from slm_lab.experiment.execute.local.child import Setup, SharedFd
 from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
-from slm_lab.lib.process import THREAD_LIMITS, environment, hidden_main, kill_group
-from slm_lab.lib.signals import stop_signals_blocked
+from slm_lab.lib.process import THREAD_LIMITS, environment, hidden_main, kill_group, stop_signals_blocked
 from slm_lab.lib.store import shared_file
 
 _TICK = 0.5

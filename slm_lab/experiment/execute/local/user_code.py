@@ -16,8 +16,7 @@ from typing import NoReturn
 
 from slm_lab.experiment.execute.local.interrupt import Blocked, time_limit
 from slm_lab.experiment.plan import Interrupted, Stop, UserError
-from slm_lab.lib.errors import PlainError
-from slm_lab.lib.log import logger, notice
+from slm_lab.lib.log import PlainError, logger, notice
 
 
 class WorkerFailed(PlainError):

@@ -19,8 +19,7 @@ from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import cores
-from slm_lab.lib.process import environment
-from slm_lab.lib.signals import stop_signals_blocked
+from slm_lab.lib.process import environment, stop_signals_blocked
 
 _CONNECT_SECONDS = 3.0
 """Time in which the head of a cluster accepts a connection. (Ray itself would try for 80 s, and then end this process.)"""

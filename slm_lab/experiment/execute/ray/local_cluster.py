@@ -17,8 +17,7 @@ from typing import IO, Any, Self
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import notice
-from slm_lab.lib.process import environment
-from slm_lab.lib.signals import stop_signals_blocked
+from slm_lab.lib.process import environment, stop_signals_blocked
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
 """Least (Ray's own limit is 75 MiB) and most memory of the object store: only specs and reports pass through it."""

@@ -30,8 +30,7 @@ from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.run.search.resources import TrialShare, trial_resources
 from slm_lab.experiment.run.search.schedule import TakeOver, check_pbt, make_scheduler
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState, best_first
-from slm_lab.experiment.run.search.search_table import SearchTable, result_lines, shown_values
-from slm_lab.experiment.run.search.stage import Stage, final_metric
+from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric, result_lines, shown_values
 from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis
 from slm_lab.experiment.session.resume import differences, run_in, start_history

@@ -18,8 +18,7 @@ from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.report.curves import Table
-from slm_lab.experiment.report.metrics import Strengths, consistency, last_value, session_metrics
+from slm_lab.experiment.report.metrics import Strengths, Table, consistency, last_value, session_metrics
 from slm_lab.experiment.report.run import independent, read_json, read_table
 from slm_lab.experiment.report.trial_figures import common_strengths
 from slm_lab.experiment.run.trial import Trial

@@ -15,8 +15,7 @@ from slm_lab.experiment.execute.executor import Died, Executor, Message, Resourc
 from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import ENDED
-from slm_lab.experiment.files.paths import RunPaths, new_folder
-from slm_lab.experiment.files.study_paths import RunFolder, StudyPaths, about_study, run_name
+from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, new_folder, run_name
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.report.study_result import ResultRun, write_result

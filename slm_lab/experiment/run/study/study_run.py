@@ -14,8 +14,7 @@ from rich.console import Console
 
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import SessionLock
-from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.files.study_paths import RunFolder
+from slm_lab.experiment.files.paths import RunFolder, RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import StudyRun

@@ -23,7 +23,7 @@ import numpy as np
 from slm_lab.experiment.execute.ray.remote import Remote, pack
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.session.session_process import shared_arrays
-from slm_lab.lib.errors import PlainError
+from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, shared_file

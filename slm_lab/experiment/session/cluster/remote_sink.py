@@ -15,7 +15,7 @@ from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row
 from slm_lab.experiment.execute.ray.remote import Remote
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, RunSink, Spans
-from slm_lab.lib.errors import PlainError
+from slm_lab.lib.log import PlainError
 
 
 class Superseded(PlainError):

@@ -1,0 +1,227 @@
+"""Checkpoints and the best weights; progress and the limit of training time; and the checks of mode dev."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+from slm_lab.experiment.events import Mode, Row, RowValues
+from slm_lab.experiment.files.sink import CheckpointKind
+from slm_lab.experiment.training.observers.base import Observer
+from slm_lab.lib.clock import Clock
+from slm_lab.lib.log import PlainError
+from slm_lab.lib.records import Episode, Metrics
+
+Playable = Callable[[], dict[str, Any]]
+Save = Callable[[CheckpointKind, dict[str, Any]], None]
+
+
+class SaveTimer:
+    """Decides when the state of a Session is saved: after an update or a row, at most every `interval` seconds.
+
+    And at most a tenth of the time is spent on it: a replay buffer of 7 GB takes long to write.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self.wanted = False
+        self.restart()
+
+    def restart(self, seconds: float = 0.0) -> None:
+        """Start the interval anew after the state has been saved, which took `seconds`."""
+        self.due, self.wanted = perf_counter() + max(self.interval, 10.0 * seconds), False
+
+    def check(self) -> None:
+        self.wanted = self.wanted or perf_counter() >= self.due
+
+
+class Checkpointer(Observer):
+    """Saves a policy's best weights, and its weights each `frequency` frames; tells the timer of the Session about updates and rows.
+
+    The best weights are those at the highest total_reward_ma of the rows of `mode`. They are kept in memory until the state is saved.
+
+    Args:
+        playable: returns what it takes to act.
+        frequency: of numbered checkpoints, in frames; None: none.
+    """
+
+    def __init__(self, playable: Playable, clock: Clock, timer: SaveTimer, mode: Mode, save: Save, frequency: int | None = None) -> None:
+        self.playable, self.clock, self.timer, self.mode, self.save, self.frequency = playable, clock, timer, mode, save, frequency
+        self.best_value = -math.inf
+        self.best: dict[str, Any] | None = None
+        self.interrupted = False
+
+    def on_row(self, row: Row) -> None:
+        value = row.values["total_reward_ma"]
+        if row.mode == self.mode and value is not None and value > self.best_value and not self.interrupted:
+            self.best_value = value
+            self.best = {**self.playable(), "frame": row.values["frame"], "total_reward_ma": value}
+        self.timer.check()
+
+    def on_update(self, metrics: Metrics) -> None:
+        self.timer.check()
+
+    def on_step(self, episodes: list[Episode]) -> None:
+        if self.frequency is not None and self.clock.due(self.frequency):
+            self.save(self.clock.frame // self.frequency * self.frequency, {**self.playable(), "frame": self.clock.frame})
+
+    def on_interrupt(self) -> None:
+        self.interrupted = True  # the last row is off the grid of rows: a continued run does not have it
+
+    def on_end(self) -> None:
+        if self.best_value == -math.inf:  # no episode has ended: the present weights
+            self.best = {**self.playable(), "frame": self.clock.frame, "total_reward_ma": None}
+
+    def save_best(self) -> None:
+        """Save the best weights if they are newer than those saved."""
+        if self.best is not None:
+            self.save("best", self.best)
+            self.best = None
+
+    def resume_best(self, best: Mapping[str, Any] | None) -> None:
+        """Continue with the best weights on disk, given their bundle or its header: they may be newer than the state of the Session."""
+        if best is not None and best["total_reward_ma"] is not None:
+            self.best_value = max(self.best_value, best["total_reward_ma"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_value": self.best_value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best_value = state["best_value"]
+
+
+_INTERVAL = 0.25
+"""Seconds between two reports."""
+_WINDOW = 60.0
+"""Seconds over which the speed is measured, and more if updates are rarer."""
+
+
+class ProgressReporter(Observer):
+    """Reports progress a few times a second and at each training row: report(frame, frames per second, row or None, seconds left).
+
+    The speed is measured from the end of one update to the end of another, so that collecting and learning count in their proportion; it
+    is 0, for unknown, before the first update. What came before the first update, such as filling a replay buffer, counts until the second.
+
+    Args:
+        learns: there are updates.
+        max_seconds: limit of training time, from which the seconds left are counted.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        report: Callable[[int, float, RowValues | None, float], None],
+        *,
+        learns: bool = True,
+        max_seconds: float | None = None,
+    ) -> None:
+        self.clock, self.report, self.learns = clock, report, learns
+        self.max_seconds = math.inf if max_seconds is None else max_seconds
+        self.due = perf_counter() + _INTERVAL
+        self.updates = 0
+        self.last = (clock.moment, clock.frame)
+        """Time and frame of the last update."""
+        self.marks = deque([self.last])
+        """The same of earlier updates, _INTERVAL apart; the speed is measured from the first."""
+
+    def on_update(self, metrics: Metrics) -> None:
+        self.updates += 1
+        if self.updates == 2:
+            self.marks = deque([self.last])
+        self._mark()
+
+    def on_step(self, episodes: list[Episode]) -> None:
+        if perf_counter() >= self.due:
+            if not self.learns:
+                self._mark()
+            self._report(None)
+
+    def on_row(self, row: Row) -> None:
+        if row.mode == "train":
+            self._report(row.values)
+
+    def _mark(self) -> None:
+        marks, now = self.marks, self.clock.moment
+        self.last = (now, self.clock.frame)
+        if now - marks[-1][0] >= _INTERVAL:
+            marks.append(self.last)
+        while len(marks) > 1 and marks[1][0] <= now - _WINDOW:
+            marks.popleft()
+
+    def _report(self, row: RowValues | None) -> None:
+        (begin, first), (end, last) = self.marks[0], self.last
+        fps = (last - first) / (end - begin) if end > begin else 0.0
+        self.due = perf_counter() + _INTERVAL
+        self.report(self.clock.frame, fps, row, self.max_seconds - self.clock.wall_t)
+
+
+class TimeLimit(Observer):
+    """Calls `end` at the first step past the given seconds of training."""
+
+    def __init__(self, clock: Clock, seconds: float, end: Callable[[], None]) -> None:
+        self.clock, self.seconds, self.end = clock, seconds, end
+
+    def on_step(self, episodes: list[Episode]) -> None:
+        if self.clock.wall_t >= self.seconds:
+            self.end()
+
+
+class DevCheckError(PlainError):
+    """A check of mode dev failed."""
+
+
+class DevChecks(Observer):
+    """Mode dev: loss and gradient of each update are finite, there is an update, the weights move, and a target net when it should.
+
+    Args:
+        weights: returns copies of the agent's weights.
+        target: returns how many updates of the target net were due, and a copy of it; None without a target net.
+    """
+
+    def __init__(self, weights: Callable[[], dict[str, Any]], target: Callable[[], tuple[int, Any] | None] = lambda: None) -> None:
+        self.weights, self.before, self.updates = weights, weights(), 0
+        self.target, self.target_before = target, target()
+        self.first_target = self.target_before
+        self.early_targets = 0
+        """Updates of the target net up to the first update of the weights, which may have copied equal ones."""
+
+    def on_update(self, metrics: Metrics) -> None:
+        self.updates += 1
+        for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
+            if value is not None and not math.isfinite(value):
+                raise DevCheckError(f"{name} is {value} in update {self.updates}")
+        before, now = self.target_before, self.target()
+        if before is not None and now is not None and now[0] == before[0] and not _equal(now[1], before[1]):
+            raise DevCheckError(f"the target net changed in update {self.updates} although no update was due (agent.net.update_frequency)")
+        self.target_before = now
+        if self.updates == 1 and now is not None:
+            self.early_targets = now[0]
+
+    def on_interrupt(self) -> None:
+        self.before = {}
+
+    def on_end(self) -> None:
+        if not self.before:
+            return
+        if self.updates == 0:
+            raise DevCheckError(
+                "the run ended before the first update: raise env.max_frame, or lower training_start_step, training_frequency or batch_size"
+            )
+        if _equal(self.before, self.weights()):
+            raise DevCheckError(f"no weight changed in {self.updates} updates")
+        first, last = self.first_target, self.target_before
+        if first is not None and last is not None and last[0] > self.early_targets and _equal(first[1], last[1]):
+            raise DevCheckError(f"{last[0] - self.early_targets} updates of the target net were due, but its parameters did not change")
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Whether two nested dicts and lists of tensors are equal in every element."""
+    if isinstance(left, dict):
+        return all(_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return all(_equal(one, other) for one, other in zip(left, right, strict=True))
+    same = left == right
+    return bool(same.all()) if hasattr(same, "all") else bool(same)

@@ -1,4 +1,4 @@
-"""The command line: parser, and one module per command. Loads what a command needs only when it runs."""
+"""The command line: a parser, and one module per command. The imports of a command are loaded only when it runs."""
 
 from slm_lab.cli.entry import console, main
 

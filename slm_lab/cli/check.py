@@ -64,13 +64,13 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> int:
 
 
 def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
-    """Print the names of the specs of a file that have no problem; return the problems with arguments of the envs of others."""
+    """Check env arguments of the specs of a file that `error` does not concern: print the valid names, return the problems found."""
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load, mark_sets
     from slm_lab.spec.report import SpecError
 
     paths = [problem.path for problem in error.problems]
-    if not all(paths):  # a problem without a path is one of the file or of --set
+    if not all(paths):  # a problem without a path concerns the file or --set
         return []
     others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
     found = {name: _argument_problems(load(file, name, arguments.set).specs) for name in others}
@@ -81,7 +81,7 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
 
 
 def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
-    """Return the problems of ids, wrappers and constructor arguments of envs, whose modules are imported for that."""
+    """Return the problems with ids, wrappers and constructor arguments of envs. Imports the modules of these envs."""
     given = [spec for spec in specs if spec.env.kwargs or spec.env.wrappers or ":" in spec.env.name]
     if not given:
         return []
@@ -92,7 +92,7 @@ def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
 
 
 def _check_studies(file: str, names: list[str], arguments: Namespace) -> int:
-    """Validate studies, and list their runs, with --build with a time for all. Raises SpecError with the problems of all studies."""
+    """Validate studies and list their runs; with --build also estimate the time. Raises SpecError with the problems of all studies."""
     from slm_lab.spec.load.study_file import load_study
     from slm_lab.spec.report import SpecError
 
@@ -123,7 +123,7 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> int:
 
 
 def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> str:
-    """Build env and agent of each spec, and return a line on how long all runs take."""
+    """Build the env and agent of each spec, and return a line with the estimated time of all runs."""
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.report.progress import duration
     from slm_lab.experiment.run.engine import expected_times
@@ -135,7 +135,7 @@ def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: 
 
 
 def _summary(differences: list[str]) -> str:
-    """Return one line on what differs from SLM Lab, for which the file was written."""
+    """Return one line about the differences from SLM Lab, for a file written for SLM Lab."""
     if not differences:
         return "written for SLM Lab; means the same here"
     return f"written for SLM Lab; differs here: {', '.join(differences)} (docs/from_slm_lab.md)"

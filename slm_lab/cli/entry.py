@@ -18,16 +18,16 @@ from slm_lab.lib.process import postpone_collection
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
-"""Seconds from the end of the command to a forced exit, if threads are left that Python waits for."""
+"""Seconds from the end of the command to a forced exit, if Python still waits for threads."""
 _HOOK_SECONDS = 120.0
-"""Seconds more for exit hooks, such as the upload of a tracker."""
+"""Additional seconds for exit hooks, such as the upload of a tracker."""
 
 
 def console() -> NoReturn:
-    """Run the command line and end the process with the exit code, whatever threads an env has left."""
+    """Run the command line and end the process with the exit code, even if an env has left threads running."""
     prepare_streams()
     with suppress(RuntimeError, OSError, ValueError):  # there is no stderr
-        faulthandler.enable()  # of the crash of a simulator in this process
+        faulthandler.enable()  # print a traceback if a simulator crashes this process
     code = FAILED
     try:
         code = main()
@@ -37,7 +37,7 @@ def console() -> NoReturn:
 
 
 def _end_after(seconds: float, code: int) -> None:
-    """End the process if it has not ended by itself: Python waits for threads that are no daemons, and runs exit hooks."""
+    """End the process if it has not ended by itself: Python waits for non-daemon threads and runs exit hooks."""
     time.sleep(seconds)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if not left:
@@ -48,10 +48,10 @@ def _end_after(seconds: float, code: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
+    """Run the command line and return the exit code."""
     prepare_streams()
     postpone_collection()
-    # numpy acts with matrices so small that a second thread is slower (4 × 256 by 256 × 256: 93 µs against 15)
+    # when acting, numpy multiplies matrices so small that a second thread is slower (4 × 256 by 256 × 256: 93 µs against 15)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with suppress(OSError):  # the current folder may be gone
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from slm_lab.spec.report import SpecError
 
         if not isinstance(error, SpecError | UserError | UsageError | TrialFailed):
-            raise  # a defect, which gets its traceback
+            raise  # a bug: show the traceback
         failed = isinstance(error, TrialFailed)
         print_error(str(error), "31" if failed else "")
         return FAILED if failed else USER_ERROR

@@ -13,18 +13,18 @@ _EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "study",
 
 
 class Request(NamedTuple):
-    """What `run` is asked to do."""
+    """The parsed arguments of `run`."""
 
     file: str
     name: str | None
-    """None: MODE@where alone, without FILE and NAME."""
+    """None if only MODE@where is given, without FILE and NAME."""
     mode: str
     where: str
-    """The text after the mode's "@": a run folder, or "latest"; else empty."""
+    """Text after the mode's "@": a run folder or "latest"; empty without an "@"."""
 
 
 def resolve_request(words: list[str]) -> Request:
-    """Return FILE, NAME and MODE, filling in what is left out."""
+    """Return FILE, NAME and MODE, with defaults for omitted arguments."""
     if words and _is_mode_at(words[0]):
         mode = _read_mode(words[0])
         if len(words) > 1:
@@ -55,7 +55,7 @@ def _read_mode(word: str) -> tuple[str, str]:
 
 
 def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
-    """Return FILE and NAME, filling in what is left out."""
+    """Return FILE and NAME, with defaults for omitted arguments."""
     if not words:
         return DEMO
     file = check_file_argument(words[0])
@@ -77,7 +77,7 @@ def check_file_argument(word: str) -> str:
     """Return `word`; raise UsageError if it looks like a command or a spec's name rather than a file."""
     if not word:
         raise UsageError("FILE is empty; expected a spec file, such as demo.json")
-    with suppress(OSError):  # a name too long
+    with suppress(OSError):  # the name is too long
         if "/" in word or "." in word or Path(word).exists():
             return word
     if word in MODES:
@@ -89,13 +89,13 @@ def check_file_argument(word: str) -> str:
 
 
 def _commands(mode: str) -> str:
-    """Return the commands that contain a mode; those that continue or play a run need no FILE and NAME, except for a study."""
+    """Return the forms of a mode with FILE and NAME, which are left out for continuing or playing a run, except for a study."""
     forms = MODES[mode].split(", ")
     return " or ".join(form if "@" in form and mode != "study" else f"FILE NAME {form}" for form in forms)
 
 
 def _files_with(name: str) -> list[Path]:
-    """Return the shipped spec files that contain the spec `name`, as they can be given on the command line."""
+    """Return the shipped spec files that contain the spec `name`, as command-line arguments."""
     from slm_lab.spec.load.files import SPEC_FOLDER, shipped_spec_files, spec_names
 
     return [file for file in shipped_spec_files() if file.suffix == ".json" and name in spec_names(SPEC_FOLDER / file)]
@@ -103,7 +103,7 @@ def _files_with(name: str) -> list[Path]:
 
 @contextmanager
 def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[None]:
-    """Let a SpecError that is found when env and agent are built name FILE and NAME, and say which keys are from --set."""
+    """Add FILE, NAME and the origin of keys given by --set to a SpecError raised in the block, where env and agent are built."""
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import mark_sets
     from slm_lab.spec.report import SpecError

@@ -1,4 +1,4 @@
-"""`list [KIND] [--search WORD …]`: the specs and studies that ship, algorithms, nets, memories, and the envs that can be made here."""
+"""`list [KIND] [--search WORD …]`: the shipped specs and studies, algorithms, nets, memories, and the envs that can be created here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slm_lab.cli.parser import UsageError, did_you_mean
 
 
 class Entry(NamedTuple):
-    """One entry of a list: its heading, the row of the table, and words by which it is found besides."""
+    """One entry of a list: its heading, its table row, and additional search words."""
 
     heading: str
     cells: tuple[str, ...]
@@ -25,13 +25,13 @@ class Entry(NamedTuple):
     keywords: str = ""
 
     def contains(self, words: Sequence[str]) -> bool:
-        """Return whether all words are in it, in upper or lower case."""
+        """Return whether the entry contains all words, ignoring case."""
         content = " ".join((self.heading, *self.cells, self.text, self.keywords)).lower()
         return all(word.lower() in content for word in words)
 
 
 def list_names(words: list[str], arguments: Namespace) -> int:
-    """Print one list; without KIND the number of entries of each, or with --search what is found in all."""
+    """Print one list. Without KIND, print the number of entries of each list, or with --search the matches in all lists."""
     search = [word for given in arguments.search or () for word in given.split()]
     if arguments.search is not None and not search:
         raise UsageError("--search is empty; expected words to look for, such as: list envs --search pong")
@@ -57,7 +57,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
 
 
 def _nothing(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
-    """Return the message for a search without a result, with the nearest name to a word that is nowhere."""
+    """Return the message for a search without results, with the name nearest to a word that no entry contains."""
     from slm_lab.spec.report import nearest
 
     entries = [entry for of_kind in found.values() for entry in of_kind]
@@ -154,7 +154,7 @@ def _memories() -> Iterator[Entry]:
 
 
 def _first_sentence(model: type) -> str:
-    return " ".join(inspect.getdoc(model).split()) if model.__doc__ else ""  # type: ignore[union-attr]  # it has one
+    return " ".join(inspect.getdoc(model).split()) if model.__doc__ else ""  # type: ignore[union-attr]  # the docstring exists
 
 
 def _envs() -> Iterator[Entry]:
@@ -190,4 +190,4 @@ KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "memories": (_memories, "memories (agent.memory.name)"),
     "envs": (_envs, "environments (env.name), by what is installed here"),
 }
-"""KIND → its entries, and what they are."""
+"""KIND → function that yields its entries, and a description."""

@@ -11,7 +11,7 @@ from slm_lab.cli.parser import UsageError
 
 
 def new(words: list[str], arguments: Namespace) -> int:
-    """Write the spec; print what it is and how to run it."""
+    """Write the spec, and print a summary and the command that runs it."""
     if not words or not words[0]:
         raise UsageError("new: FILE is missing; expected new FILE [NAME] --env ENV, such as: new my_spec.json --env CartPole-v1")
     if len(words) > 2:

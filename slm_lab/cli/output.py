@@ -13,7 +13,7 @@ OK, FAILED = 0, 1
 
 def prepare_streams() -> None:
     """Open the null device for each closed standard stream, and replace characters that a stream's encoding cannot represent."""
-    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # `>&-`: before another file is opened under that number
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # closed by `>&-`: reopen it before another file gets its number
         os.set_inheritable(opened, True)
     os.close(opened)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
@@ -25,7 +25,7 @@ def prepare_streams() -> None:
 
 
 def print_result(text: str) -> int:
-    """Write a command's result on stdout. Return FAILED if that is not possible; a reader that closes the pipe early is not an error."""
+    """Write a command's result to stdout. Return FAILED if writing fails; a reader that closes the pipe early is not an error."""
     screen = Screen(sys.stdout)
     screen.write(f"{text}\n")
     screen.flush()
@@ -36,7 +36,7 @@ def print_result(text: str) -> int:
 
 
 def print_error(text: str, colour: str = "") -> None:
-    """Write an error on stderr, in colour on a terminal."""
+    """Write an error to stderr, in colour on a terminal."""
     screen = Screen(sys.stderr)
     if text:
         coloured = colour and screen.isatty() and not os.environ.get("NO_COLOR")
@@ -45,6 +45,6 @@ def print_error(text: str, colour: str = "") -> None:
 
 
 def flush() -> None:
-    """Flush both streams here, where an error is not reported at exit."""
+    """Flush both streams here, so that Python does not report an error at exit."""
     for stream in (sys.stdout, sys.stderr):
         Screen(stream).flush()

@@ -1,4 +1,4 @@
-"""Commands, modes and options of the command line: what each option accepts, and which command takes which."""
+"""Commands, modes and options of the command line: the values of each option, and the options of each command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Command(NamedTuple):
     """"module:function", imported when the command runs: function(words, arguments) → exit code."""
     usage: str
     options: tuple[str, ...]
-    """Options that it accepts, by their name in argparse's namespace."""
+    """Accepted options, by their names in argparse's namespace."""
 
 
 MODE_OPTIONS = {
@@ -34,7 +34,7 @@ MODE_OPTIONS = {
     "search": ("confirm", "common_seeds"),
     "study": ("adopt",),
 }
-"""Mode of `run` → the options that only it accepts."""
+"""Mode of `run` → the options that only this mode accepts."""
 COMMANDS = {
     "run": Command(
         "slm_lab.cli.run:run",
@@ -65,7 +65,7 @@ MODES = {
     "study": "study, study@{folder | latest}",
     "enjoy": "enjoy@{run folder | latest}",
 }
-"""Mode → how it is written."""
+"""Mode → its forms on the command line."""
 DEMO = ("demo.json", "ppo_cartpole")
 """FILE and NAME if neither is given."""
 
@@ -99,7 +99,7 @@ class UsageError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Suggest the nearest option for an unknown one."""
+    """A parser that suggests the nearest option for an unknown one."""
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.search(r"unrecognized arguments: (-[^\s=]+)", message):
@@ -120,7 +120,7 @@ def _type(
     convert: Callable[[str], Any] = str,
     hint: Callable[[str], str] = lambda text: "",
 ) -> Callable[[str], Any]:
-    """Return the type of an option: a function that converts a valid text, and raises an error with a hint for another one."""
+    """Return the type of an option: a function that converts valid text, and raises an error with a hint for invalid text."""
 
     def parse(text: str) -> Any:
         if is_valid(text):
@@ -176,11 +176,11 @@ _TYPES = {
     "--data-dir": Path,
     "--out": Path,
 }
-"""Option → function that reads its value; others are strings."""
+"""Option → function that parses its value; values of other options are strings."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; positional arguments arrive as `words`."""
+    """Return the parser of all commands; it stores positional arguments in `words`."""
     usage = "\n       ".join(f"%(prog)s {command.usage}" for command in COMMANDS.values())
     parser = _Parser(
         usage=usage, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

@@ -1,4 +1,4 @@
-"""What is made of finished runs: `compare RUN RUN …`, `export RUN` and `retro_analyze RUN …`."""
+"""Commands for finished runs: `compare RUN RUN …`, `export RUN` and `retro_analyze RUN …`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slm_lab.cli.parser import USER_ERROR, UsageError
 
 
 def compare(words: list[str], arguments: Namespace) -> int:
-    """Compare runs in one graph; print one table."""
+    """Compare runs in one graph and print a table."""
     from slm_lab.experiment.report.compare_report import compare as report
 
     by, metric, labels = arguments.by or "frame", arguments.metric or "total_reward", arguments.label or ()
@@ -33,7 +33,7 @@ def export(words: list[str], arguments: Namespace) -> int:
 
 
 def retro_analyze(words: list[str], arguments: Namespace) -> int:
-    """Rebuild metrics and graphs from the files of runs; print the results of each, and an error for each that cannot be analyzed."""
+    """Rebuild metrics and graphs from the files of runs; print the results of each run, or an error if it cannot be analyzed."""
     if not words:
         raise UsageError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000 or 'data/ppo_*', or latest")
     from slm_lab.experiment.files.find import find_run

@@ -1,4 +1,4 @@
-"""`run [FILE [NAME [MODE]]]`: train, search, run a study, or play a checkpoint; train@, search@ and study@ continue."""
+"""`run [FILE [NAME [MODE]]]`: train, search, run a study, or play a checkpoint; train@, search@ and study@ continue one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLUSTER_MODES = ("train", "search", "study")
 
 
 def run(words: list[str], arguments: Namespace) -> int:
-    """Run the spec in its MODE."""
+    """Run the spec in the given MODE."""
     request = resolve_request(words)
     mode, where = request.mode, request.where
     _check_options(mode, where, arguments)
@@ -80,7 +80,7 @@ def _train(request: Request, arguments: Namespace) -> None:
 
 
 def _resume(request: Request, arguments: Namespace) -> None:
-    """Continue a run as its saved spec says; FILE is only compared with it."""
+    """Continue a run with its saved spec; FILE is only compared with the saved spec."""
     from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.run.trial import Trial
 
@@ -91,7 +91,7 @@ def _resume(request: Request, arguments: Namespace) -> None:
 
 
 def _show_differences(request: Request, paths: RunPaths) -> None:
-    """Print the keys in which the spec that FILE and NAME give, if they are given, differs from the saved one, which is used."""
+    """Print the keys in which the spec given by FILE and NAME, if any, differs from the saved spec, which is used."""
     from slm_lab.experiment.session.resume import differences
     from slm_lab.lib.log import notice
     from slm_lab.spec.load.loader import load_spec
@@ -102,7 +102,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
         return
     try:
         given = load_spec(file, name, for_search=False)
-    except SpecError as error:  # it has variables, which the saved spec has values for, or was changed since
+    except SpecError as error:  # it has variables, whose values only the saved spec contains, or was changed since
         notice(f"{file} {name} is not compared with the saved spec: {str(error).splitlines()[-1].strip()}")
         return
     for path, (one, other) in differences(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
@@ -111,7 +111,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
 
 
 def _search(request: Request, arguments: Namespace) -> None:
-    """Run a new search, or continue the one in a run folder as its saved spec says."""
+    """Run a new search, or continue the search in a run folder with its saved spec."""
     from slm_lab.experiment.files.find import find_search
     from slm_lab.experiment.run.search.search import Search
     from slm_lab.spec.load.loader import load_spec
@@ -130,9 +130,9 @@ def _search(request: Request, arguments: Namespace) -> None:
 
 
 def _study(request: Request, arguments: Namespace) -> None:
-    """Run a study, or the missing runs of the one in a folder; FILE is read again for that.
+    """Run a study, or the missing runs of the study in a folder; FILE is read again.
 
-    Without --set, the arguments of the last start apply to a continued study.
+    Without --set, a continued study uses the --set arguments of its last start.
     """
     from slm_lab.experiment.files.paths import about_study, find_study
     from slm_lab.experiment.run.study.study import StudyExperiment
@@ -151,7 +151,7 @@ def _study(request: Request, arguments: Namespace) -> None:
 
 
 def _enjoy(request: Request, arguments: Namespace) -> int:
-    """Play a run as its saved spec says; the file is only looked up for NAME, which may be a name in it with values of variables."""
+    """Play a run with its saved spec. FILE is only used to check NAME, which may be a name in FILE followed by values of variables."""
     if arguments.jobs is not None:
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:
@@ -163,7 +163,7 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
 
     file, name = request.file, request.name
     if name is not None and not any(name == known or name.startswith(f"{known}_") for known in spec_names(file)):
-        load_spec(file, name)  # the error with the known names
+        load_spec(file, name)  # raises the error that lists the known names
     options = EnjoyOptions(
         episodes=arguments.episodes,
         deterministic=arguments.deterministic,

@@ -1,1 +1,1 @@
-"""What every layer uses: records, clock, random streams, shared arrays, notices. numpy and the standard library only."""
+"""Modules for every layer: records, clock, random streams, shared arrays, notices. They import only numpy and the standard library."""

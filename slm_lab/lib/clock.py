@@ -13,9 +13,9 @@ _COUNTS = ("frame", "prev_frame", "t", "epi", "opt_step")
 
 
 class Clock:
-    """Count frames, episodes, vector steps and optimizer steps, and wall time across resumes (seconds).
+    """Counts frames, episodes, vector steps and optimizer steps, and measures wall time across resumes (seconds).
 
-    With `attach`, frames are counted in shared memory, one row per process; a restarted process continues from the count in its row.
+    After `attach`, frames are counted in shared memory, one row per process; a restarted process continues from the count in its row.
     """
 
     __slots__ = ("_frames_W", "_index", "_moment", "_started_W", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
@@ -25,14 +25,14 @@ class Clock:
         self._frames_W = np.zeros(1, np.int64)
         """Frames of each process that trains the same net."""
         self._started_W = np.zeros(1)
-        """When each process started first, in perf_counter's seconds, which all processes of a machine share; for a continued run, when
-        it would have started had there been no break. 0: not started."""
+        """Time at which each process first started, in seconds of perf_counter, which all processes of a machine share. In a continued
+        run, the time at which it would have started without the break. 0: not started."""
         self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
         self.opt_step = 0
         self._wall_before = 0.0
-        """Wall time of earlier starts of the run; of no effect once `_started_W` has an entry for this process."""
+        """Wall time of earlier starts of the run; unused once `_started_W` has an entry for this process."""
         self._moment: float | None = None
 
     def shared_arrays(self) -> Named:
@@ -49,7 +49,7 @@ class Clock:
 
     @property
     def moment(self) -> float:
-        """The present in perf_counter's seconds. May be set: steps that arrive in one batch are spread over the time since the last one."""
+        """Current time in seconds of perf_counter. Can be set, to spread the steps of one batch over the time since the last batch."""
         return perf_counter() if self._moment is None else self._moment
 
     @moment.setter
@@ -58,29 +58,29 @@ class Clock:
 
     @property
     def wall_t(self) -> float:
-        """Seconds since the start, resumed parts included; before `begin`, those of the resumed parts."""
+        """Seconds since the start, including earlier parts of a resumed run; before `begin`, only these parts."""
         started = float(self._started_W[self._index])
         return self.moment - started if started else self._wall_before
 
     @property
     def global_frame(self) -> int:
-        """Frames of all processes that train one net; schedules are functions of it."""
+        """Frames of all processes that train one net; schedules are functions of this number."""
         return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
-        """Continue wall time from here, or for a restarted process as if it had never stopped."""
+        """Continue wall time from now on; for a restarted process, as if it had never stopped."""
         if not self._started_W[self._index]:
             self._started_W[self._index] = perf_counter() - self._wall_before
 
     def advance_to(self, wall_t: float) -> None:
-        """Increase the wall time to `wall_t` seconds if it is less: a row may have been written after the state that was loaded."""
+        """Increase the wall time to at least `wall_t` seconds: a row may have been written after the loaded state was saved."""
         missing = max(0.0, wall_t - self.wall_t)
         self._wall_before += missing
         if self._started_W[self._index]:
             self._started_W[self._index] -= missing
 
     def resume_shared(self, state: Mapping[str, float], num_envs: int) -> None:
-        """Load what `state_dict` returned, but for the frames: those are in shared memory. What is missing counts as 0."""
+        """Load a state from `state_dict`, except the frames, which are in shared memory. Missing entries count as 0."""
         self.frame = self.prev_frame = int(self._frames_W[self._index])
         self.t, self.epi, self.opt_step = self.frame // num_envs, int(state.get("epi", 0)), int(state.get("opt_step", 0))
         self._wall_before = float(state.get("wall_t", 0.0))
@@ -93,7 +93,7 @@ class Clock:
         self._frames_W[self._index] = self.frame
 
     def due(self, every: int) -> bool:
-        """Return True once per crossing of a multiple of `every` frames, also if the step does not divide it."""
+        """Return whether the last step crossed a multiple of `every` frames, even if frames per step do not divide `every`."""
         return self.frame // every > self.prev_frame // every
 
     def state_dict(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The last episodes of a policy, of all processes that train its net."""
+"""The last episodes of a policy, from all processes that train its net."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 EPISODES = 100
 """Number of finished episodes in the window."""
 _RING = 256
-"""Entries of each process. Those beyond the window give a reader the time to copy it before its oldest entry is overwritten."""
+"""Entries per process. Entries beyond the window give a reader time to copy the window before its oldest entry is overwritten."""
 _FRAME, _RETURN, _TOTAL = range(3)
 """Columns of an entry: global frame at the end of the episode, its return, and the sum of this and all earlier returns of the process."""
 
 
 class EpisodeWindow:
-    """Keeps the returns of the last EPISODES episodes in order of global frames, and counts those since the last row.
+    """Stores the returns of the last EPISODES episodes in order of global frames, and counts the episodes since the last row.
 
-    With `attach`, the episodes of all processes that train one net are in shared memory. Each process writes its own ring only, the entry
-    first and then the count, so that nobody needs a lock; a reader merges the rings. A process that takes over from one that died continues
-    its ring.
+    After `attach`, the episodes of all processes that train one net are in shared memory. Each process writes only its own ring, first the
+    entry and then the count, so no lock is needed; a reader merges the rings. A process that replaces a dead process continues its ring.
     """
 
     def __init__(self) -> None:
@@ -70,7 +69,7 @@ class EpisodeWindow:
         return list(map(float, self._last(self._index)[1][:, _RETURN]))
 
     def new(self, *, count_again: bool = False) -> tuple[int, float | None]:
-        """Return number and mean return of the episodes of all processes since this process's last call, None for no episodes.
+        """Return the number and mean return (None without episodes) of the episodes of all processes since this process's last call.
 
         `count_again`: the next call counts these episodes too.
         """
@@ -88,13 +87,13 @@ class EpisodeWindow:
         return max(count, 0), mean
 
     def clear(self) -> None:
-        """Forget all episodes of this process: from here on another policy plays."""
+        """Remove all episodes of this process, because another policy acts from now on."""
         self._count_W[self._index] = 0
         self._mark_WX[self._index] = 0.0
         self._ring_WRX[self._index] = 0.0
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the episodes in plain Python; None if they are in shared memory, whose snapshot holds them."""
+        """Return the episodes as plain Python objects; None if they are in shared memory, whose snapshot contains them."""
         if self._store is not None:
             return None
         count, entries = self._last(0)
@@ -113,7 +112,7 @@ class EpisodeWindow:
             self._barrier()
             entries: np.ndarray = self._ring_WRX[worker, np.arange(max(count - EPISODES, 0), count) % _RING]
             self._barrier()
-            if int(self._count_W[worker]) - count < _RING - EPISODES:  # the writer has not come round to them meanwhile
+            if int(self._count_W[worker]) - count < _RING - EPISODES:  # the writer has not overwritten them meanwhile
                 return count, entries
 
     def _exchange(self) -> None:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 
 def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Replace the content of `path` atomically. Raises OSError, with the old content kept and nothing left behind.
+    """Replace the content of `path` atomically. If this raises OSError, the old content is kept and no temporary file is left.
 
     The temporary file is in the same folder, where a rename is atomic; its name is short, since that of `path` may have the maximum length.
     With `sync` the new content survives a power failure.
@@ -31,12 +31,12 @@ def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a JSON file with the CRC-32 of it as "crc32"."""
+    """Return the content of a JSON file with its CRC-32 added as "crc32"."""
     return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}
 
 
 def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `sealed` was given, as read again, or content without a checksum. Raises ValueError if it has been changed."""
+    """Return the content without the checksum that `sealed` added, if any. Raises ValueError if the content has been changed."""
     plain = {key: value for key, value in content.items() if key != "crc32"}
     if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):
         raise ValueError("its content does not match its checksum (crc32)")
@@ -44,7 +44,7 @@ def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def not_writable(folder: Path) -> str | None:
-    """Return why no file can be made in a folder that exists, None if one can."""
+    """Return why no file can be created in an existing folder; None if one can."""
     if os.access(folder, os.W_OK | os.X_OK):
         return None
     try:

@@ -14,9 +14,9 @@ _GROUPS = Path("/proc/self/cgroup")
 
 
 def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
-    """CPU cores this process may use, at least 1; a part of a core counts as one.
+    """Return the number of CPU cores that this process may use, at least 1; a fraction of a core counts as one.
 
-    Args: root, groups: where control groups are mounted, and the file that lists those of this process.
+    Args: root, groups: mount point of the control groups, and the file that lists the groups of this process.
     """
     count: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _folders(root, groups, "cpu"):
@@ -27,7 +27,7 @@ def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
 
 def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
-    """Memory in bytes that this process may use; 2**63 if the system does not say."""
+    """Return the memory in bytes that this process may use; 2**63 if the system does not report it."""
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not on this system
@@ -39,7 +39,7 @@ def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
 
 def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's group and of all above it, each of which may set a limit.
+    """Yield the folders of this process's group and of all its parent groups, each of which may set a limit.
 
     In a container the listed path may be the host's; then the root is the container's own group.
     """
@@ -60,7 +60,7 @@ def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
 
 
 def _numbers(file: Path) -> tuple[int, ...]:
-    """The numbers in a file; none if it says "max" or is missing."""
+    """Return the numbers in a file; none if the file contains "max" or is missing."""
     try:
         return tuple(int(word) for word in file.read_text().split())
     except (OSError, ValueError):
@@ -68,7 +68,7 @@ def _numbers(file: Path) -> tuple[int, ...]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the description of the first core: maker, model and instructions on Linux, elsewhere as much as is known."""
+    """Return the description of the first core: vendor, model and instructions on Linux, elsewhere platform.processor()."""
     try:
         return cpuinfo.read_text().split("\n\n")[0]
     except OSError:

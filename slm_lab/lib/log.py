@@ -1,4 +1,4 @@
-"""Messages to the user: notices, one line each, and errors of which the message is enough."""
+"""Messages to the user: notices of one line each, and errors that are shown without a traceback."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def notices_to(take: Callable[[str], None]) -> Iterator[None]:
 
 
 class PlainError(Exception):
-    """Shown as its message, without a traceback."""
+    """An error that is shown as its message, without a traceback."""
 
 
 class NotWritable(PlainError, OSError):

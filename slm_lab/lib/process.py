@@ -1,8 +1,9 @@
-"""Processes: environment variables, start method, groups, garbage collection, signals, and what a child has of its parent.
+"""Processes: environment variables, start method, groups, garbage collection, signals, and the state that a child takes from its parent.
 
-Signals: a child must neither die of a Ctrl-C that its parent handles, nor pass a blocked or ignored signal on to programs that it runs
-itself: those would not react to terminate(). So the parent starts it with these signals blocked (`stop_signals_blocked`), and the child
-installs handlers that do nothing before it unblocks them (`discard_stop_signals`): exec resets handlers, but neither masks nor SIG_IGN.
+Signals: a child must not end on a Ctrl-C that its parent handles. Nor must it pass a blocked or ignored signal on to programs that it
+runs: these programs would not react to terminate(). So the parent starts the child with these signals blocked (`stop_signals_blocked`),
+and the child installs handlers that do nothing before it unblocks the signals (`discard_stop_signals`): exec resets handlers, but neither
+masks nor SIG_IGN.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def set_environment(values: Mapping[str, str | None]) -> None:
-    """Set environment variables; None: remove."""
+    """Set environment variables; remove those whose value is None."""
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
@@ -46,8 +47,8 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 def hidden_main() -> Iterator[None]:
     """Keep multiprocessing from running the user's script again in a child that is started inside this block.
 
-    Children of the start methods spawn and forkserver import the parent's `__main__`. Ours need nothing of it, so a script without
-    `if __name__ == "__main__"`, a notebook and `python -c` can start them.
+    Children of the start methods spawn and forkserver import the parent's `__main__`. Children of this package do not need it, so they can
+    be started by a script without `if __name__ == "__main__"`, a notebook or `python -c`.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -59,20 +60,20 @@ def hidden_main() -> Iterator[None]:
 
 Method = Literal["forkserver", "spawn"]
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that the libraries of numpy and torch read when they are loaded; children have one thread."""
+"""Environment variables for the number of threads, which the libraries of numpy and torch read when loaded; children use one thread."""
 
 
 @dataclass
 class ThisProcess:
-    """How this process starts others, and what was changed in it for a time. The only state of a module in this package."""
+    """How this process starts other processes, and its temporarily changed settings. The only module-level state in this package."""
 
     choose_start_method: Callable[[], Method] = lambda: "spawn"
     wanted: Literal["auto", "forkserver", "spawn"] = "auto"
-    """meta.start_method of the spec that this process works for."""
+    """meta.start_method of the spec that this process runs."""
     fallen_back: bool = False
-    """The fork server cannot run here."""
+    """Whether the fork server cannot run here."""
     server_users: int = 0
-    """Number of blocks that run and need the fork server."""
+    """Number of running blocks that need the fork server."""
     gc_thresholds: tuple[int, int, int] | None = None
     """Thresholds of garbage collection before it was postponed."""
 
@@ -81,17 +82,17 @@ THIS_PROCESS = ThisProcess()
 
 
 def start_method() -> Method:
-    """Return the start method of multiprocessing for the next child process. A fork server that it needs is started."""
+    """Return the start method of multiprocessing for the next child process. Starts the fork server if needed."""
     return THIS_PROCESS.choose_start_method()
 
 
 _GRACE_SECONDS = 3.0
-"""Time that a process has to end by itself when its parent has died."""
+"""Seconds that a process has to end by itself after its parent has died."""
 _POLL_SECONDS = 0.5
 
 
 def lead_group(owner: int) -> None:
-    """Make this process the leader of a new group, which is killed soon after process `owner`, which started this one, has died.
+    """Make this process the leader of a new process group, which is killed soon after the process `owner` that started it has died.
 
     A terminal's Ctrl-C does not reach the group. The owner calls `kill_group` when this process has ended.
     """
@@ -102,9 +103,9 @@ def lead_group(owner: int) -> None:
 
 
 def _follow(owner: int) -> None:
-    """Wait for the owner's death. The parent of a copy of the fork server is the server."""
+    """Kill the group after the owner's death. A process forked by the fork server has the server as its parent, not the owner."""
     if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(ProcessLookupError):  # it is dead already
+        with contextlib.suppress(ProcessLookupError):  # the owner is dead already
             select.select([os.pidfd_open(owner)], [], [])
     else:
         while os.getppid() == owner:
@@ -114,7 +115,7 @@ def _follow(owner: int) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill the processes of the group that `leader` leads or has led; none is left if it ended everything that it started."""
+    """Kill the processes of the group that `leader` leads or has led. None is left if the leader has ended all its processes."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
@@ -124,14 +125,14 @@ def kill_group(leader: int) -> None:
 class ProcessState:
     """Environment variables, umask, cores and priority of the process that starts a child.
 
-    A copy of a fork server has those of the server, which started earlier. They are restored where this object is unpickled, so before the
-    arguments after it are loaded, and the modules that these import.
+    A process forked from a fork server has the state of the server, which started earlier. Unpickling this object restores the state of the
+    starting process, before the arguments after it are unpickled and the modules that they need are imported.
     """
 
     environ: dict[str, str]
     umask: int
     cores: frozenset[int] | None
-    """None where the system does not tell."""
+    """None if the system does not report them."""
     priority: int
 
     @classmethod
@@ -146,7 +147,7 @@ class ProcessState:
         return _restored, (self.environ, self.umask, self.cores, self.priority)
 
     def restore(self) -> None:
-        """Give this process the same."""
+        """Apply this state to the current process."""
         os.environ.clear()
         os.environ.update(self.environ)
         os.umask(self.umask)
@@ -164,13 +165,13 @@ def _restored(*fields: Any) -> ProcessState:
 
 
 _OBJECTS = 200_000
-"""New objects between two collections while they are postponed; `import torch` leaves some 250,000."""
+"""Number of new objects between two collections while collection is postponed; `import torch` leaves about 250,000 objects."""
 
 
 def postpone_collection() -> None:
-    """Let many objects be made before they are searched for garbage, until `freeze_objects`.
+    """Delay garbage collection while many objects are created, until `freeze_objects`.
 
-    Most objects that an import makes stay. To search them for garbage again and again takes a tenth of the time of `import torch`.
+    Most objects that an import creates stay alive. Scanning them for garbage repeatedly takes a tenth of the time of `import torch`.
     """
     if THIS_PROCESS.gc_thresholds is None and gc.isenabled():
         THIS_PROCESS.gc_thresholds = gc.get_threshold()
@@ -178,7 +179,7 @@ def postpone_collection() -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude the objects that exist from later collections, which take 1.5 % of A2C's time otherwise, and end `postpone_collection`."""
+    """Exclude existing objects from later collections, which otherwise take 1.5 % of A2C's time, and end `postpone_collection`."""
     gc.freeze()
     if THIS_PROCESS.gc_thresholds is not None:
         gc.set_threshold(*THIS_PROCESS.gc_thresholds)
@@ -186,17 +187,17 @@ def freeze_objects() -> None:
 
 
 STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Ctrl-C, kill, a terminal that closes."""
+"""Signals of Ctrl-C, kill and a closed terminal."""
 
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Delay STOP_SIGNALS until the end of this block; a process started inside begins with them blocked.
+    """Delay STOP_SIGNALS until the end of this block; a process started inside the block starts with these signals blocked.
 
-    The signal mask alone is not enough: it belongs to this thread, so the kernel delivers the signal to another one (those of BLAS and
-    OpenMP do not block it), and Python then runs the handler in the main thread, inside the block. An exception raised there, between the
-    start of a process and the assignment of its pid, would leave that process running. And the start of multiprocessing's resource tracker
-    unblocks SIGINT and SIGTERM. So the handlers are replaced, too.
+    The signal mask alone is not enough: it belongs to this thread, so the kernel delivers the signal to another thread (threads of BLAS
+    and OpenMP do not block it), and Python then runs the handler in the main thread, inside the block. An exception raised by the handler,
+    between the start of a process and the assignment of its pid, would leave that process running. Also, starting multiprocessing's
+    resource tracker unblocks SIGINT and SIGTERM. So the handlers are replaced too.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -215,7 +216,7 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Install `handler` for STOP_SIGNALS and return the previous handlers. Only the main thread may do so: in others nothing changes."""
+    """Install `handler` for STOP_SIGNALS and return the previous handlers. In threads other than the main thread nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
@@ -226,7 +227,7 @@ def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[
 
 
 def discard_stop_signals() -> None:
-    """Let STOP_SIGNALS have no effect on this process, while programs that it runs get the default actions. For the main thread."""
+    """Make STOP_SIGNALS have no effect on this process; programs that it runs get the default actions. Call it in the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, _discard)
         if hasattr(signal, "siginterrupt"):

@@ -1,4 +1,4 @@
-"""Records that layers exchange. Axes are in the names: T = time, N = envs, B = batch, K = a sparse few."""
+"""Records that layers exchange. Suffixes of names give the axes: T = time, N = envs, B = batch, K = a sparse subset."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Channels = Literal["first", "last"]
 
 
 class Ambiguity(NamedTuple):
-    """Something that a space leaves open."""
+    """A property that a space does not determine."""
 
     key: str
-    """The key of a spec that decides it."""
+    """Key of a spec that determines the property."""
     message: str
 
 
@@ -47,23 +47,23 @@ def _divisor(dtype: Dtype, high: float | None) -> float:
 
 @dataclass(frozen=True)
 class ObservationPart:
-    """One entry of a packed observation: bytes [begin, end) of it hold an array."""
+    """One entry of a packed observation: bytes [begin, end) of the observation contain an array."""
 
     name: str
-    """Key in the Dict ("0", "1", … in a Tuple); of a nested one with its parents, "hand/camera"."""
+    """Key in the Dict ("0", "1", … in a Tuple); for a nested entry with its parents: "hand/camera"."""
     shape: tuple[int, ...]
     """[C, H, W] of an image, else [n]."""
     dtype: Dtype
     begin: int
     end: int
     high: float | None = None
-    """As of ObservationSpace."""
+    """See ObservationSpace."""
     text: str = field(default="", compare=False)
-    """As of ObservationSpace."""
+    """See ObservationSpace."""
 
     @property
     def divisor(self) -> float:
-        """Number by which a net divides it to have numbers up to 1."""
+        """Number by which a net divides the array, so that values are at most 1."""
         return _divisor(self.dtype, self.high)
 
 
@@ -71,27 +71,27 @@ class ObservationPart:
 class ObservationSpace:
     """Space of observations, per env: always one array.
 
-    Discrete and MultiDiscrete observations arrive one-hot; a Dict or Tuple as the concatenation of its flattened entries, or, if one of
-    them is an image, packed: the bytes of all entries side by side, in one uint8 vector whose `parts` say what is where.
+    Discrete and MultiDiscrete observations are one-hot encoded. A Dict or Tuple is the concatenation of its flattened entries, or, if an
+    entry is an image, packed: one uint8 vector with the bytes of all entries, whose positions are in `parts`.
     """
 
     shape: tuple[int, ...]
     dtype: Dtype = "float32"
     """uint8 for images of integers up to 255, else float32."""
     stack: int = 1
-    """Frames stacked along the first axis, the newest last: within an episode each observation is the one before, moved on by a frame."""
+    """Frames stacked along the first axis, the newest last: within an episode each observation is the previous one shifted by a frame."""
     parts: tuple[ObservationPart, ...] = ()
     """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
     high: float | None = None
     """Upper bound of an image; None: 255 for uint8, 1 for float32."""
     ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
-    """What the env's space leaves open and was guessed; only nets that treat images and vectors differently need to know it."""
+    """Guessed properties that the env's space does not determine; only nets that treat images and vectors differently need them."""
     text: str = field(default="", compare=False)
-    """Description for a person: "image 24 × 20, 6 channels last, 0 to 255"."""
+    """Readable description: "image 24 × 20, 6 channels last, 0 to 255"."""
 
     @property
     def divisor(self) -> float:
-        """Number by which a net divides an image to have numbers up to 1."""
+        """Number by which a net divides an image, so that values are at most 1."""
         return _divisor(self.dtype, self.high)
 
     @property
@@ -130,46 +130,46 @@ class Episode(NamedTuple):
     length: int
     """Steps taken."""
     info: dict[str, float] = {}
-    """Numbers of the env's `info` in the last step, by the names that `make_env(log_info=…)` asked for."""
+    """Numbers from the env's `info` in the last step, by the names given to `make_env(log_info=…)`."""
 
 
 class VecStep(NamedTuple):
-    """One step of a vector env. Arrays are fresh each step: keep them without copying."""
+    """One step of a vector env. Arrays are new in each step, so they can be kept without copying."""
 
     reward_N: np.ndarray
-    """float32 [N], as the agent trains on it (clipped, scaled, normalised as the spec says)."""
+    """float32 [N]: rewards for training (clipped, scaled and normalised according to the spec)."""
     terminated_N: np.ndarray
-    """bool [N]; cuts the bootstrap."""
+    """bool [N]: the episode ended, without bootstrapping."""
     truncated_N: np.ndarray
-    """bool [N]; ends the episode and keeps the bootstrap. Never true together with terminated_N."""
+    """bool [N]: the episode was cut, and its return is bootstrapped. Never true together with terminated_N."""
     last_obs_N: np.ndarray
-    """[N, *shape]: the true successor observation, never that of a reset. Is `obs_N` itself if no env ended."""
+    """[N, *shape]: the true next observation, never that of a reset. The same array as `obs_N` if no episode ended."""
     obs_N: np.ndarray
-    """[N, *shape]: what to act on next."""
+    """[N, *shape]: observations for the next actions."""
     first_N: np.ndarray
     """bool [N]: obs_N begins an episode (reset the hidden state)."""
     valid_N: np.ndarray
     """bool [N]: false where the row is not a transition (the dummy row of NEXT_STEP autoreset)."""
     episodes: list[Episode]
-    """Finished at this step."""
+    """Episodes that finished in this step."""
 
 
 class ActOut(NamedTuple):
     """Actions of a policy for one vector step."""
 
     action_N: np.ndarray
-    """[N] or [N, dim], see ActionSpace; as it is learned from, `Policy.env_action` gives the env's."""
+    """[N] or [N, dim], see ActionSpace: actions used for learning. `Policy.env_action` returns the actions for the env."""
     logp_N: np.ndarray
     """float32 [N]: log-probability of the action under the policy that chose it; NaN unless requested."""
     state_N: np.ndarray | None = None
     """float32 [N, S]: hidden state after this observation; None for a policy without memory."""
     version: int | np.ndarray = 0
-    """Version of the policy's weights: updates learned so far (int64 [N] if they differ)."""
+    """Version of the policy's weights: number of updates so far (int64 [N] if it differs between envs)."""
 
 
 @dataclass
 class Metrics:
-    """Report of one update: means over its minibatches. None: has no meaning for the algorithm."""
+    """Report of one update: means over its minibatches. None: not defined for the algorithm."""
 
     loss: float
     grad_norm: float | None = None

@@ -1,4 +1,4 @@
-"""Random streams: every consumer has its own, so that none affects another."""
+"""Random streams: every consumer has its own stream, so that no consumer affects another."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Seeds:
 
 
 def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a Session, from SeedSequence([random_seed, trial, session]); different ones for each restart of its process."""
+    """Return the seeds of a Session from SeedSequence([random_seed, trial, session]). Each restart of its process has different seeds."""
     words = np.random.SeedSequence([random_seed, trial, session, *([restart] if restart else [])]).generate_state(5)
     return Seeds(*(int(word) & 0x7FFFFFFF for word in words))
 
 
 def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a rollout worker: the Session's for the first, so that one worker collects the same as the Session would."""
+    """Return the seeds of a rollout worker. The first has the Session's seeds, so that one worker collects the same data as the Session."""
     if worker == 0 and restart == 0:
         return seeds
     env, act = (int(word) & 0x7FFFFFFF for word in np.random.SeedSequence([seeds.env, seeds.act, worker, restart]).generate_state(2))

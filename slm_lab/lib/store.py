@@ -1,15 +1,15 @@
 """Named arrays in memory that several processes share.
 
-A part (a trainer, a target network, a normaliser, the clock) holds plain arrays and lists by name those that several processes may
-train together. `SharedArrays` places them: each process of a trial lists the same names, and finds the same memory behind them, in
-whatever order they were built. A lone Session has no store at all.
+A part (a trainer, a target network, a normaliser, the clock) has plain arrays, and lists by name the arrays that several processes may
+train together. `SharedArrays` places these arrays in memory: each process of a trial lists the same names and gets the same memory for
+them, regardless of the order in which the parts were built. A Session that trains alone has no store.
 
-A part changes an array that others change too in a *section*: a method of its own that it hands to `Store.run` with plain arguments. In
-shared memory `run` calls it under a lock. A store in another process (experiment/cluster) calls the method of the same name of the same
-part there, and brings this process's copies of the part's arrays up to date.
+To change an array that other processes change too, a part uses a *section*: one of its methods, passed to `Store.run` with plain
+arguments. In shared memory, `run` calls this method under a lock. A store in another process (experiment/cluster) calls the method of
+the same name of the same part in that process, and updates this process's copies of the part's arrays.
 
-The memory is one anonymous file that every process maps. It has no name, so nothing is left of it when the last process is gone; the
-locks are the system's record locks, which a process releases when it dies.
+The memory is one anonymous file that every process maps. The file has no name, so nothing is left when the last process has ended. The
+locks are record locks of the operating system, which are released when their process dies.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from typing import Literal, NamedTuple, Protocol, Self, TypeVar, get_args
 import numpy as np
 
 Combine = Literal["step", "merge", "single", "own"]
-"""How several writers combine in one array:
-step: each applies its gradient step in place, one after the other only if the store is locked;
-merge: each reads, adds what it knows and writes, under the lock "statistics";
-single: one writer at a time, and a second one that comes meanwhile does nothing;
-own: each process has a row of its own and writes only that."""
+"""How the writes of several processes to one array combine:
+step: each process applies its gradient step in place; steps exclude each other only if the store is locked;
+merge: each process reads, adds its own data and writes, under the lock "statistics";
+single: one process writes at a time; a second process that wants to write meanwhile does nothing;
+own: each process has its own row and writes only this row."""
 Lock = Literal["update", "statistics", "target", "allocate", "barrier", "gate", "snapshot", "save"]
 _LOCK_BYTES: dict[Lock, int] = {lock: number for number, lock in enumerate(get_args(Lock))}
-"""The byte of the file that stands for each lock."""
+"""Lock → byte of the file that represents it."""
 MOMENT = "_moment"
-"""Ending of the names of arrays that hold times in seconds of perf_counter: they mean nothing after a restart of the machine, so a snapshot
-leaves them out."""
+"""Suffix of the names of arrays that contain times in seconds of perf_counter. These times are meaningless after a restart of the machine,
+so a snapshot leaves them out."""
 SectionLock = Literal["update", "statistics", "target"]
-"""Lock of a section: update: none unless meta.hogwild_lock."""
+"""Lock of a section. "update" does not lock unless meta.hogwild_lock is true."""
 Result = TypeVar("Result")
 _SAVED = f"saved{MOMENT}"
 """Array with the time of the last save."""
 _ALIGNMENT = 64
 """Bytes; a cache line."""
 _RANGE = 2**21
-"""Number of elements up to which a vector is not divided among processes. Each further process is a message more: on two busy cores, pushes
-of 1.7 M parameters to two processes took 1.4 times as long as to one."""
+"""Largest number of elements of a vector that is not divided among processes. Each additional process needs another message: on two busy
+cores, pushes of 1.7 M parameters to two processes took 1.4 times as long as to one."""
 _PROCESSES = 8
 """Largest number of processes that a vector is divided among."""
 _VECTOR = 64
-"""A range begins at a multiple of this many elements: vector instructions then work on the same elements as without the division, which
-matters for the last bit of a result."""
+"""A range begins at a multiple of this number of elements. Vector instructions then work on the same elements as without the division;
+otherwise the last bit of a result could differ."""
 
 
 class Division(NamedTuple):
-    """How a parameter server of several processes divides a vector: process k holds the elements bounds[k] to bounds[k + 1]."""
+    """How a parameter server of several processes divides a vector: process k stores the elements bounds[k] to bounds[k + 1]."""
 
     bounds: tuple[int, ...]
 
     @property
     def processes(self) -> int:
-        """Number of processes that hold a range."""
+        """Number of processes that store a range."""
         return len(self.bounds) - 1
 
     def range(self, process: int) -> slice:
-        """Return the range of a process; it is empty for one that holds none."""
+        """Return the range of a process; empty for a process without a range."""
         ends = (*self.bounds, *[self.bounds[-1]] * 2)
         return slice(*ends[min(process, self.processes) :][:2])
 
 
 def divided(size: int, starts: Sequence[int] = (0,)) -> Division:
-    """Divide a vector by its size alone, into ranges of about the same size.
+    """Divide a vector into ranges of about the same size, whose number depends only on the size of the vector.
 
-    Args: starts: first elements of the parts that are stepped by themselves, in order; ranges are aligned to the start of their part.
+    Args: starts: first elements of the parts that are stepped separately, in order; ranges are aligned to the start of their part.
     """
     number = min(max(-(-size // _RANGE), 1), _PROCESSES)
     places = [size * k // number for k in range(1, number)]
@@ -84,15 +84,15 @@ class SharedArray(NamedTuple):
     """An array that several processes may train together."""
 
     values: np.ndarray
-    """Initial values; with combine "own" those of one process, and the shared array has an axis of processes in front."""
+    """Initial values; with combine "own" those of one process: the first axis of the shared array is then the process."""
     combine: Combine
     division: Division | None = None
-    """Of the vector that the array belongs to; None: every process of a parameter server has the whole array."""
+    """Division of the vector that the array belongs to; None: every process of a parameter server has the whole array."""
     begin: int = 0
-    """Place of the array in that vector."""
+    """Index of the array's first element in that vector."""
 
     def part(self, process: int) -> slice:
-        """Return the part of a divided array that a process of a parameter server holds."""
+        """Return the part of a divided array that a process of a parameter server stores."""
         assert self.division is not None
         whole = self.division.range(process)
         return slice(max(whole.start - self.begin, 0), max(whole.stop - self.begin, 0))
@@ -106,89 +106,89 @@ class Shareable(Protocol):
     """A part that can be trained by several processes."""
 
     def shared_arrays(self) -> Named:
-        """The arrays to share, by name."""
+        """Return the arrays to share, by name."""
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the arrays of `store`, by the names of `shared_arrays`, from now on."""
+        """From now on use the given arrays of `store`, which have the names of `shared_arrays`."""
 
 
 class Store(Protocol):
-    """What parts and Sessions need of a store: SharedArrays, or one in another process."""
+    """Interface of a store for parts and Sessions: SharedArrays, or a store in another process."""
 
     index: int
-    """Which of the processes this is."""
+    """Index of this process."""
     workers: int
     """Number of processes."""
     synced: bool
-    """A process brings its copy of the parameters up to date only after its own updates (meta.distributed "synced")."""
+    """Whether a process refreshes its copy of the parameters only after its own updates (meta.distributed "synced")."""
     locked: bool
-    """Updates happen one after the other (meta.hogwild_lock)."""
+    """Whether updates happen one after the other (meta.hogwild_lock)."""
     fresh: bool
-    """Training has not begun."""
+    """Whether training has not begun."""
     remote: bool
-    """The arrays of this process are copies of those in another process."""
+    """Whether the arrays of this process are copies of arrays in another process."""
     serves: int | None
-    """Number of this process among those of a parameter server, which apply updates and compute nothing else; None: it is none of them."""
+    """Index of this process among the processes of a parameter server, which only apply updates; None if it is not one of them."""
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         """Every array placed here, by its full name."""
 
     def at(self, name: str, part: Shareable) -> Store:
-        """Return the store as one of its parts uses it, `name` within the part that this one belongs to."""
+        """Return the store for one part, which has the name `name` within the part that this store belongs to."""
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        """Place the arrays of these parts and let the parts use them. Raises MemoryError if there is no room for them."""
+        """Place the arrays of these parts, and attach the parts to them. Raises MemoryError if there is not enough memory."""
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
-        """Call `section`, a method of a part that is attached here, while other processes that need the same lock wait."""
+        """Call `section`, a method of an attached part, while other processes that need the same lock wait."""
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """Do what `run` does; if another process holds the lock, return None without calling `section`."""
+        """Do the same as `run`, but return None without calling `section` if another process has the lock."""
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
-        """Call `section` where the arrays are, with a gradient [P] of the part's vector, or a range of it for each range of the vector."""
+        """Call `section` in the process of the arrays with a gradient [P] of the part's vector, or once per range of a divided vector."""
 
     def update(self) -> AbstractContextManager[None]:
-        """One update of the parameters, in the process of the store: exclusive if the store is locked."""
+        """Return the context of one update of the parameters, in the process of the store; exclusive if the store is locked."""
 
     def pull(self, seconds: float = 0.0) -> bool:
-        """Bring this process's copies of the part's arrays up to date if they are older than `seconds`; return whether they were."""
+        """Update this process's copies of the part's arrays if they are older than `seconds`; return whether they were updated."""
 
     def take_traffic(self) -> tuple[int, int]:
-        """Return the bytes of arrays that were sent to another process and received from it since the last call."""
+        """Return the numbers of bytes of arrays sent to another process and received from it since the last call."""
 
     def exchange(self) -> None:
-        """Let others see what this process has written to its rows of "own" arrays, and see what they wrote."""
+        """Make this process's rows of "own" arrays visible to other processes, and their rows visible to this one."""
 
     def publish(self) -> None:
-        """Let others see what this process has written outside of sections, before training begins."""
+        """Make the writes of this process outside of sections visible to other processes, before training begins."""
 
     def barrier(self) -> None:
-        """Order this process's reads and writes before against those after, as other processes see them."""
+        """Issue a memory barrier: other processes see the reads and writes before this call before those after it."""
 
     def saving(self, interval: float | None) -> AbstractContextManager[bool]:
-        """Keep other processes from saving the arrays until the block ends; see SharedArrays."""
+        """Prevent other processes from saving the arrays until the block ends; see SharedArrays."""
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays at one moment at which no process is in the middle of a change. Valid until the next call."""
+        """Return copies of all arrays, taken at a moment when no process is changing them. Valid until the next call."""
 
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Overwrite the arrays with what `snapshot` returned. Raises ValueError if names or shapes differ."""
+        """Overwrite the arrays with those that `snapshot` returned. Raises ValueError if names or shapes differ."""
 
 
 def several(store: Store | None) -> bool:
-    """Return whether other processes train the arrays too. These are saved once, with the store, and not in the state of each part."""
+    """Return whether other processes train the arrays too. Such arrays are saved once, with the store, not in the state of each part."""
     return store is not None and store.workers > 1
 
 
 def prefixed(parts: Mapping[str, Shareable]) -> Named:
-    """The arrays of several parts, each name with its part's in front: "critics/params"."""
+    """Return the arrays of several parts, each name with its part's name as prefix: "critics/params"."""
     return {f"{prefix}/{name}": array for prefix, part in parts.items() for name, array in part.shared_arrays().items()}
 
 
 def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -> None:
-    """Hand each part its arrays, by the names that `prefixed` gave them."""
+    """Attach each part to its arrays, whose names have the prefixes of `prefixed`."""
     for prefix, part in parts.items():
         part.attach(
             store.at(prefix, part),
@@ -201,7 +201,7 @@ class SharedArrays:
 
     Args:
         fd: descriptor of the file (`shared_file`).
-        fresh: initial values are written, the same by every process. Otherwise the arrays stay as they are.
+        fresh: write the initial values, which are the same in every process. Otherwise the arrays are left unchanged.
     """
 
     remote = False
@@ -224,9 +224,9 @@ class SharedArrays:
         attach_parts(parts, self, self.place(prefixed(parts)))
 
     def place(self, named: Named) -> dict[str, np.ndarray]:
-        """Map these arrays, laid out in the order of their names. To be called once, by every process with the same names and shapes.
+        """Map these arrays into memory, in the order of their names. Call it once, in every process with the same names and shapes.
 
-        Raises MemoryError if this machine has no room for them.
+        Raises MemoryError if this machine does not have enough memory.
         """
         assert not self.arrays
         named = {**named, _SAVED: SharedArray(np.zeros(1), "single")}
@@ -236,9 +236,9 @@ class SharedArrays:
             offsets[name] = end
             size = int(np.prod(shape, dtype=np.int64)) * named[name].values.dtype.itemsize
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        with self._record_lock("allocate"):  # two processes that grow the file at once could truncate what the other has added
+        with self._record_lock("allocate"):  # two processes that grow the file at once could truncate each other's additions
             _grow(self.fd, end)
-        memory = mmap.mmap(self.fd, end)  # closing a descriptor of the file would release this process's locks, so it stays mapped
+        memory = mmap.mmap(self.fd, end)  # closing a descriptor of the file would release this process's locks, so the file stays mapped
         for name, shape in shapes.items():
             values = named[name].values
             array = np.frombuffer(memory, values.dtype, int(np.prod(shape, dtype=np.int64)), offsets[name]).reshape(shape)
@@ -259,7 +259,7 @@ class SharedArrays:
         raise TypeError("updates are applied in this process")
 
     def pull(self, seconds: float = 0.0) -> bool:
-        """Do nothing: the memory is shared. So do `exchange` and `publish`."""
+        """Do nothing, like `exchange` and `publish`: the memory is shared."""
         return False
 
     def take_traffic(self) -> tuple[int, int]:
@@ -271,7 +271,7 @@ class SharedArrays:
 
     @contextmanager
     def exclusive(self, lock: SectionLock, *, wait: bool = True) -> Iterator[bool]:
-        """Change arrays while every other process is kept out; false, without waiting, if another process holds the lock."""
+        """Exclude other processes that need the lock until the block ends. Without `wait`, yield False if another process has the lock."""
         with self._writes(), self._record_lock(lock, wait=wait) as mine:
             yield mine
 
@@ -282,9 +282,9 @@ class SharedArrays:
 
     @contextmanager
     def saving(self, interval: float | None) -> Iterator[bool]:
-        """Keep other processes from saving the arrays until the block ends.
+        """Prevent other processes from saving the arrays until the block ends.
 
-        False if another process is saving them, or one did so less than `interval` seconds ago. None: waits, and is always true.
+        Yield False if another process is saving them, or did so less than `interval` seconds ago. None: wait, and always yield True.
         """
         with self._record_lock("save", wait=interval is None) as mine:
             saved = self.arrays[_SAVED]
@@ -299,8 +299,8 @@ class SharedArrays:
             pass
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Other processes wait while the arrays are copied, and only if they want to change one."""
-        if not self._copies:  # written to once here: the first access to new memory takes twice as long as the copy
+        """Copy the arrays; meanwhile other processes wait only if they want to change an array."""
+        if not self._copies:  # write to the memory once here: the first access to new memory takes twice as long as the copy
             self._copies = {name: np.ones_like(array) for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         with self._record_lock("gate"), self._record_lock("snapshot"):
             for name, copy in self._copies.items():
@@ -316,7 +316,7 @@ class SharedArrays:
 
     @contextmanager
     def _writes(self) -> Iterator[None]:
-        """Keep `snapshot` of another process out until the block ends. A snapshot that waits comes before the next block."""
+        """Prevent other processes from taking a snapshot until the block ends. A waiting snapshot comes before the next block."""
         if self._writing:
             yield
             return
@@ -346,7 +346,7 @@ class SharedArrays:
 
 
 def shared_file() -> int:
-    """The descriptor of a new anonymous file for `SharedArrays`."""
+    """Return the descriptor of a new anonymous file for `SharedArrays`."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("slm_lab")
     with tempfile.TemporaryFile() as file:
@@ -359,7 +359,7 @@ def _grow(fd: int, size: int) -> None:
         return
     try:
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, now, size - now)  # fails if memory is short; ftruncate would end the process later
+            os.posix_fallocate(fd, now, size - now)  # fails if memory is insufficient; after ftruncate the process would crash later
         else:
             os.ftruncate(fd, size)
     except OSError as error:

@@ -29,7 +29,7 @@ def without_v4_index(path: KeyPath) -> KeyPath:
 
 
 def with_name(path: KeyPath) -> KeyPath:
-    """Return a path with `name` for the `type` of a net, as the models call it."""
+    """Return a path with `name` instead of the `type` of a net, as the models use it."""
     return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
@@ -49,7 +49,7 @@ def value_at(raw: Any, path: KeyPath) -> Any:
 
 
 def flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted path and value of each key of nested dicts; an empty dict is a value."""
+    """Yield the dotted path and value of each leaf of nested dicts; an empty dict counts as a value."""
     for key, value in body.items():
         if isinstance(value, dict) and value:
             yield from flat(value, f"{prefix}{key}.")
@@ -77,7 +77,7 @@ def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 ProblemCode = Literal["unknown", "missing", "invalid"]
-"""Kind of error: a key that no section has, a key that is required, a value that is not allowed here."""
+"""Kind of error: an unknown key, a missing required key, a value that is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Problem:
     path: str
     """JSON path in the user's file ("agent.algorithm.gama"); "" for the file as a whole."""
     message: str
-    """The value found, the values allowed, and the nearest of these."""
+    """The value found, the allowed values, and the nearest allowed value."""
     code: ProblemCode = "invalid"
 
     def __str__(self) -> str:
@@ -116,9 +116,9 @@ class Report:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.for_slm_lab = False
-        """The spec was written for SLM Lab (see differences.py)."""
+        """Whether the spec was written for SLM Lab (see differences.py)."""
         self.differences: list[str] = []
-        """What differs from SLM Lab, a few words each, if the spec was written for it."""
+        """Differences from SLM Lab, a few words each, if the spec was written for it."""
         self.replaced: dict[KeyPath, str] = {}
         """Path → outdated value in the file, which migrate.py has replaced by its current form."""
         self._origin: dict[KeyPath, KeyPath] = {}
@@ -129,38 +129,38 @@ class Report:
         self._set.append(self.origin(path))
 
     def moved(self, now: KeyPath, was: KeyPath) -> None:
-        """Record that the value now at `now` was at `was` (a current path) before."""
+        """Record that the value at `now` was moved there from `was` (a current path)."""
         self._origin[now] = self.origin(was)
 
     def origin(self, path: KeyPath) -> KeyPath:
-        """Return the path in the user's file of a current path."""
+        """Return the path in the user's file that corresponds to a current path."""
         for end in range(len(path), 0, -1):
             if path[:end] in self._origin:
                 return self._origin[path[:end]] + path[end:]
         return path
 
     def child(self) -> Report:
-        """Return an empty report on the same file, to be merged."""
+        """Return an empty report on the same file, to be merged later."""
         child = Report()
         child._origin, child._set, child.for_slm_lab = self._origin, self._set, self.for_slm_lab
         return child
 
     def merge(self, found: Report) -> None:
-        """Merge another report, except problems at, above or below the path of a problem already here: they are consequences of it."""
+        """Merge another report, except its problems at, above or below the path of an existing problem, from which they follow."""
         known = [problem.path for problem in self.problems]
         self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in known)]
         self.notes += [note for note in found.notes if note not in self.notes]
         self.differences += [topic for topic in found.differences if topic not in self.differences]
 
     def fail(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
-        """Add a problem, once."""
+        """Add a problem, unless it is already in the report."""
         place = self.origin(path)
         problem = Problem(show_path(place), mark(message, place, self._set), code)
         if problem not in self.problems:
             self.problems.append(problem)
 
     def ineffective(self, path: KeyPath, message: str) -> None:
-        """Add a note on a key without effect, as SLM Lab ignores it in that place too; a problem if it was given by --set."""
+        """Add a note on a key without effect, which SLM Lab ignores there too; add a problem if the key was given by --set."""
         if self.is_set(path):
             self.fail(path, message.replace("; ignored", ""))
         else:
@@ -172,14 +172,14 @@ class Report:
         return any(_at_or_below(place, given) for given in self._set)
 
     def differs(self, path: KeyPath, topic: str, message: str) -> None:
-        """Add a note on what a key means here and in SLM Lab, if the spec was written for SLM Lab; `topic` names it in a few words."""
+        """If the spec was written for SLM Lab, add a note on what a key means here and there; `topic` names it in a few words."""
         if self.for_slm_lab:
             self.note(path, message)
             if topic not in self.differences:
                 self.differences.append(topic)
 
     def note(self, path: KeyPath, message: str) -> None:
-        """Add a note, once."""
+        """Add a note, unless it is already in the report."""
         text = f"{show_path(self.origin(path))}: {message}"
         if text not in self.notes:
             self.notes.append(text)
@@ -196,7 +196,7 @@ def _at_or_below(place: KeyPath, given: KeyPath) -> bool:
 
 
 def _as_text(path: KeyPath) -> KeyPath:
-    """Return the path with indices as text: `[0]` and `.0` are equal."""
+    """Return the path with indices as text, so that `[0]` and `.0` are equal."""
     return tuple(map(str, path))
 
 

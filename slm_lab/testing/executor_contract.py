@@ -1,4 +1,4 @@
-"""What every Executor does: subclass ExecutorContract, and pytest runs it on your own."""
+"""Tests that every Executor must pass: subclass ExecutorContract, and pytest runs them on your executor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from slm_lab.experiment.execute.executor import Context, Died, Event, Executor, Message
 
 _SECONDS = 60.0
-"""Bound for each wait; much less on an idle machine."""
+"""Upper bound of each wait; waits are much shorter on an idle machine."""
 
 
 def echo(context: Context, first: str) -> None:
-    """Send `first`, each order that arrives, and how the task was stopped."""
+    """Send `first`, each order that arrives, and whether a stop was requested."""
     context.send("first", first, context.name, context.restart)
     while (order := context.receive()) is not None:
         context.send("order", order)
@@ -25,7 +25,7 @@ def echo(context: Context, first: str) -> None:
 
 
 def fail(context: Context) -> None:
-    """Raise an error after a message."""
+    """Send a message, then raise an error."""
     context.send("before")
     raise ValueError("broken on purpose")
 
@@ -45,7 +45,7 @@ def stay(context: Context) -> None:
 
 
 def listen(context: Context) -> None:
-    """Send the sum of what each signal brings, and take no orders meanwhile."""
+    """Send the sum of the content of each signal, and receive no orders meanwhile."""
     context.on_signal = lambda content: context.send("sum", int(content.sum()))
     context.send("here")
     while not context.stop.requested:
@@ -53,7 +53,7 @@ def listen(context: Context) -> None:
 
 
 class ExecutorContract:
-    """Tests of an executor. Subclasses define `executor`, a fixture of pytest.
+    """Tests of an executor. Subclasses define `executor`, a pytest fixture.
 
     Attributes: prints: whether output goes to a file (`Context.print_to`).
     """
@@ -61,7 +61,7 @@ class ExecutorContract:
     prints = True
 
     def until(self, executor: Executor, done: Callable[[list[Event]], Any]) -> list[Event]:
-        """Return the events until `done` of them is true."""
+        """Collect events until `done(events)` is true, and return them."""
         events: list[Event] = []
         deadline = time.monotonic() + _SECONDS
         while not done(events):
@@ -117,7 +117,7 @@ class ExecutorContract:
             assert all(event.content[0]["ones"].sum() == size for event in _messages(events))
 
     def test_a_wait_for_events_can_be_ended(self, executor: Executor) -> None:
-        """Also one that has not begun."""
+        """Also before the wait has begun."""
         executor.start("one", echo, "hello")
         self.until(executor, len)
         for seconds in (0.0, 0.1):

@@ -1,4 +1,4 @@
-"""An Executor without processes, for tests of decisions: what to start, and what to make of messages and deaths."""
+"""An Executor without processes, for tests of code that decides which tasks to start and how to handle messages and deaths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slm_lab.experiment.execute.executor import Context, Died, Executor, Message
 
 
 class FakeTask(Task):
-    """A task that runs in a thread. A killed one runs on, but nothing more is taken from it."""
+    """A task that runs in a thread. The thread of a killed task goes on, but its messages are ignored."""
 
     context: _FakeContext
 
@@ -57,7 +57,7 @@ class FakeExecutor(Executor):
 
     Attributes:
         started: the names of all tasks that were started or restarted, in order.
-        tasks: those that have not ended.
+        tasks: the tasks that have not ended.
     """
 
     task_type = FakeTask
@@ -79,7 +79,7 @@ class FakeExecutor(Executor):
         self._woken.clear()
 
     def end(self, task: FakeTask, reason: str = "killed by SIGKILL", *, lost: bool = False) -> None:
-        """Let the process of a task end now, as if it was killed, or its node was lost."""
+        """End a task now, as if its process had been killed or its node had been lost."""
         task.inbox.append(Died(task, reason, "", lost=lost))
 
     def _end(self, task: FakeTask) -> None: ...

@@ -1,4 +1,4 @@
-"""What every component of a spec does: subclass SpecContract with a spec that names your algorithm, net, memory or env backend."""
+"""Tests for every component of a spec: subclass SpecContract with a spec that names your algorithm, net, memory or env backend."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy", 
 
 
 class SpecContract:
-    """Tests of what a spec trains, in trials of one session in this process.
+    """Tests of the training of a spec, in trials of one session in this process.
 
     Attributes:
-        exact: whether a run that was stopped and continued equals one without a break byte for byte, which requires that the env can be
-            saved in the middle of an episode (else the tests ask that the checkpoint says what is lost).
+        exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte. This requires that the env can be
+            saved in the middle of an episode; otherwise the checkpoint must state what is lost.
     """
 
     exact = True
@@ -94,7 +94,7 @@ class SpecContract:
 
 
 def _rows(folder: Path) -> list[dict[str, float]]:
-    """Return the rows of training, without what depends on the speed of the machine, and without values that are not defined."""
+    """Return the rows of training, without columns that depend on the machine's speed and without undefined values."""
     table = slm_lab.load_run(folder).train.select_dtypes(include=np.number)
     rows = table.drop(columns=[name for name in _MEASURED if name in table]).to_dict("records")
     return [{str(name): value for name, value in row.items() if not math.isnan(value)} for row in rows]

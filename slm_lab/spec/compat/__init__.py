@@ -1,1 +1,1 @@
-"""Names, forms and differences of SLM Lab and other libraries."""
+"""Names and spec formats of SLM Lab and other libraries, and differences from SLM Lab."""

@@ -1,4 +1,4 @@
-"""Specs that were written for SLM Lab: how they are recognised, and a note on each key that means something else here."""
+"""Recognise specs that were written for SLM Lab, and add a note on each key that means something else here."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NET: KeyPath = ("agent", "net")
 def is_for_slm_lab(raw: dict[str, Any]) -> bool:
     """Return whether a raw spec was written for SLM Lab.
 
-    It has what SLM Lab's files have, and specs for this package need not: agent or env as a list (v4), or (v5) `type` for the name of a
-    net, meta.distributed and meta.max_trial (which may be null). Specs that a run of this package saved never count: older
-    versions wrote these keys too.
+    Such a spec contains what SLM Lab's files contain and specs for this package do not need: agent or env as a list (v4), or (v5) `type`
+    for the name of a net, meta.distributed and meta.max_trial (which may be null). Specs that a run of this package saved never count,
+    because older versions wrote these keys too.
     """
     if any(isinstance(raw.get(key), list) for key in ("agent", "env")):
         return True
@@ -39,7 +39,7 @@ SIZES = ("time_horizon", "minibatch_size")
 
 
 def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Replace, with a note, values of a migrated raw spec that have a meaning in SLM Lab only; note what an old id meant."""
+    """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; note what an old env id meant."""
     _old_atari(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
         if isinstance(net := value_at(raw, ("agent", key)), dict):
@@ -59,7 +59,7 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _old_atari(env: Any, report: Report) -> None:
-    """Note how an Atari env differs from that of the old id in the file, unless keys of env decide it."""
+    """Note how an Atari env differs from the env of the old id in the file, unless keys of env determine the behaviour."""
     old = report.replaced.get(_ENV, "")
     if not isinstance(env, dict) or not str(env.get("name")).startswith("ALE/") or current_id(old) != env["name"]:
         return
@@ -93,14 +93,14 @@ def _whole_envs(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
 
 
 def whole_envs(size: Any, envs: int) -> Any:
-    """Return a size, rounded up to a multiple of a number of environments if it is a positive whole number."""
+    """Return `size`, rounded up to a multiple of `envs` if it is a positive integer."""
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         return size
     return -(-size // envs) * envs
 
 
 def _whole_frequency(net: dict[str, Any], place: KeyPath, report: Report) -> None:
-    """Replace an update_frequency below 1, with which SLM Lab copies the net at every vector step."""
+    """Replace an update_frequency below 1 by 1: SLM Lab then copies the net at every vector step."""
     path, value = (*place, "update_frequency"), net.get("update_frequency")
     if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
         report.note(path, f"{value:g} is the same as 1: each vector step")
@@ -108,7 +108,7 @@ def _whole_frequency(net: dict[str, Any], place: KeyPath, report: Report) -> Non
 
 
 def _without_lookahead(net: dict[str, Any], place: KeyPath, report: Report) -> None:
-    """Replace Lookahead, of which SLM Lab v4 shares the inner optimizer only, by that optimizer."""
+    """Replace Lookahead by its inner optimizer, the only part that SLM Lab v4 shares."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         optim = net.get(key)
         if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_set((*place, key)):
@@ -119,7 +119,7 @@ def _without_lookahead(net: dict[str, Any], place: KeyPath, report: Report) -> N
 
 
 def _constant(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
-    """Let no_decay have its end_val, which is what it has in SLM Lab from the second step on."""
+    """Set the value of no_decay to its end_val, which SLM Lab uses from the second step on."""
     start, end = schedule.get("start_val"), schedule.get("end_val")
     if end and end != start and not report.is_set(path):
         schedule["start_val"] = end
@@ -131,7 +131,7 @@ Notes = Iterator[tuple[KeyPath, str, str]]
 
 
 def note_differences(spec: Spec, report: Report) -> None:
-    """Add a note for each thing that a spec written for SLM Lab does differently here."""
+    """Add a note for each behaviour of a spec written for SLM Lab that differs here."""
     if report.for_slm_lab and spec.agent.algorithm.learns:
         for rule in RULES:
             for path, topic, message in rule(spec):
@@ -266,8 +266,9 @@ def _start_of_training(spec: Spec) -> Notes:
 def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
     """Return the number of transitions at the first training with a replay buffer: here, and in SLM Lab.
 
-    From training_start_step transitions on, this package trains in the vector step in which their number reaches a multiple of
-    training_frequency. SLM Lab trains in the vector step of the transition after a multiple, if more than training_start_step were stored.
+    From training_start_step transitions on, this package trains in each vector step in which the number of transitions reaches a multiple
+    of training_frequency. SLM Lab trains in the vector step of the transition after a multiple, if more than training_start_step
+    transitions were stored.
     """
     ours = whole_envs(max(start, 1), envs)
     if ours // every == (ours - envs) // every:
@@ -285,7 +286,7 @@ def _schedules(spec: Spec) -> Notes:
 
 
 def _their_schedule(schedule: Schedule) -> str:
-    """Return what SLM Lab makes of a schedule; "" for the same."""
+    """Return how SLM Lab interprets a schedule; "" if there is no difference."""
     if isinstance(schedule, NoDecay) or schedule.start_val == schedule.end_val:
         return ""
     if schedule.end_val == 0:
@@ -386,4 +387,4 @@ def _meta(spec: Spec) -> Notes:
 
 
 RULES: tuple[Callable[[Spec], Notes], ...] = (_episodes, _actions, _rewards, _memory, _learning, _schedules, _nets, _optimizers, _meta)
-"""Each yields what differs in one part of a spec."""
+"""Each rule yields the differences in one part of a spec."""

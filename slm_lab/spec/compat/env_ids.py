@@ -1,4 +1,4 @@
-"""env.name: map old ids to current ones, and check that an id names an env that can be made here."""
+"""env.name: map old ids to current ones, and check that an id names an env that can be created here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEGACY_ATARI = frozenset[str](_GENERATED["_atari_legacy"])
 _VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
 _NOT_SUPPORTED = frozenset({"Pusher-v4"})
-"""Ids of Gymnasium that need older packages than its newest version of that env: mujoco < 3."""
+"""Gymnasium ids that need older packages than the newest version of the same env: mujoco < 3."""
 _MODULES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
 """Beginning of an id → the module that registers it."""
 _PACKAGES = {
@@ -37,10 +37,10 @@ _PACKAGES = {
 
 
 def current_id(name: str) -> str:
-    """Return the current id of an old one; `name` itself if no rule applies.
+    """Return the current id for an old id; `name` itself if no rule applies.
 
-    Rules: legacy Atari ids are ALE/X-v5; an id that the installed packages can make stays; Roboschool and PyBullet ids are MuJoCo's; an
-    older version of one of Gymnasium's own envs, and one that current packages do not support, is its newest.
+    Rules: a legacy Atari id becomes ALE/X-v5; an id that the installed packages can create is kept; a Roboschool or PyBullet id becomes the
+    MuJoCo id; an older version of one of Gymnasium's own envs, or an unsupported version, becomes the newest version.
     """
     match = _VERSIONED.fullmatch(name)
     if not match:
@@ -63,7 +63,7 @@ def _version(name: str) -> int:
 
 
 def _newest(base: str, exact: bool = False) -> str | None:
-    """Return Gymnasium's newest id of an env; ignores case (PyBullet writes Walker2D) unless exact."""
+    """Return Gymnasium's newest id of an env; ignore case (PyBullet writes Walker2D) unless `exact`."""
     same = [name for name in KNOWN if "/" not in name and name.rpartition("-v")[0].lower() == base.lower()]
     same = [name for name in same if not exact or name.rpartition("-v")[0] == base]
     return max(same, key=_version, default=None)
@@ -76,9 +76,9 @@ def short_name(name: str) -> str:
 
 
 def unavailable_reason(name: str) -> str | None:
-    """Return why an env of this id cannot be made here, without importing anything heavy; None if it can.
+    """Return why an env with this id cannot be created here, without heavy imports; None if it can.
 
-    Of `package.module:EnvId` only form and package are checked: the module is imported when the env is made.
+    For `package.module:EnvId`, only the form and the package are checked: the module is imported when the env is created.
     """
     if not name.strip():
         return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"
@@ -102,10 +102,10 @@ def kinds_here() -> dict[str, str | None]:
 
 
 def other_ids() -> dict[str, list[str]]:
-    """Return the ids of envs of other packages, as they are to be written in a spec.
+    """Return the ids of envs of other packages, in the form for a spec.
 
-    Keys are the modules in _MODULES, whose lists are empty if they are not installed, and for envs that installed packages register by
-    themselves the part before the slash, or "other packages". Imports Gymnasium and these packages.
+    Keys are the modules in _MODULES, with empty lists if they are not installed. For envs that installed packages register by themselves,
+    the key is the part of the id before the slash, or "other packages". Imports Gymnasium and these packages.
     """
     found: dict[str, list[str]] = {}
     for name in sorted(set(_registered()) - KNOWN.keys()):
@@ -119,7 +119,7 @@ def other_ids() -> dict[str, list[str]]:
 
 
 def _registered_by(module: str) -> list[str]:
-    """Import a module and return all ids that are registered then; [] if it cannot be imported."""
+    """Import a module and return all ids that are registered afterwards; [] if it cannot be imported."""
     if not _installed(module):
         return []
     import gymnasium
@@ -132,11 +132,11 @@ def _registered_by(module: str) -> list[str]:
 
 
 _GONE = {"gridworld": "Unity", "tennis": "Unity", "2dball": "Unity", "3dball": "Unity"}
-"""Names, in lower case, of envs that SLM Lab had → where they came from."""
+"""Lower-case names of envs that SLM Lab had → their origin."""
 
 
 def _gone(name: str) -> str:
-    """Return why an env that SLM Lab had cannot be made; "" for others."""
+    """Return why an env that SLM Lab had cannot be created; "" for other envs."""
     found = re.match(r"Unity|Roboschool|playground/", name)
     origin = found.group().rstrip("/") if found else "PyBullet" if re.search(r"BulletEnv-v\d+$", name) else _GONE.get(name.lower())
     if origin is None:
@@ -147,7 +147,7 @@ def _gone(name: str) -> str:
 
 
 def _module_hint(name: str) -> str:
-    """Return how to name an env of a module in _MODULES."""
+    """Return a hint on how to name an env of a module in _MODULES."""
     module = next((module for begin, module in _MODULES.items() if name.startswith(begin)), None)
     if module is None:
         return ""
@@ -155,7 +155,7 @@ def _module_hint(name: str) -> str:
 
 
 def _hint(name: str, ids: Iterable[str]) -> str:
-    """Return the nearest current id, that of the same env before all, or how to name an env of another package."""
+    """Return a hint: the nearest current id, preferably of the same env, or how to name an env of another package."""
     current = [known for known in ids if current_id(known) == known]
     same = [known for known in current if _base(known) == _base(name)]
     if same:
@@ -186,11 +186,11 @@ def _installed(package: str) -> bool:
 
 
 def _registered() -> list[str]:
-    """Return the ids that the installed Gymnasium can make; skip its import (0.3 s) if they are the known ones."""
+    """Return the ids that the installed Gymnasium can create; [] without importing it (0.3 s) if they are the known ids."""
     plugins = metadata.entry_points(group="gymnasium.envs")
     if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"] and not plugins:
         return []
     import gymnasium
 
-    # Hopper-v2 and others, whose mujoco_py no longer exists, have a function of Gymnasium's own that raises an error
+    # Hopper-v2 and similar ids need mujoco_py, which no longer exists; their entry point in Gymnasium raises an error
     return [name for name, env in gymnasium.registry.items() if getattr(env.entry_point, "__module__", "") != gymnasium.envs.__name__]

@@ -119,7 +119,7 @@ OTHER_ALGORITHMS = {
     "REINFORCE": "Reinforce",
     "VPG": "Reinforce",
 }
-"""Name of an algorithm elsewhere, in capitals → the nearest here."""
+"""Upper-case name of an algorithm in other libraries → the nearest algorithm here."""
 
 
 def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
-    """Replace v4's meta.search: RandomSearch tries all combinations of grid_search keys, and draws the values of others."""
+    """Replace v4's meta.search: RandomSearch tries all combinations of grid_search keys, and samples the values of other keys."""
     meta, path = _section(raw, "meta"), ("meta", "search")
     name = meta.get("search")
     if name != "RandomSearch":
@@ -157,13 +157,13 @@ def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
 
 
 def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
-    """Report a max_tick that counts episodes: no key here does."""
+    """Report a max_tick that counts episodes, since no key here does so."""
     env = _section(raw, "env")
     unit = _section(raw, "meta").get("max_tick_unit") or env.get("max_tick_unit")
     if env.get("max_tick") is not None and unit not in (None, *_FRAMES):
         report.fail(("env", "max_tick"), f"counts in units of {show(unit)} (max_tick_unit); expected frames: set env.max_frame instead")
         del env["max_tick"]
-        report.moved(("env", "max_frame"), ("env", "max_tick"))  # that max_frame is missing is not another problem
+        report.moved(("env", "max_frame"), ("env", "max_tick"))  # do not report the missing max_frame as another problem
 
 
 def _has_grid(search: Any) -> bool:
@@ -179,7 +179,7 @@ def _section(raw: dict[str, Any], *keys: str | int) -> dict[str, Any]:
 
 
 def _unlist(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> None:
-    """Replace a list by its only item, or in a v4 file by its first, as SLM Lab v4 does."""
+    """Replace a list by its only item, or in a v4 file by its first item, as SLM Lab v4 does."""
     section = _section(raw, *path[:-1])
     items = section.get(str(path[-1]))
     if not isinstance(items, list):
@@ -195,7 +195,7 @@ def _unlist(raw: dict[str, Any], path: KeyPath, v4: bool, report: Report) -> Non
 
 
 def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> None:
-    """Move a value to its new path; if there is one already, keep that."""
+    """Move a value to its new path, unless that path already has a value."""
     value = _section(raw, *old[:-1]).pop(str(old[-1]), None)
     if value is None:
         return
@@ -213,7 +213,7 @@ def _rename(raw: dict[str, Any], old: KeyPath, new: KeyPath, report: Report) -> 
 
 
 def _replace_value(raw: dict[str, Any], path: KeyPath, current: Callable[[str], str], report: Report) -> None:
-    """Replace an old string by the current one."""
+    """Replace an outdated string by its current form."""
     section, key = _section(raw, *path[:-1]), str(path[-1])
     old = section.get(key)
     if isinstance(old, str) and (new := current(old)) != old:

@@ -1,1 +1,1 @@
-"""From the text of a spec file to a Spec, or to all its problems."""
+"""Load the text of a spec file as a Spec, or report all its problems."""

@@ -1,7 +1,7 @@
-"""One raw spec → Spec, or all its problems.
+"""Build a Spec from one raw spec, or report all its problems.
 
-A raw spec is brought into the current form (`_current_form`, a stage after the other), validated as a whole or in its valid parts,
-checked by the rules across sections, and resolved.
+A raw spec is converted to the current form (`_current_form`, in several stages), validated as a whole or in its valid parts, checked
+by the rules across sections, and resolved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slm_lab.spec.rules.resolve import derive_sizes, resolve
 
 @dataclass(frozen=True)
 class Request:
-    """What a raw spec is loaded with."""
+    """Options for loading a raw spec."""
 
     overrides: Mapping[KeyPath, Any] = field(default_factory=dict)
     """Values of --set, by path."""
@@ -40,7 +40,7 @@ class Request:
 
 
 def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> Spec | None:
-    """Return the Spec of a raw spec, which stays as it is; None if it is invalid: `report` then has the problems."""
+    """Return the Spec of `raw`, which is not modified; None, with the problems in `report`, if `raw` is invalid."""
     report.for_slm_lab = is_for_slm_lab(raw)
     body = _current_form(raw, request, report) | {"name": name}
     found = report.child()
@@ -70,8 +70,8 @@ def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> S
 
 
 def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict[str, Any]:
-    """Return a copy of a raw spec with the values of --set, in the form that the models know. Each stage returns the dict that it gets."""
-    raw = migrate(copy.deepcopy(raw), report)  # --set may name current keys and old ones
+    """Return a copy of a raw spec with the values of --set, in the form that the models expect. Each stage returns its argument."""
+    raw = migrate(copy.deepcopy(raw), report)  # --set may use current or old names of keys
     _check_version(raw, report)
     raw = migrate(_with_sets(raw, request.overrides, report), report)
     raw = adapt(drop_nulls(read_arc_files(raw, request.folder, report)), report)
@@ -79,16 +79,16 @@ def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict
 
 
 def _check_version(raw: dict[str, Any], report: Report) -> None:
-    """Report a spec that a run of another version has saved: its keys may mean something else."""
+    """Report a spec saved by a run of another version, whose keys may mean something else."""
     starts = value_at(raw, ("meta", "run"))
-    last = starts[-1] if isinstance(starts, list) and starts else None  # an entry for each start of the run
+    last = starts[-1] if isinstance(starts, list) and starts else None  # one entry per start of the run
     if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
         why = "another version of slm_lab saved this spec; remove meta.run to use its values as they are meant now"
         report.fail(("meta", "run"), f"spec_version {show(version)}; expected {SPEC_VERSION}: {why}")
 
 
 def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Report) -> dict[str, Any]:
-    """Set the keys that --set gives."""
+    """Set the keys given by --set."""
     for path, value in overrides.items():
         if value is None and value_at(raw, path) is None:
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
@@ -118,7 +118,7 @@ def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Repo
 
 
 def _left_out(problems: list[Problem]) -> str:
-    """Return why a search section is left out. Args: problems: of values that are invalid with --set alone."""
+    """Return why a search section is left out. Args: problems: problems of values that only --set makes invalid."""
     why = "only for a search; left out"
     if not problems:
         return why
@@ -127,7 +127,7 @@ def _left_out(problems: list[Problem]) -> str:
 
 
 def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> bool:
-    """Return whether the search section is valid without the keys that --set changes, if any; variables keep their values."""
+    """Return whether --set changes keys and the search section is valid without these changes; variables keep their values."""
     problems = _problems(name, raw, request.folder) if request.overrides else []
     return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
@@ -139,9 +139,9 @@ def _problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> lis
 
 
 def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[KeyPath]]:
-    """Return the Spec without its invalid parts, so that rules can check the rest in the same run, and the names that were guessed.
+    """Return the Spec without its invalid parts, so that rules can check the rest in the same run, and the paths of guessed names.
 
-    Unknown names of components are replaced by likely ones, and the problems below them are added.
+    Unknown names of components are replaced by likely names, and the problems in these components are added to `report`.
     """
     raw, guessed, cut = copy.deepcopy(raw), set[KeyPath](), False
     for _ in range(10):
@@ -175,11 +175,11 @@ _STAND_IN: dict[KeyPath, Any] = {
     ("env", "name"): "CartPole-v1",
     ("env", "max_frame"): 1,
 }
-"""Valid values for required parts."""
+"""Valid placeholder values for required parts."""
 
 
 def _remove_part(rest: dict[str, Any], path: KeyPath) -> None:
-    """Remove the part at `path`, or what contains it if it is missing; replace required parts by a stand-in."""
+    """Remove the part at `path`, or the section around a missing part; replace required parts by their values in _STAND_IN."""
     for end in range(len(path), 0, -1):
         section, key = value_at(rest, path[: end - 1]), path[end - 1]
         if not isinstance(section, dict):
@@ -198,7 +198,7 @@ _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
 
 
 def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
-    """Remove keys whose value is null. Of an env's constructor arguments only the first level is searched."""
+    """Remove keys whose value is null. In an env's constructor arguments, only the first level is searched."""
     for key in [key for key, value in node.items() if value is None]:
         del node[key]
     for key, value in node.items():
@@ -208,7 +208,7 @@ def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
 
 
 def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Add the names that agent.net and agent.memory lack, as algorithm, env and keys suggest; remove an empty agent.net."""
+    """Add missing names of agent.net and agent.memory, guessed from algorithm, env and keys; remove an empty agent.net."""
     agent, env = raw.get("agent"), raw.get("env")
     if not isinstance(agent, dict):
         return raw
@@ -228,7 +228,7 @@ def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def drop_ineffective(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove, with a note, each key that belongs to another component of its section; one given by --set is a problem."""
+    """Remove, with a note, each key that belongs to another component of its section; report a problem if the key was given by --set."""
     for place in SECTION_KEYS:
         section = value_at(raw, place)
         if not isinstance(section, dict):

@@ -1,4 +1,4 @@
-"""Spec files: where they are, their text (JSON with comments and trailing commas, or YAML), their entries, and files of arcs."""
+"""Find and parse spec files (JSON with comments and trailing commas, or YAML), return their entries, and read arc files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Problem, Report, SpecE
 
 SPEC_FOLDER = Path(__file__).parent.parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "torch_names.json")
-"""Files there that hold no specs."""
+"""Files in SPEC_FOLDER that contain no specs."""
 Source = str | Path | Mapping[str, Any]
 """A spec file, its content, or one spec."""
 
@@ -25,13 +25,13 @@ def spec_names(path: Source) -> list[str]:
 
 
 def shipped_spec_files() -> list[Path]:
-    """Return the spec files that ship, relative to SPEC_FOLDER."""
+    """Return the shipped spec files, relative to SPEC_FOLDER."""
     found = [file for file in SPEC_FOLDER.rglob("*.*") if file.suffix in (".json", ".yaml", ".yml") and file.name not in _NO_SPECS]
     return sorted((file.relative_to(SPEC_FOLDER) for file in found), key=lambda file: (len(file.parts), file))
 
 
 def spec_summaries() -> Iterator[tuple[Path, str, str, str, Any]]:
-    """Yield file, name, algorithm, env and max_frame of each spec that ships, with variables as they stand in the files."""
+    """Yield file, name, algorithm, env and max_frame of each shipped spec, without replacing variables."""
     for file in shipped_spec_files():
         for name, raw in raw_specs(SPEC_FOLDER / file).items():
             algorithm, env, frames = (
@@ -46,7 +46,7 @@ def is_study(raw: Any) -> bool:
 
 
 def raw_specs(path: Source) -> dict[str, Any]:
-    """Return name → spec of a file in the current form, not validated, with variables as they stand there. Raises: SpecError."""
+    """Return name → spec of a file in the current form, without validation and without replacing variables. Raises: SpecError."""
     entries = {name: raw for name, raw in raw_entries(path)[1].items() if not is_study(raw)}
     for raw in entries.values():
         if isinstance(raw, dict):
@@ -84,11 +84,11 @@ def _files_beside(path: Path) -> list[str]:
 
 
 def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[str]] | None = None) -> tuple[str, dict[str, Any]]:
-    """Return a file's path, and the entries in it as they stand there: name → spec or study. Raises: SpecError.
+    """Return a file's path and its unmodified entries: name → spec or study. Raises: SpecError.
 
     Args:
-        name: of the spec, if `path` is one without a name.
-        repeated: see `text.read`.
+        name: name of the spec, if `path` is a single spec without a name.
+        repeated: see `read`.
     """
     if isinstance(path, Mapping):
         source, content = "spec", plain(dict(path), "spec")
@@ -113,7 +113,7 @@ def is_flat(content: Any) -> bool:
 
 
 def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> dict[str, Any]:
-    """Replace `arc_file` by `arc` in the nets of a raw spec. Args: folder: of the spec file; None: the spec is not in a file."""
+    """Replace `arc_file` by `arc` in the nets of a raw spec. Args: folder: folder of the spec file; None if the spec is not in a file."""
     for place in (NET, CRITIC_NET):
         net = value_at(raw, place)
         if not isinstance(net, dict) or net.get("arc_file") is None or "TorchArcNet" not in (net.get("name"), net.get("type")):
@@ -146,7 +146,7 @@ def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> 
 MAX_DEPTH = 64
 """Maximum nesting."""
 MAX_NODES = 1_000_000
-"""Maximum size (YAML anchors can make huge trees from a few lines)."""
+"""Maximum number of nodes (YAML anchors can create huge trees from a few lines)."""
 
 _TOKEN = re.compile(
     r'(?P<string>"(?:[^"\\\n]|\\.)*")|(?P<comment>//[^\n]*|/\*(?:[^*]|\*(?!/))*(?P<closed>\*/)?)|(?P<variable>\$\{[^${}\n]*\})'
@@ -157,7 +157,7 @@ _TOKEN = re.compile(
 def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Return the content of a spec file.
 
-    Args: repeated: receives, by name of the spec, a line for each duplicate key in specs of the v4 form, whose last value counts.
+    Args: repeated: filled, by name of the spec, with a line for each duplicate key in specs of the v4 form, where the last value counts.
 
     Raises: SpecError for an unreadable file, invalid text (with line and column), a duplicate key, NaN.
     """
@@ -245,7 +245,7 @@ def _strict(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str
     keys: list[set[str]] = []
     """Keys of the objects (or lists) around the current position."""
     before, start, comma = "", 0, 0
-    """The last token, its position, and the index in `clean` of a comma after a value if it is one."""
+    """The last token, its position, and, if it is a comma after a value, its index in `clean` (else 0)."""
     for match in _TOKEN.finditer(text):
         part = match.group()
         if match["comment"]:
@@ -278,7 +278,7 @@ def _strict(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str
 
 
 def _decoded(string: str) -> str:
-    """Return the text of a JSON string; an invalid one as it is."""
+    """Return the text of a JSON string; an invalid string unchanged."""
     try:
         return str(json.loads(string))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Load specs: names of a file, with --set arguments applied, → Specs, or a SpecError with all problems."""
+"""Load specs of a file by name, with --set arguments applied, as Specs, or raise a SpecError with all problems."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Loaded:
     specs: list[Spec] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differences: list[str] | None = None
-    """What differs from SLM Lab, a few words each; None if none of the specs was written for it."""
+    """Differences from SLM Lab, a few words each; None if none of the specs was written for it."""
 
 
 def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True) -> Spec:
     """Load the spec `name`, with --set arguments applied ("var=value", "agent.algorithm.gamma=0.9").
 
     Args:
-        path: a spec file; or a dict, its content {name: {agent, env, …}} or one spec {agent, env, …}.
-        name: may be left out if there is only one. One spec without a name is named "spec".
-        for_search: False: nothing is searched, and the search section is left out, with a notice, once it was checked. Values that only
-            --set makes invalid are not an error then.
+        path: a spec file, or a dict: the content of a file {name: {agent, env, …}} or one spec {agent, env, …}.
+        name: may be omitted if there is only one spec. A single spec without a name is named "spec".
+        for_search: False if the spec is not for a search: the search section is then checked and left out, with a notice. Values in it that
+            only --set makes invalid are not an error then.
 
     Raises: SpecError with all problems. Notices go to lib.log.
     """
@@ -68,7 +68,7 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
 
-    What a short spec leaves to recommended values is left out here too.
+    Keys for which a short spec uses recommended values are left out here too.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.is_short:
@@ -79,7 +79,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
-    """As load_specs, but return the notices instead of logging them."""
+    """Like load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
     repeated: dict[str, list[str]] = {}
     source, entries = raw_entries(path, name, repeated)
@@ -92,7 +92,7 @@ def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: b
         prefix = f"{key}." if name is None else ""
         for made, spec, report in _load_entry(key, entries[key], arguments, used, folder, for_search):
             if name not in (None, key, made):
-                continue  # another expansion of spec_params than the one asked for
+                continue  # another expansion of spec_params than the requested one
             problems += [replace(p, path=f"{prefix}{p.path}".rstrip(".")) for p in report.problems]
             loaded.specs += [spec] if spec else []
             loaded.notes += [f"{made}: {note}" for note in (*repeated.get(key, ()), *report.notes)]
@@ -125,7 +125,7 @@ def notify(notes: list[str]) -> None:
 
 
 def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) -> str:
-    """Return the key in the file that `name` refers to: itself, or one whose spec_params expand to it."""
+    """Return the key in the file that `name` refers to: `name` itself, or the key whose spec_params expand to `name`."""
     if name in entries:
         return name
     made = {full: key for key, raw in entries.items() for full in _expanded_names(key, raw, arguments)}
@@ -173,7 +173,7 @@ def _load_entry(
 
 
 def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: Iterable[Any]) -> str:
-    """Return a hint for `--set name=value`: an unfilled variable, or paths in raw specs that end in that key or a near one, if any."""
+    """Return a hint for `--set name=value`: a variable without a value, or paths in raw specs that end in `name` or a similar key."""
     text = value if isinstance(value, str) else json.dumps(value)
     variable = closest(name, unfilled)
     if variable is not None:
@@ -245,7 +245,7 @@ def parse_sets(sets: Sequence[str]) -> Sets:
 
 
 def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
-    """Return an error of building a spec in the form of load errors: with `source`, and "(from --set)" on keys of `sets`."""
+    """Return an error from building a spec in the form of load errors: with `source`, and with "(from --set)" at keys of `sets`."""
     given = parse_sets(sets).overrides
     problems = []
     for problem in error.problems:
@@ -256,7 +256,7 @@ def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
 
 
 def read_value(text: str) -> Any:
-    """Parse a value of the command line: JSON, True, False or None, else the text itself."""
+    """Parse a command-line value: JSON, True, False or None; return other text unchanged."""
     if text in _WORDS:
         return _WORDS[text]
     try:
@@ -279,10 +279,9 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
 
 
 def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath = ()) -> Any:
-    """Return `node` with each ${var} replaced: by the value itself if it is the whole string, else by its text.
+    """Return `node` with each ${var} replaced: by its value if ${var} is the whole string, else by the value's text.
 
-    Args: used: gets the variables that are found, with their paths. A variable without a value is reported as a problem at each of its
-    paths.
+    Args: used: filled with the variables that are found, and their paths. A variable without a value is reported as a problem at each path.
     """
     if isinstance(node, dict):
         filled = {}

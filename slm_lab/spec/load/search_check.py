@@ -12,20 +12,20 @@ from slm_lab.spec.models.spec import SECTION_KEYS
 from slm_lab.spec.report import KeyPath, Problem, Report, override, show, show_path, to_path, value_at, with_name
 
 Problems = Callable[[dict[str, Any]], list[Problem]]
-"""Return the problems of a raw spec."""
+"""Function that returns the problems of a raw spec."""
 _MOST_VALUES = 1000
-"""Values of one key that are checked."""
+"""Maximum number of values of one key that are checked."""
 _MOST_CONTEXTS = 8
-"""Combinations of the other keys' values in which a value is tried."""
+"""Maximum number of combinations of the other keys' values in which a value is tried."""
 _ALGORITHM: KeyPath = ("agent", "algorithm")
 _REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
-"""Searched key → the spec's own key that it replaces: SLM Lab uses lam where both are given."""
+"""Searched key → the spec's own key that it replaces: SLM Lab uses lam if both are given."""
 
 
 def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | None) -> None:
-    """Add a problem for each malformed search key and, with `problems_of` (for a valid spec), for each value that the spec refuses.
+    """Add a problem for each malformed search key and, with `problems_of` (for a valid spec), for each value that is invalid in the spec.
 
-    A value is refused if it is invalid with the spec's own values of the other searched keys and with all other combinations tried.
+    A value is reported only if it is invalid with the spec's own values of the other searched keys and with all combinations tried.
     """
     search = raw.get("search")
     if not isinstance(search, dict):
@@ -45,7 +45,7 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
 
 
 def note_search(raw: dict[str, Any], report: Report) -> None:
-    """Add a note for each searched value of a spec written for SLM Lab that means something else there: trials use values as they are."""
+    """Add a note for each searched value of a spec written for SLM Lab that means something else there: trials use values unchanged."""
     algorithm, envs = value_at(raw, _ALGORITHM), value_at(raw, ("env", "num_envs"))
     if not (report.for_slm_lab and isinstance(algorithm, dict)):
         return
@@ -64,9 +64,9 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
 
 
 def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
-    """Remove from the search section of a spec written for SLM Lab, in place and with a note, what has no effect there or cannot be set.
+    """Remove unusable keys and values from the search section of a spec written for SLM Lab, in place and with a note.
 
-    That is a key of another section, which SLM Lab ignores, and values of a choice that contradict the spec's own.
+    These are keys of another section, which SLM Lab ignores, and values of a choice that contradict the spec's own values.
     """
     known = frozenset().union(*SECTION_KEYS.values())
     for node, text, where in [*_leaves(raw["search"], ())]:
@@ -82,7 +82,7 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
             continue
         form = DISTRIBUTIONS.get(str(text).rpartition("__")[2])
         if form is not None and not form.options:
-            continue  # the ends of a range, which is an error as a whole
+            continue  # ends of a range: the whole range is an error
         bad = [value for value in node[text] if any(problem.message.startswith(f"invalid value {show(value)}: ") for problem in found)]
         if not bad:
             continue
@@ -107,7 +107,7 @@ def _leaves(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, Ke
 
 
 def set_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) -> None:
-    """Set the searched key at `path` of a raw spec; `agent.net.type` sets the name of the net, as the models call it."""
+    """Set the searched key at `path` of a raw spec; `agent.net.type` sets `agent.net.name`, as the models call it."""
     if path in _REPLACED and value is not None:
         section = value_at(raw, _REPLACED[path][:-1])
         if isinstance(section, dict):
@@ -145,11 +145,11 @@ class _Values:
     def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
         self.base, self.keys, self.problems_of = base, keys, problems_of
         self.known = problems_of(copy.deepcopy(base))
-        """Problems that have other causes."""
+        """Problems that are not caused by searched values."""
         self.contexts = min(max(len(key.candidates()) for key, _ in walk(keys)), _MOST_CONTEXTS)
 
     def problems(self, pins: Mapping[KeyPath, Any]) -> list[Problem]:
-        """Return the problems with these values (`where` of a key → value or index); none if some combination with others is valid."""
+        """Return the problems with `pins` (`where` of a key → value or index); none if `pins` are valid with some values of other keys."""
         pinned = [key for key in self.keys if key.where in pins]
         first = self._with(pinned, pins, 0)
         if not first or len(pinned) == len(self.keys) or any(problem.code == "unknown" for problem in first):
@@ -157,7 +157,7 @@ class _Values:
         return first if self.problems_of_all(pins) else []
 
     def problems_of_all(self, pins: Mapping[KeyPath, Any] | None = None) -> list[Problem]:
-        """Return the problems of the first combination with values of all keys; none if one of those tried is valid."""
+        """Return the problems of the first combination with values of all keys; none if a combination that is tried is valid."""
         first: list[Problem] = []
         for context in range(self.contexts):
             found = self._with(self.keys, pins or {}, context)
@@ -183,7 +183,7 @@ def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _Values, re
         if not (key.has_options or key.is_normal or value in key.bounds) and any(
             problem.path == show_path(place) for problem in report.problems
         ):
-            continue  # a value inside a range that is reported by its ends
+            continue  # a value inside a range whose ends are already reported
         shown = show(key.args[value] if key.has_options else value)
         below = {inner.text for inner in key.nested[value]} if key.nested else set()
         for problem in values.problems({**above, key.where: value}):

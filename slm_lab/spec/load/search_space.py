@@ -19,9 +19,9 @@ from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
 
 Values = dict[str, Any]
-"""Dotted path of a key → its value, of the active keys: {"agent.algorithm.gamma": 0.97}."""
+"""Values of the active keys, by dotted path: {"agent.algorithm.gamma": 0.97}."""
 Picks = dict[str, Any]
-"""Name of a search key (see SearchSpace.named) → its value, for choice and grid_search the index of the value."""
+"""Name of a search key (see SearchSpace.named) → its value, or for choice and grid_search the index of its value."""
 
 
 class SearchSpace:
@@ -33,13 +33,13 @@ class SearchSpace:
         if not self.search_keys:
             raise SpecError(spec.name, [Problem("search", "nothing to search: the spec has no keys here")])
         self.named = {show_path(key.where): key for key, _ in walk(self.search_keys)}
-        """Every search key, nested ones too, by a name of its own."""
+        """All search keys, including nested keys, by a unique name."""
         self.keys = tuple(dict.fromkeys(key.text for key in self.named.values()))
         """Paths of all keys, in file order."""
 
     @property
     def trials(self) -> int:
-        """Return the number of trials of the search: meta.max_trial, at most one for each point of a grid without other keys."""
+        """Number of trials of the search: meta.max_trial, at most one for each point of a grid without other keys."""
         count = self.spec.meta.max_trial
         if not self.is_grid:
             return count
@@ -47,21 +47,21 @@ class SearchSpace:
 
     @property
     def is_grid(self) -> bool:
-        """Return whether all keys are grid_search."""
+        """Whether all keys are grid_search keys."""
         return all(key.distribution == "grid_search" for key in self.named.values())
 
     def sample(self, rng: np.random.Generator) -> Values:
-        """Draw a value of every active key from its distribution; of grid_search each value with the same probability."""
+        """Draw a value of every active key from its distribution; values of grid_search keys have equal probability."""
         return self.values(lambda _, key: draw(key, rng.random()))
 
     @cached_property
     def grid(self) -> tuple[Values, ...]:
-        """Every combination of the values of grid_search keys, those inside other distributions aside; one empty dict if there are none."""
+        """All combinations of values of grid_search keys, except keys inside other distributions; one empty dict if there are none."""
         return tuple(self.values_of(picks) for picks in self.grid_picks)
 
     @cached_property
     def grid_picks(self) -> tuple[Picks, ...]:
-        """The same as picks."""
+        """The combinations of `grid` as picks (see Picks)."""
         return tuple(_combinations(self.search_keys))
 
     def values(self, pick: Callable[[str, SearchKey], Any]) -> Values:
@@ -69,12 +69,12 @@ class SearchSpace:
         return {key.text: value for key, value in settings(self.search_keys, lambda key: pick(show_path(key.where), key))}
 
     def values_of(self, picks: Picks) -> Values:
-        """Return the values that picks (see Picks) stand for; keys without a pick are omitted."""
+        """Return the values for picks (see Picks); keys without a pick are omitted."""
         keys = [key for key in self.search_keys if show_path(key.where) in picks]
         return {key.text: value for key, value in settings(keys, lambda key: picks[show_path(key.where)])}
 
     def picks_of(self, values: Mapping[str, Any]) -> Picks:
-        """Return the picks of given values; a key without a value, or with one that is not in its choice, is left out."""
+        """Return the picks for given values; a key without a value, or with a value that is not one of its options, is omitted."""
         return dict(_known_picks(self.search_keys, values))
 
     def apply(self, values: Mapping[str, Any]) -> Spec:
@@ -90,7 +90,7 @@ class SearchSpace:
 
     @cached_property
     def _base(self) -> dict[str, Any]:
-        """The spec without its search; a section whose component is searched without keys that have their defaults."""
+        """The raw spec without its search section. Sections whose component is searched omit keys with default values."""
         body: dict[str, Any] = dump_spec(self.spec)[self.spec.name]
         body.pop("search", None)
         body["meta"] = {key: value for key, value in body["meta"].items() if not is_for_search(("meta", key))}
@@ -113,7 +113,7 @@ def draw(key: SearchKey, uniform: float) -> Any:
     if key.step and not key.is_log:
         count = round((high - low) / key.step)
         return key.multiple(low / key.step + min(int(uniform * (count + 1)), count))
-    half = key.step / 2 if key.step else 0.0  # each multiple of the step stands for the values that are nearest to it
+    half = key.step / 2 if key.step else 0.0  # each multiple of the step represents the values nearest to it
     low, high = max(low - half, low / 2), high + half
     value = math.exp(math.log(low) + uniform * (math.log(high) - math.log(low))) if key.is_log else low + uniform * (high - low)
     return snap(key, value)
@@ -155,7 +155,7 @@ def suggest(asked: Any, name: str, key: SearchKey) -> Any:
 
 
 def frozen_trial(optuna: Any, space: SearchSpace, picks: Picks, metric: float | None, state: Any = None) -> Any:
-    """Return a trial with given picks as one of Optuna's, which is complete if no state is given."""
+    """Return an Optuna trial with given picks, whose state is COMPLETE unless `state` is given."""
     asked = optuna.trial.FixedTrial(picks)
     for name in picks:
         suggest(asked, name, space.named[name])
@@ -174,7 +174,7 @@ def _combinations(keys: Iterable[SearchKey]) -> list[Picks]:
 
 
 def _drop_defaults(body: dict[str, Any], place: tuple[str, ...]) -> None:
-    """Remove keys with default values from a section, so that another component has its own defaults."""
+    """Remove keys with default values from a section, so that another component uses its own defaults."""
     section = value_at(body, place)
     if not isinstance(section, dict):
         return

@@ -22,19 +22,19 @@ from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, flat, neare
 OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
 )  # fmt: skip
-"""Beginnings of the paths of keys that do not change what is learned."""
+"""Prefixes of the paths of keys that do not change what is learned."""
 
 
 def settings(spec: Spec) -> dict[str, Any]:
-    """Return what determines the results of a spec's runs, by path: every key but seeds, provenance and operational ones."""
+    """Return the values that determine the results of a spec's runs, by path: all except seeds, provenance and operational keys."""
     ((_, body),) = dump_spec(spec).items()
     return {path: value for path, value in flat(body) if not path.startswith(OPERATIONAL)}
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
-    """Return the paths at which settings differ, without keys that only those of `spec`, `after`, have, with their defaults.
+    """Return the paths at which settings differ, except keys with default values that only `after`, the settings of `spec`, contains.
 
-    A key that has been added since, with its default, does not change what was learned before.
+    A key that was added later does not, with its default, change what was learned before.
     """
     ((_, body),) = dump_spec(spec).items()
     paths = [*before, *(path for path in after if path not in before and not _is_default(path, after[path], body))]
@@ -95,7 +95,7 @@ def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
 
 
 def _within_set(body: dict[str, Any], key: KeyPath) -> KeyPath:
-    """Return the path of what --set addresses; inside a `set` of the study one key, as it is written there, which comes last."""
+    """Return the path that --set changes. Inside a `set` of the study, the rest of the path is one key, which is moved to the end."""
     depth = {"set": 1, "entries": 3, "envs": 3}.get(str(key[0]), len(key))
     given = value_at(body, key[:depth])
     if len(key) <= depth or key[depth - 1] != "set" or not isinstance(given, dict):
@@ -164,7 +164,7 @@ def _same_label(index: int, label: str, other: int, report: Report) -> None:
 class _Runs:
     """Expands a study to its runs. Problems are added to `report`.
 
-    Attributes: notes: of the loaded specs. scores: (entry, env) → published score. entries: (entry, env) → index of the entry.
+    Attributes: notes: notes of the loaded specs. scores: (entry, env) → published score. entries: (entry, env) → index of the entry.
     """
 
     def __init__(self, study: StudySpec, source: str, report: Report) -> None:
@@ -173,10 +173,10 @@ class _Runs:
         self.scores: dict[tuple[str, str], float] = {}
         self.entries: dict[tuple[str, str], int] = {}
         self._trained: dict[str, tuple[str, str]] = {}
-        """Digest → (entry, env) that trains it."""
+        """Digest of a run → (entry, env) that trains it."""
 
     def runs(self) -> Iterator[StudyRun]:
-        """Yield the runs: for each env and entry one for each seed."""
+        """Yield the runs: one per env, entry and seed."""
         envs: list[StudyEnv | None] = [*self.study.envs] or [None]
         for env in envs:
             for index, entry in enumerate(self.study.entries):
@@ -187,7 +187,7 @@ class _Runs:
         if spec is None:
             return
         key = (entry.title, (entry.env or spec.env.name.rpartition(":")[2]) if env is None else env.title)
-        if key in self.entries and env is None:  # several entries of one label are in envs of their own
+        if key in self.entries and env is None:  # entries with the same label must have different envs
             _same_label(index, key[0], self.entries[key], self.report)
             return
         self.entries[key] = index
@@ -205,7 +205,7 @@ class _Runs:
             yield replace(run, spec=spec.model_copy(update={"meta": meta}))
 
     def check_pairs(self, runs: Sequence[StudyRun]) -> None:
-        """Add a problem for each entry that has no random_seed in common with the baseline in the same env."""
+        """Add a problem for each entry that shares no random_seed with the baseline in the same env."""
         seeds: dict[tuple[str, str], set[int]] = {}
         for run in runs:
             seeds.setdefault((run.entry, run.env), set()).add(run.random_seed)
@@ -235,7 +235,7 @@ class _Runs:
             within = f" in {env.title}" if env is not None else ""
             for problem in error.problems:
                 unknown = not problem.path and "unknown spec" in problem.message
-                message = str(problem).replace("--set", "set")  # that of the study, its env or the entry
+                message = str(problem).replace("--set", "set")  # `set` of the study, its env or the entry
                 self.report.fail((*place, "spec") if unknown else place, f"{entry.title}{within}: {message}")
             return None
         if (reason := self._unusable(found.specs)) is not None:
@@ -245,7 +245,7 @@ class _Runs:
         return found.specs[0]
 
     def _raw(self, file: str, name: str) -> tuple[Path, Any]:
-        """Return the file of an entry, beside the study's own or as find_spec_file finds it, and its raw spec. Raises SpecError."""
+        """Return the file of an entry, in the study's folder or as found by find_spec_file, and its raw spec. Raises SpecError."""
         if not file and name.endswith((".json", ".yaml", ".yml")):
             message = f"'{name}' is a file; expected FILE:NAME, such as ppo_cartpole.json:ppo_cartpole"
             raise SpecError(self.source, [Problem("", message)])
@@ -260,7 +260,7 @@ class _Runs:
         return path, raw
 
     def _values(self, place: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
-        """Return what study, env and entry set, by path or variable; None, with problems, if that is invalid."""
+        """Return the values set by study, env and entry, by path or variable; None, with problems, if they are invalid."""
         values: dict[str, Any] = {}
         before = len(self.report.problems)
         given: list[tuple[KeyPath, dict[str, Any]]] = [(("set",), self.study.set), ((*place, "set"), entry.set)]
@@ -272,7 +272,7 @@ class _Runs:
                     self.report.fail((*at, key), "is the study's own random_seed; set that")
                 if env is not None and key in ("env", "env.name"):
                     self.report.fail((*at, key), f"is the name of an env, {env.name}, which envs gives")
-                values.pop(key, None)  # the last one counts, also after one that encloses it
+                values.pop(key, None)  # the last value counts, even after a value of an enclosing section
                 values[key] = value
         return None if len(self.report.problems) > before else values
 
@@ -288,7 +288,7 @@ class _Runs:
 
 
 def _paths(given: Mapping[str, Any], place: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
-    """Yield path or variable → value of a `set`; agent, env and meta may be nested."""
+    """Yield (path or variable, value) for each key of a `set`; agent, env and meta may be nested."""
     for key, value in given.items():
         if key in ("agent", "env", "meta") and isinstance(value, dict):
             yield from flat(value, f"{key}.")

@@ -1,4 +1,4 @@
-"""Raw spec → Spec; each problem with its path, the value found, what is allowed and the nearest valid key."""
+"""Validate a raw spec as a Spec; report each problem with its path, the value found, the allowed values and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def validate(raw: dict[str, Any], report: Report) -> Spec | None:
 
 
 def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseModel] = Spec) -> None:
-    """Add the problems of a failed validation of `raw` as a `root`."""
+    """Add the problems of a failed validation of `raw` by the model `root`."""
     found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
     for path, (kind, message) in found.items():
         # If a list and an item of it are both invalid, report the item only.
@@ -53,7 +53,7 @@ def _errors(error: ValidationError) -> list[ErrorDetails]:
 def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str]:
     """Return a likely name for each unknown name of a component at the paths `wrong`, so that its keys can be checked.
 
-    None for a "package.module:Class" that cannot be resolved: nothing is known of its keys.
+    A "package.module:Class" that cannot be resolved gets no likely name, because its keys are unknown.
     """
     likely = {}
     for path in wrong:
@@ -64,7 +64,7 @@ def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str
 
 
 def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
-    """Return the nearest of the models' names, else that of the model whose keys fit best."""
+    """Return the nearest name of a model, else the name of the model whose keys fit best."""
     near = difflib.get_close_matches(str(section.get("name"))[:80], names_of(models), n=1)
 
     def fit(model: type[BaseModel]) -> int:
@@ -75,7 +75,7 @@ def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
 
 
 def _error_path(item: Any, raw: Any, root: type[BaseModel] = Spec) -> KeyPath:
-    """Return an error's path in the data: its loc without the names of union members."""
+    """Return an error's path in the data: its `loc` without the names of union members."""
     return tuple(_without_tags(item["loc"], item["type"], raw, root))
 
 
@@ -103,7 +103,7 @@ def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, r
     if kind == "extra_forbidden":
         report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents), "unknown")
         return
-    if kind in (EXTENSION, "value_error", "assertion_error"):  # the latter from validators of the user's models
+    if kind in (EXTENSION, "value_error", "assertion_error"):  # assertion errors come from validators of the user's models
         report.fail(path, message)
         return
     allowed = describe_at(path, raw, root)
@@ -123,7 +123,7 @@ def _choices(path: KeyPath, parents: list[Any]) -> list[str]:
 
 
 def _elsewhere(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
-    """Return a hint for an unknown key: its name here if it is one of another library, the nearest key, or the section that has it."""
+    """Return a hint for an unknown key: its name here if another library uses the key, the nearest key, or the section that has the key."""
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
     near = nearest(key, [name for parent in parents for name in parent.model_fields])

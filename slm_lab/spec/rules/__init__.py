@@ -1,1 +1,1 @@
-"""What fits together in a valid spec, and how it is resolved."""
+"""Check which parts fit together in a valid spec, and resolve the spec."""

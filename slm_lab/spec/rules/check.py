@@ -1,4 +1,4 @@
-"""Rules across the sections of a spec: what contradicts something else, or names something that does not exist."""
+"""Rules across the sections of a spec: report contradictions, and names of things that do not exist."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
 
 
 def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:
-    """Return whether the algorithm can learn from the memory; a user's memory must be like one of those it names."""
+    """Return whether the algorithm can learn from the memory; a user-defined memory must be like one that the algorithm supports."""
     if memory.name in algorithm.memories or not is_extension(memory.name):
         return memory.name in algorithm.memories
     alike = [MEMORIES[name] for name in algorithm.memories if name in MEMORIES]
@@ -79,14 +79,14 @@ def _algorithm(spec: Spec, report: Report) -> None:
 
 
 def _defaults_only(section: SpecModel, keys: Iterable[str], place: KeyPath, why: str, report: Report) -> None:
-    """Refuse keys that have no effect here, except their defaults."""
+    """Reject keys that have no effect here, unless they have their default values."""
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
             report.fail((*place, key), f"has no effect: {why}")
 
 
 def _meta(spec: Spec, report: Report) -> None:
-    """Refuse keys of processes that do not exist in this run."""
+    """Reject keys for processes that do not exist in this run."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     if meta.distributed and not algorithm.learns:
         report.fail(("meta", "distributed"), f"must be false for {algorithm.name}, which does not learn")
@@ -100,7 +100,7 @@ def _meta(spec: Spec, report: Report) -> None:
 
 
 def _without_effect(spec: Spec, report: Report) -> None:
-    """Refuse values given by --set that change nothing. In a file they are ignored, as SLM Lab does."""
+    """Reject values given by --set that have no effect. In a file they are ignored, as in SLM Lab."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     groups: list[tuple[KeyPath, Iterable[str], bool, str]] = [
         (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
@@ -146,12 +146,12 @@ def check_updates(spec: Spec, report: Report) -> None:
 
 
 def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
-    """Return the key for which a rollout does not end within `steps` vector steps of a Session, and why."""
+    """Return the key that prevents the end of a rollout within `steps` vector steps of a Session, and the reason."""
     algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
     keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
     path = (*ALGORITHM, keys[0] if keys else "training_frequency")
     if spec.is_short and isinstance(algorithm, PPOSpec) and spec.meta.sampler is None and "time_horizon" not in algorithm.model_fields_set:
-        return None  # a value that fits is recommended
+        return None  # the recommended value will fit
     if spec.agent.memory.episodes:
         late = rows > spec.session_frames
         return (path, f"trains after {rows} episodes, each of at least one frame") if late else None
@@ -162,7 +162,7 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
 
 
 def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None:
-    """Return the key for which a replay buffer is not used within `steps` vector steps of a Session, and why."""
+    """Return the key that prevents the use of a replay buffer within `steps` vector steps of a Session, and the reason."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     absent, start = getattr(algorithm, "training_start_step", 0) is None, spec.agent.training_start
     every = getattr(algorithm, "training_frequency", 1)
@@ -224,7 +224,7 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
 
 
 def _sequences(net: NetSpec, replay: ReplayKeys, place: KeyPath, report: Report) -> None:
-    """Refuse keys of sequences where single transitions are drawn."""
+    """Reject keys for sequences if single transitions are sampled."""
     if net.recurrent:
         return
     for key, default in (("burn_in", None), ("eta", PriorityKeys.model_fields["eta"].default)):
@@ -268,7 +268,7 @@ def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None
 
 
 def _global_nets(agent: AgentSpec, report: Report) -> None:
-    """Refuse optimizers that several Sessions cannot use on one net."""
+    """Reject optimizers that several Sessions cannot use on one net."""
     for place, net in agent.nets.items():
         for key in OPTIMIZER_KEYS:
             if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
@@ -295,7 +295,7 @@ def _hydra(net: HydraMLPNetSpec, place: KeyPath, report: Report) -> None:
 
 
 def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: KeyPath, report: Report) -> None:
-    """Check that there is `arc`, or one arc for each of actor and critic."""
+    """Check that there is `arc`, or one arc each for actor and critic."""
     if net.arc is not None or (place[-1] == "critic_net" and net.critic_arc is not None):
         return
     if place[-1] == "critic_net":
@@ -406,5 +406,5 @@ def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 
 
 def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
-    """Return the transitions of which a dataset of PPO is a multiple: one rollout, or in sync mode one of every env."""
+    """Return the number of transitions that must divide a dataset of PPO: one rollout, or in sync mode one rollout of every env."""
     return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

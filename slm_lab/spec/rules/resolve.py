@@ -1,4 +1,4 @@
-"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, fill in what is absent; note each change."""
+"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, fill in absent values; note each change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation
 MEMORY: KeyPath = ("agent", "memory")
 _NAME: KeyPath = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
-"""Specs of the actor's and the critic's own optimizers."""
+"""Specs of the separate optimizers of actor and critic."""
 DECIDES_OPTIMIZERS: tuple[KeyPath, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
 """Keys that decide which of the specs in SEPARATE have an effect."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
@@ -43,7 +43,7 @@ ACTOR_KEYS = (
 )  # fmt: skip
 """Keys that have no effect in agent.critic_net."""
 TUNED_ALPHA = ("alpha_lr", "target_entropy", "target_entropy_ratio", "entropy_anneal", "log_alpha_min", "log_alpha_max")
-"""Keys of the automatic temperature."""
+"""Keys of the automatically tuned temperature."""
 
 
 class _Draft:
@@ -55,7 +55,7 @@ class _Draft:
     def set(self, path: KeyPath, value: Any, note: str = "", by: Sequence[KeyPath] = ()) -> None:
         """Replace the value at `path`, and add a note to the report.
 
-        Args: by: keys that the new value depends on. If a search varies one of them, the value stays: each trial replaces it.
+        Args: by: keys that the new value depends on. If a search varies one of these keys, the value is kept, and each trial replaces it.
         """
         if by and _is_searched(self.spec, *by):
             return
@@ -106,7 +106,7 @@ def _meta(draft: _Draft) -> None:
 
 
 def _global_optimizers(net: NetSpec, place: KeyPath, distributed: bool, report: Report) -> None:
-    """Add a note for each local optimizer of a global net, and for each global optimizer without such a net."""
+    """Add a note for each local optimizer of a global net, and for each global optimizer without a global net."""
     for key in OPTIMIZER_KEYS:
         optim = getattr(net, key)
         if optim is None or optim.name.startswith("Global") == distributed:
@@ -120,7 +120,7 @@ def _global_optimizers(net: NetSpec, place: KeyPath, distributed: bool, report: 
 
 
 def _batch_norm(agent: AgentSpec, report: Report) -> None:
-    """Add a note if critics without target nets do not normalise batches either."""
+    """Add a note if critics without target nets have no batch normalisation either."""
     key = "net" if agent.critic_net is None else "critic_net"
     net = getattr(agent, key)
     arcs = (getattr(net, "critic_arc", None), getattr(net, "arc", None))
@@ -138,7 +138,7 @@ def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> d
             common = key.removeprefix("actor_")
             moved_to_common = common != key and getattr(resolved, common) == getattr(net, key)
             moved[(*NET, key)] = (*NET, common) if moved_to_common else None
-            if moved_to_common and common in net.model_fields_set:  # the actor's has replaced it
+            if moved_to_common and common in net.model_fields_set:  # the actor's spec has replaced it
                 moved[(*NET, common)] = None
     return redirect_search(search, moved, draft.report)
 
@@ -187,7 +187,7 @@ def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
 
 
 def _memory(draft: _Draft) -> None:
-    """Set the absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm imitates itself."""
+    """Fill in absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm uses self-imitation."""
     place, memory, net = MEMORY, draft.spec.agent.memory, draft.spec.agent.net
     imitated = memory.sil_replay if isinstance(memory, SILReplayKeys) and draft.spec.agent.algorithm.self_imitation else None
     if isinstance(priorities := imitated or memory, PriorityKeys):
@@ -217,7 +217,7 @@ def _net(net: NetSpec, place: KeyPath, draft: _Draft) -> None:
     else:
         _optimizers(net, draft)
     if not algorithm.learns_values:
-        draft.set((*place, "loss_spec"), LossSpec(), by=[_NAME])  # it may name a loss that is none of values
+        draft.set((*place, "loss_spec"), LossSpec(), by=[_NAME])  # the given name may not be a regression loss
     if algorithm.learns and not algorithm.has_target:
         draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
@@ -241,7 +241,7 @@ def _net(net: NetSpec, place: KeyPath, draft: _Draft) -> None:
             draft.set((*place, key), activation(word))  # torch has no underscores: leaky_relu is LeakyReLU
     rollout = agent.rollout_len
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes and net.seq_len > rollout:
-        draft.set((*place, "seq_len"), rollout)  # the default: a longer one that was given is an error
+        draft.set((*place, "seq_len"), rollout)  # only the default can be longer: a longer given value is an error
 
 
 def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
@@ -271,7 +271,7 @@ def _optimizers(net: NetSpec, draft: _Draft) -> None:
         common = key.removeprefix("actor_")
         given = common in net.model_fields_set
         replaces = algorithm.has_critic or not (given or draft.report.for_slm_lab)
-        if common != key and replaces:  # as in SLM Lab, where the actor's replaces a common one, and has no effect without a critic
+        if common != key and replaces:  # as in SLM Lab, where the actor's spec replaces the common one, and has no effect without a critic
             draft.set((*NET, common), getattr(net, key))
             draft.set((*NET, key), None, "" if draft.report.for_slm_lab and not given else f"used as '{common}': {reason}")
         else:
@@ -280,9 +280,9 @@ def _optimizers(net: NetSpec, draft: _Draft) -> None:
 
 
 def derive_sizes(spec: Spec) -> Spec:
-    """Return the spec with those of minibatch_size and num_batches_per_epoch that are absent, if PPO's defaults do not fit the workers.
+    """Return the spec with absent minibatch_size and num_batches_per_epoch filled in, if PPO's defaults do not fit the workers.
 
-    A dataset is then one rollout of every env, in minibatches of the given size, or else of the size nearest to the default.
+    A dataset is then one rollout of every env, in minibatches of the given size, or of the size nearest to the default.
     """
     algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
     if sampler is None or not isinstance(algorithm, PPOSpec):
@@ -297,14 +297,14 @@ def derive_sizes(spec: Spec) -> Spec:
     elif not given[0]:
         minibatch = min((n for n in range(1, min(dataset, 4 * minibatch) + 1) if dataset % n == 0), key=lambda n: abs(n - minibatch))
     if minibatch == 0 or dataset % minibatch or (given[1] and dataset % batches):
-        return spec  # check_sampler tells the nearest sizes that fit
+        return spec  # check_rules reports the nearest sizes that fit
     agent = spec.agent.model_copy(update={"algorithm": algorithm.model_copy(update={"minibatch_size": minibatch})})
     meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update={"num_batches_per_epoch": dataset // minibatch})})
     return spec.model_copy(update={"agent": agent, "meta": meta})
 
 
 def _sampler(sampler: SamplerSpec, draft: _Draft) -> None:
-    """Resolve conflicts in meta.sampler, and set what follows from it."""
+    """Resolve conflicts in meta.sampler, and set values that depend on it."""
     spec, report = draft.spec, draft.report
     if sampler.num_policies > 1 and not sampler.async_rl:
         report.note((*SAMPLER, "async_rl"), "false: the amount of data per policy and round then varies at random")
@@ -320,7 +320,7 @@ def _sampler(sampler: SamplerSpec, draft: _Draft) -> None:
         ineffective["num_batches_to_accumulate"] = why
         if sampler.serial_mode:
             ineffective["worker_num_splits"] = why
-        if sampler.num_policies == 1:  # the data of one of several policies can wait for more
+        if sampler.num_policies == 1:  # with several policies, the data of one policy can wait for more
             ineffective["max_policy_lag"] = why
     for key, why in ineffective.items():
         draft.ignore(SAMPLER, [key], why)
@@ -332,10 +332,10 @@ _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 
 
 
 def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
-    """Return a short spec with a net, and with recommended values of algorithm keys that are absent; another spec as it is.
+    """Return a short spec with a net and recommended values of absent algorithm keys; any other spec unchanged.
 
     Args:
-        images: whether the env's observations are images, or contain some.
+        images: whether the env's observations are images or contain images.
         action_kind: lib.records.ActionKind of the env's actions.
     """
     if not spec.is_short:
@@ -396,7 +396,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
         if algorithm.values:
             net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
-            # a target net that follows slowly is steadier than one that is replaced
+            # a slowly moving target net is more stable than one that is replaced
             net |= {"update_type": "replace", "update_frequency": 1_000} if images else _moving(0.01, spec.env.num_envs)
         if isinstance(algorithm, QLearningSpec):
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
@@ -415,12 +415,12 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             net["log_std_init"] = 0.0
     net["gpu"] = False  # most of these nets are faster on the CPU
     if spec.meta.distributed:
-        optim["name"] = "GlobalAdam"  # one net of several Sessions, which share its statistics
+        optim["name"] = "GlobalAdam"  # several Sessions train one net and share the optimizer's statistics
     return NETS[net["name"]].model_validate(net | {"optim_spec": optim})
 
 
 def _moving(coef: float, times: int = 1) -> dict[str, Any]:
-    """Return keys of target nets that each update moves as far as `times` updates with polyak_coef `coef` would."""
+    """Return target net keys with which one update moves the net as far as `times` updates with polyak_coef `coef`."""
     return {"update_type": "polyak", "polyak_coef": round(1.0 - (1.0 - coef) ** times, 6)}
 
 

@@ -12,7 +12,7 @@ LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
 OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
 """Optimizer → its arguments, except Lookahead, which wraps another optimizer."""
 LOOKAHEAD = ("optimizer", "k", "alpha")
-"""Lookahead's own arguments (arXiv:1907.08610): name of the inner optimizer, steps, step size. Others go to the inner optimizer."""
+"""Lookahead's own arguments (arXiv:1907.08610): inner optimizer's name, steps, step size. Other arguments go to the inner optimizer."""
 SCHEDULERS = NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
 _RENORM = "eps momentum r_max d_max warmup_steps"
 LAYERS = NAMES["_layers"] | {
@@ -78,7 +78,7 @@ def check_net(net: NetSpec, place: KeyPath, report: Report, *, has_loss: bool = 
 
 
 def _gain(net: TorchArcNetSpec, place: KeyPath, report: Report) -> None:
-    """Check that init_fn has a scale for hid_layers_activation, if it needs one."""
+    """Check that init_fn has a gain for hid_layers_activation, if init_fn needs one."""
     known = activation(net.hid_layers_activation)
     scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
     if scaled and known is not None and known not in GAINS:
@@ -113,7 +113,7 @@ def _optimizer(optim: OptimSpec, place: KeyPath, report: Report) -> None:
 
 
 def _arguments(given: Mapping[str, Any], known: str, name: str, place: KeyPath, report: Report) -> None:
-    """Check arguments against those of `name`."""
+    """Check the given arguments against the known arguments of `name`."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:
@@ -129,7 +129,7 @@ def _arguments(given: Mapping[str, Any], known: str, name: str, place: KeyPath, 
 
 
 def _arc(arc: dict[str, Any], place: KeyPath, report: Report) -> None:
-    """`{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
+    """Check an arc: `{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
         if key not in ("modules", "graph"):

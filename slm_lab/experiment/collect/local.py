@@ -30,7 +30,7 @@ class LocalSource:
 
     @property
     def lost_reason(self) -> str:
-        """Why open episodes are not saved, where they are not."""
+        """Reason why open episodes are not saved, if they are not."""
         return f"backend {self.backend} cannot save those of this env"
 
     def begin(self) -> None:
@@ -48,7 +48,7 @@ class LocalSource:
             beat(STEPPING)
             step = env.step(env_action(out.action_N))
             beat(TRAINING)
-            # set before the step is learned from, so that the state can be saved after it
+            # set before learning from the step, so that the state can be saved afterwards
             self._obs_N, self._first_N = step.obs_N, step.first_N
             if out.state_N is not None:
                 self._state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)

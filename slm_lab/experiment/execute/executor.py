@@ -1,7 +1,7 @@
-"""What starts and watches processes: the one protocol for this machine and for a cluster.
+"""Interface for starting and watching processes, on this machine and on a cluster.
 
-A task is a function, `target(context, *args)`, that runs in a process of its own. It exchanges messages with the process that started it,
-shows by beats that it makes progress, and is asked to stop, in the same way wherever it runs. Implementations: LocalExecutor, RayExecutor.
+A task is a function, `target(context, *args)`, that runs in its own process. Wherever it runs, it exchanges messages with the process that
+started it, shows progress by heartbeats, and can be requested to stop. Implementations: LocalExecutor, RayExecutor.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from slm_lab.experiment.execute.heartbeat import WAITING, Heartbeat, StallLevel
 from slm_lab.experiment.plan import Stop
 
 Target = Callable[..., None]
-"""target(context, *args): what a task runs. A function of an importable module, not of the user's script."""
+"""target(context, *args): the function that a task runs. It must be defined in an importable module, not in the user's script."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a task occupies of its node. Local tasks share the machine: whoever starts them limits how many run at a time."""
+    """Resources that a task occupies on its node. Local tasks share the machine: the caller limits how many run at a time."""
 
     cores: float = 1.0
     gpus: float = 0.0
 
 
 class Context(ABC):
-    """What the target of a task works with, in its process.
+    """Context passed to the target of a task, in the process of the task.
 
     Attributes:
         restart: number of processes of this task that ended before this one.
-        stop: requested when the executor requests it or its process has ended.
-        heartbeat: of this process; `beat(phase)` is its method.
-        on_signal: called with each signal (Task.signal) in another thread; set by the target, and without effect until then. It must not
+        stop: requested by the executor, or when the executor's process has ended.
+        heartbeat: heartbeat of this process; `beat(phase)` is its method.
+        on_signal: callback for signals (Task.signal), called in another thread. The target sets it; by default it does nothing. It must not
             raise.
     """
 
@@ -47,14 +47,14 @@ class Context(ABC):
         self.beat = self.heartbeat.beat
         self.on_signal: Callable[[Any], None] = lambda signal: None
         self.orders: SimpleQueue[Any] = SimpleQueue()
-        """Those that have arrived; None after the last one."""
+        """Orders that have arrived; None after the last order."""
 
     @abstractmethod
     def send(self, kind: str, *content: Any) -> None:
         """Send a message, from any thread."""
 
     def receive(self) -> Any:
-        """Wait in phase "waiting" for the next order (Task.send) and return it; None if a stop is requested and no order is left."""
+        """Wait for the next order (Task.send), in the phase "waiting", and return it; None if a stop is requested and no order is left."""
         self.beat(WAITING)
         order = self.orders.get()
         if order is None:
@@ -62,22 +62,22 @@ class Context(ABC):
         return order
 
     def request_stop(self) -> None:
-        """Request a stop; no order follows."""
+        """Request a stop, after which no order arrives."""
         self.stop.requested = True
         self.orders.put(None)
 
     @abstractmethod
     def print_to(self, path: Path) -> None:
-        """Append the output of this process to the file `path` of the executor's machine from now on."""
+        """Append the output of this process to the file `path` on the executor's machine from now on."""
 
 
 class Task(ABC):
-    """A task, whose process can be replaced by another one. Started by `Executor.start`.
+    """A task started by `Executor.start`. Its process can be replaced by a new one (`Executor.restart`).
 
     Attributes:
-        restart: number of processes of this task that ended before the present one.
-        inbox: events that have arrived and were not yielded; the death comes last.
-        deadline, verdict: when the process is killed, in seconds of monotonic(), and the reason of its death then.
+        restart: number of processes of this task that ended before the current one.
+        inbox: events that have arrived but were not yielded yet; Died comes last.
+        deadline, verdict: time at which the process is killed, in seconds of monotonic(), and the reason given in Died then.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
@@ -91,21 +91,21 @@ class Task(ABC):
 
     @abstractmethod
     def signal(self, content: Any) -> bool:
-        """Call `Context.on_signal` at once, whatever the target does meanwhile. Return False, without effect, if the last signal is still
-        on its way."""
+        """Call `Context.on_signal` immediately, even while the target is busy. Return False, without effect, if the last one is not
+        delivered."""
 
     @abstractmethod
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""
 
     def end_within(self, seconds: float) -> None:
-        """Bring the deadline forward, if it is later."""
+        """Set the deadline to `seconds` from now, unless it is earlier already."""
         if time.monotonic() + seconds < self.deadline:
             self.deadline, self.verdict = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
 
 
 class Message(NamedTuple):
-    """A message of a task. ("failed", cause): its target has raised an exception."""
+    """A message from a task. The message ("failed", cause) means that its target has raised an exception."""
 
     task: Any
     kind: str
@@ -113,17 +113,17 @@ class Message(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process of a task has ended, for whatever reason, and so have the processes that it started."""
+    """The process of a task has ended, for any reason, and so have the processes that it started."""
 
     task: Any
     reason: str
     """"killed by SIGKILL (often: out of memory)", "ended with exit code 3", "did not end within 60 seconds", …"""
     output: str
-    """The last lines that it printed, if they are known and are in no log."""
+    """Last lines that the process printed, if they are known and not in a log."""
     code: int | None = None
     """Exit code, negative for a signal; None if it is not known."""
     lost: bool = False
-    """Its node is gone: the task itself has not failed."""
+    """Whether its node is gone; the task itself has not failed then."""
 
     @property
     def text(self) -> str:
@@ -139,21 +139,21 @@ class Stalled(NamedTuple):
     phase: str
     level: StallLevel
     output: str = ""
-    """The last lines that it printed, if they are known and are in no log; for the level "limit"."""
+    """Last lines that the process printed, if they are known and not in a log; only for the level "limit"."""
 
 
 Event = Message | Died | Stalled
 
 
 class Executor(ABC):
-    """Owns the tasks of one run, in one thread at a time."""
+    """Owns the tasks of one run. Only one thread may use it at a time, except for `wake`."""
 
     task_type: ClassVar[type[Any]]
     """Class of its tasks."""
 
     def __init__(self) -> None:
         self.tasks: list[Any] = []
-        """Those that have not ended."""
+        """Tasks that have not ended."""
         self._woken = threading.Event()
 
     def __enter__(self) -> Self:
@@ -169,7 +169,7 @@ class Executor(ABC):
         return task
 
     def restart(self, task: Any, *args: Any) -> None:
-        """Start a new process for a task, with new arguments if any are given, after killing the old one. Raises OSError."""
+        """Kill the process of a task and start a new one, with new arguments if any are given. Raises OSError."""
         self.kill(task)
         task.restart += 1
         task.args = args or task.args
@@ -185,7 +185,7 @@ class Executor(ABC):
         """Start a process for a task."""
 
     def events(self, timeout: float) -> Iterator[Event]:
-        """Wait until something happens, no longer than `timeout` seconds; yield the events, of each task first its messages.
+        """Wait at most `timeout` seconds for events and yield them, for each task its messages first.
 
         The caller may restart, stop and kill tasks meanwhile.
         """
@@ -200,28 +200,28 @@ class Executor(ABC):
 
     @abstractmethod
     def _wait(self, timeout: float) -> None:
-        """Wait until something happens or `wake` is called."""
+        """Wait for an event or a call of `wake`, for at most `timeout` seconds."""
 
     def _collect(self, task: Any) -> None:
-        """Put what has happened to a task into its inbox."""
+        """Add the new events of a task to its inbox."""
         if time.monotonic() > task.deadline and not any(isinstance(event, Died) for event in task.inbox):
             task.inbox.append(Died(task, task.verdict, ""))
 
     def wake(self) -> None:
-        """Let the `events` of another thread return soon, or the next call of it."""
+        """Make `events` in another thread return soon: the running call, or else the next one."""
         self._woken.set()
 
     def share(self, content: Any) -> Any:
-        """Return what `Task.send` and `Task.signal` of several tasks take in place of `content`, which so goes to each node only once."""
+        """Return an object for `Task.send` and `Task.signal` of several tasks that replaces `content`; it is sent once to each node."""
         return content
 
     def stop(self, grace: float) -> None:
-        """Request a stop of all tasks; those that have not ended within `grace` seconds are killed by `events`."""
+        """Request all tasks to stop; `events` kills those that have not ended within `grace` seconds."""
         for task in self.tasks:
             task.stop(grace)
 
     def kill(self, task: Any) -> None:
-        """Kill a task and all that it started, at once. No event reports it."""
+        """Kill a task and all processes that it started, immediately and without an event."""
         self._end(task)
         task.inbox = deque()
         if task in self.tasks:
@@ -229,7 +229,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _end(self, task: Any) -> None:
-        """Kill the process of a task, and all that it started, if it has not ended."""
+        """Kill the process of a task, and all processes that it started, if it has not ended."""
 
     def close(self) -> None:
         """Kill all tasks."""
@@ -263,4 +263,4 @@ def run_task(executor: Executor, name: str, target: Target, *args: Any, stop: St
 
 
 class TaskFailed(Exception):
-    """A task ended without its result."""
+    """A task ended without a result."""

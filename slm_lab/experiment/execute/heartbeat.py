@@ -1,6 +1,6 @@
-"""Heartbeats: the phase that a process is in, readable by another process without its cooperation.
+"""Heartbeats: the current phase of a process, which another process can read without its cooperation.
 
-A beat is one store of eight bytes into shared memory; they hold the number of beats and the phase.
+A beat writes eight bytes to shared memory: the number of beats and the phase.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakSet
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
 USER_CODE = frozenset({BUILDING, RESETTING, STEPPING, EVALUATING, CLOSING})
-"""Phases spent in an env, which may block; an interruption there loses nothing that is half written."""
+"""Phases spent in an env, which may block; an interruption in these phases leaves nothing half written."""
 HEARTBEAT_BYTES = 8
 
 
@@ -24,7 +24,7 @@ class Heartbeat:
     """Heartbeat in the shared memory of file `fd`; by default in memory of this process alone.
 
     Attributes:
-        beat: `beat(phase)`, to be called by the process itself, often: a call takes 0.1 µs.
+        beat: `beat(phase)`, called often by the process itself; a call takes 0.1 µs.
     """
 
     def __init__(self, fd: int = -1) -> None:
@@ -45,7 +45,7 @@ class Heartbeat:
 
     @property
     def value(self) -> int:
-        """Changes with every beat."""
+        """Number that changes with every beat."""
         return int(self._cell[0])
 
     @property
@@ -84,16 +84,16 @@ class StallTimer:
         self._reported = 0
 
     def seconds(self) -> float:
-        """Return the seconds since the last change that a call has seen; 0 in the phase "waiting", which has no limit."""
+        """Return the seconds since a call last saw the heartbeat change; 0 in the phase "waiting", which has no limit."""
         value, now = self.heartbeat.value, time.monotonic()
         if value != self._value or self.heartbeat.phase == WAITING:
             self._value, self._since = value, now
         return now - self._since
 
     def stall(self, notice: float | None, limit: float | None) -> tuple[float, str, StallLevel] | None:
-        """Return seconds, phase and level of a stall of at least so many seconds that has not been returned yet; None: no such limit.
+        """Return seconds, phase and level of a stall not returned yet, of at least `notice` or `limit` seconds (None: no limit); else None.
 
-        Before the first beat there is a notice only: to load torch may take long on a busy machine.
+        Before the first beat only `notice` applies: loading torch may take long on a busy machine.
         """
         seconds, before = self.seconds(), self._reported
         over = self.heartbeat.value and seconds >= (limit or math.inf)

@@ -1,1 +1,1 @@
-"""What a Session trains with: the learner, its observers, evaluation, and the values that the env decides."""
+"""Training in a Session: the learner, its observers, evaluation, and the values that depend on the env."""

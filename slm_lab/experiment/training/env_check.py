@@ -1,4 +1,4 @@
-"""A trial step of the env before a run: what an env returns is checked before anything is written."""
+"""Trial step of the env before a run, to check what the env returns before anything is written."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent)
 
 
 def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, device: str = "cpu") -> None:
-    """Reset and step envs of a spec once, and close them.
+    """Reset the envs of a spec, step them once, and close them.
 
-    The envs of the run are built afterwards, with the process-wide random generators (of the device too) as they were. What an env keeps in
-    its module or class is not set back.
+    The process-wide random generators (also of the device) are restored before the envs of the run are built. State that an env keeps in
+    its module or class is not restored.
 
-    Raises SpecError if they return what their spaces or Gymnasium's interface do not allow, or raise an error.
+    Raises SpecError if the envs return values that their spaces or Gymnasium's interface do not allow, or raise an error.
     """
     saved = rng_state(device)
     try:
@@ -59,6 +59,6 @@ def _try(env: Env, spec: Spec, beat: Beat) -> None:
 
 
 def _place(error: Exception) -> str:
-    """Return the last line of the env's own code."""
+    """Return the file and line of the env's own code that was reached last; "" if there is none."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OWN)]
     return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -21,10 +21,10 @@ Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | None = None) -> list[float]:
-    """Return raw returns of `episodes` episodes (None: of one per env), in the order of envs; none if `stop` is requested before the end.
+    """Return raw returns of `episodes` episodes (None: one per env) in the order of envs; [] if `stop` is requested before the end.
 
-    `act(obs_N, first_N) → action_N`. How many episodes each env contributes is fixed before the first step: those that end first are the
-    shortest, and their mean would be biased. An env is left out from an episode on that does not end within MAX_STEPS.
+    `act(obs_N, first_N) → action_N`. The number of episodes per env is fixed before the first step: the episodes that end first are the
+    shortest, and their mean would be biased. If one does not end within MAX_STEPS, it and all later episodes of its env are left out.
     """
     count = env.info.num_envs
     quota, rest = divmod(count if episodes is None else episodes, count)

@@ -1,4 +1,4 @@
-"""Experience, as sources collect it and learners use it."""
+"""Experience that sources collect and learners train on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from slm_lab.agent.rollout.rollout import Rollout
 
 Beat = Callable[[int], None]
-"""beat(phase): a heartbeat with the phase that begins now, see process.heartbeat."""
+"""beat(phase): a heartbeat with the phase that begins now, see execute.heartbeat."""
 
 
 def no_beat(phase: int) -> None:
@@ -32,22 +32,22 @@ class Experience(NamedTuple):
     policy: int
     frames: int
     episodes: list[Episode]
-    """Those that ended in it."""
+    """Episodes that ended in this step."""
     transition: Transition
     moment: float | None = None
-    """When it was collected, in seconds of perf_counter; None: now."""
+    """Time of collection, in seconds of perf_counter; None: now."""
     report: Callable[[], dict[str, float]] | None = None
     """Called after an update: returns what the source reports about the data trained on (policy lag, utilization)."""
 
 
 class CollectedRollout(NamedTuple):
-    """A rollout of a policy, which workers have collected."""
+    """A rollout of a policy, collected by workers."""
 
     policy: int
     steps: list[tuple[int, list[Episode], float]]
-    """Of each vector step: frames, episodes that ended in it, and the moment, as in Experience."""
+    """For each vector step: frames, episodes that ended in it, and the moment, as in Experience."""
     rollout: Rollout | None = None
-    """To learn from after the last step; None: nothing of it is left to learn from."""
+    """Rollout to learn from at the last step; None if no transitions are left to learn from."""
     report: Callable[[], dict[str, float]] | None = None
     """As in Experience."""
 
@@ -60,26 +60,26 @@ class ExperienceSource(Protocol):
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the state can be saved now, after the experience that was yielded last was learned from."""
+        """Whether the state can be saved now, once the last yielded experience has been learned from."""
 
     @property
     def lost_reason(self) -> str:
-        """Why `state_dict` has no open episodes, if it has none."""
+        """Reason why `state_dict` has no open episodes, if it has none."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
-        """Yield the experience step by step, or as rollouts. Each item is consumed before the next one is asked for."""
+        """Yield the experience step by step, or as rollouts. Each item is consumed before the next one is requested."""
 
     def begin(self) -> None:
-        """Prepare for collection, after load_state_dict if there is something to load. Raises WorkerFailed."""
+        """Prepare for collection; call after load_state_dict if there is a state to load. Raises WorkerFailed."""
 
     def spans(self) -> Spans | None:
-        """Return what each process did in a window of time; None if there is one process only."""
+        """Return what each process did in a window of time; None if there is only one process."""
 
     def close(self) -> None:
         """Release envs and processes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of envs and random streams, with all that belongs to open episodes in "open": None if it cannot be saved."""
+        """Return the state of envs and random streams. Its "open" contains the open episodes, None if they cannot be saved."""
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Load what `state_dict` returned. Returns whether open episodes continue."""

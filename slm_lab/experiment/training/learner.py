@@ -1,4 +1,4 @@
-"""One policy of a Session: it learns from experience, makes rows, and is saved and evaluated."""
+"""The learner of one policy of a Session: it trains, saves and evaluates the policy, and produces rows."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class PolicyLearner:
     """Learns one policy.
 
     Args:
-        table: number of its tables and checkpoints, see events.Row.
-        frames: that it is to collect.
-        normalizers: of the envs that it acts in.
-        timer: says when the state of the Session is saved.
-        spaces: of the envs, as checkpoints hold them.
-        shared: several Sessions train its net.
-        torch_settings: with which it learns; by default those of this moment.
+        table: number of the tables and checkpoints of the policy, see events.Row.
+        frames: number of frames to collect.
+        normalizers: normalizers of the envs that the policy acts in.
+        timer: decides when the state of the Session is saved.
+        spaces: spaces of the envs, as stored in checkpoints.
+        shared: whether several Sessions train the net.
+        torch_settings: torch settings for learning; by default the current ones.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class PolicyLearner:
         self.torch = torch_settings or TorchSettings()
         self.window = EpisodeWindow()
         self.eval_env: Env | None = None
-        """For meta.rigorous_eval."""
+        """Evaluation env, for meta.rigorous_eval."""
         self._eval_state: dict[str, Any] | None = None
-        """State of the evaluation env before an evaluation that was broken off."""
+        """State of the evaluation env before an evaluation that was interrupted."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self.recorder, self.evaluator = self._row_makers()
@@ -82,13 +82,13 @@ class PolicyLearner:
         self.checkpointer = Checkpointer(self.playable, self.clock, timer, mode, self._save, spec.meta.checkpoint_frequency)
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
-        """All of them, in the order of their calls, once training has begun."""
+        """All observers, in the order of their calls, once training has begun."""
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
         self._on_row: list[EmitRow] = []
 
     def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
-        """Return what makes the rows of training and, with meta.rigorous_eval, of evaluation."""
+        """Return the observers that produce the rows of training and, with meta.rigorous_eval, of evaluation."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
         columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *map(info_column, meta.log_info))))
@@ -98,7 +98,7 @@ class PolicyLearner:
         return recorder, Evaluator(clock, agent, meta.eval_frequency, self._emit, self.evaluate, columns, self.table)
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
-        """Make the user's observers. Raises UserError for what is not an Observer."""
+        """Create the user's observers. Raises UserError for one that is not an Observer."""
         context = ObserverContext(self.spec, self.table, self.agent, self.clock)
         self.user_observers = [factory(context) for factory in factories]
         for factory, made in zip(factories, self.user_observers, strict=True):
@@ -107,7 +107,7 @@ class PolicyLearner:
 
     @property
     def finished(self) -> bool:
-        """It has all its frames."""
+        """Whether all frames have been collected."""
         return self.clock.frame >= self.frames
 
     @property
@@ -121,16 +121,16 @@ class PolicyLearner:
         return bool(self.user_observers) or not type(self.agent.algorithm).__module__.startswith("slm_lab.")
 
     def _end_here(self) -> None:
-        """End training at the present frame (meta.max_seconds)."""
+        """End training at the current frame (meta.max_seconds)."""
         self.frames = min(self.frames, self.clock.frame)
 
     def take_update_times(self) -> tuple[float, float] | None:
-        """Begin and end of the last update, in seconds of perf_counter; None if there was none since the last call."""
+        """Return begin and end of the last update, in seconds of perf_counter; None if there was none since the last call."""
         times, self._update_times = self._update_times, None
         return times
 
     def begin(self, mode: str, sink: RunSink, stop: Stop, beat: Beat = no_beat) -> None:
-        """Connect the observers; rows and checkpoints go to the sink."""
+        """Connect the observers; rows and checkpoints are written to the sink."""
         self.sink, self.stop, self.beat = sink, stop, beat
         sink.open(self.table, self.clock.frame)
         clock, agent, limit = self.clock, self.agent, self.spec.meta.max_seconds
@@ -172,7 +172,7 @@ class PolicyLearner:
             hook(episodes)
 
     def _learn(self, collected: CollectedRollout) -> None:
-        """Count the steps of a rollout, and learn from it after the last; not if training ends before."""
+        """Count the steps of a rollout, and learn from it at the last step, unless training ends before."""
         clock, last = self.clock, len(collected.steps) - 1
         for t, (frames, episodes, moment) in enumerate(collected.steps):
             clock.moment = moment
@@ -207,19 +207,19 @@ class PolicyLearner:
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
     def note_frame(self, error: BaseException, num_envs: int) -> None:
-        """Tell where training was when an error was raised; see failures.cause."""
+        """Add the frame at which an error was raised to the error, as a note; see user_code.cause."""
         call = error.call if isinstance(error, InvalidOutcome) else None
-        frame = self.clock.frame + (num_envs if call == "step" else 0)  # of the step that raised it
+        frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised it
         error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")
 
     def evaluate(self) -> list[float]:
-        """Return of one episode in each evaluation env; none if a stop is requested before all have ended."""
+        """Return the total reward of one episode in each evaluation env; [] if a stop is requested before all have ended."""
         assert self.eval_env is not None
         self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
         act = self.agent.evaluator(deterministic=self.spec.meta.eval_deterministic)
         before = self.eval_env.state_dict()
         returns = play(self.eval_env, act, self.stop, self.beat)
-        if not returns:  # broken off: a continued run evaluates again, from the state before
+        if not returns:  # interrupted: a continued run evaluates again, from the state before
             self._eval_state = before
         return returns
 
@@ -229,7 +229,7 @@ class PolicyLearner:
             self.eval_env.close()
 
     def playable(self) -> dict[str, Any]:
-        """Return what it takes to act: weights, statistics of the normalizers, and the env's spaces."""
+        """Return what is needed to act: weights, statistics of the normalizers, and the env's spaces."""
         return {
             "version": VERSION,
             "weights": self.agent.weights(),
@@ -241,7 +241,7 @@ class PolicyLearner:
 
     @property
     def _stateful(self) -> dict[str, Observer]:
-        """The observers with a state, by the names that they are saved under."""
+        """Observers with a state, by the names under which they are saved."""
         observers: dict[str, Observer] = {"recorder": self.recorder, "checkpointer": self.checkpointer}
         if self.evaluator is not None:
             observers["evaluator"] = self.evaluator
@@ -251,9 +251,9 @@ class PolicyLearner:
         return observers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, counted and observed, and what it takes to act; with meta.save_replay the replay memory too.
+        """Return everything learned, counted and observed, and what is needed to act; with meta.save_replay also the replay memory.
 
-        What several Sessions train is not part of it: it is saved with the shared arrays.
+        State that several Sessions train together is not included: it is saved with the shared arrays.
         """
         replay = self.agent.replay if self.spec.meta.save_replay else None
         return {
@@ -271,11 +271,11 @@ class PolicyLearner:
         self.normalizers.load_state_dict(state["normalizers"])
         if self.eval_env is not None and state["eval_env"] is not None:
             self.eval_env.load_state_dict(state["eval_env"])
-            self.eval_env.resume()  # an evaluation begins with a reset; wrappers may keep more than an episode
+            self.eval_env.resume()  # an evaluation begins with a reset; wrappers may keep state for longer than an episode
         self.load_progress(state)
 
     def load_progress(self, state: dict[str, Any]) -> None:
-        """Load what was counted, observed and remembered alone, for a net that others train on."""
+        """Load only counters, observers and replay memory, for a net that other Sessions continue to train."""
         if self.shared:
             self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
         else:
@@ -290,13 +290,13 @@ class PolicyLearner:
                 observer.load_state_dict(state["observers"][name])
 
     def resume_tables(self, *, rebuild: bool = False) -> None:
-        """Continue the tables on disk after their last complete row; with `rebuild`, forget rows that are not there."""
+        """Continue the tables on disk after their last complete row; with `rebuild`, forget rows that are not on disk."""
         for observer in (self.recorder, self.evaluator):
             if observer is not None:
                 observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)
 
     def catch_up(self) -> None:
-        """Make up for an evaluation that was broken off."""
+        """Repeat an evaluation that was interrupted."""
         if self.evaluator is not None:
             self.evaluator.catch_up()
 

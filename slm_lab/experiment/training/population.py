@@ -23,9 +23,8 @@ GAMMA_MAX = 0.99999
 class Population:
     """Replaces poor policies and mutates hyperparameters, in rounds.
 
-    In a round of a policy, if it is among the worst, it may copy weights and hyperparameters of one of the best; then its hyperparameters
-    mutate, unless it is one of the best itself. Each policy has its rounds by its own frames. Policy 0 stays as the spec says, for
-    comparison.
+    In its round, a policy that is among the worst may copy weights and hyperparameters of one of the best; then its hyperparameters mutate,
+    unless it is one of the best itself. The rounds of a policy depend on its own frames. Policy 0 is never changed, for comparison.
 
     Args:
         session: index of the Session, for the table of rounds.
@@ -42,11 +41,11 @@ class Population:
         self.rng = np.random.default_rng([seed, 2])
         self.rounds = [0] * len(learners)
         self.sink: RunSink | None = None
-        """Keeps the table of rounds; None: no table."""
+        """Sink of the table of rounds; None: no table."""
         self._loaded = False
 
     def begin(self, sink: RunSink | None) -> None:
-        """Begin, or continue from a state that was loaded; the table of rounds goes to the sink."""
+        """Begin, or continue from a loaded state; the table of rounds is written to the sink."""
         self.sink = sink
         if not self._loaded:
             for policy in range(len(self.learners)):
@@ -74,14 +73,14 @@ class Population:
             learner.recorder.forget_episodes()  # they were another policy's
 
     def _ranked(self) -> tuple[list[int], list[int]]:
-        """Return the worst and the best, replace_fraction of the population each."""
+        """Return the worst and the best policies, each a replace_fraction of the population."""
         reward = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))
         ranked = sorted(reward, key=lambda p: reward[p])
         return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
 
     def _better(self, policy: int, best: Sequence[int]) -> int | None:
-        """Return one of the best if this policy is far enough behind it, else None."""
+        """Return one of the best policies if `policy` is far enough behind it, else None."""
         if not best:
             return None
         source = int(self.rng.choice(best))

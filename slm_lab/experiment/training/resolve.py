@@ -1,6 +1,6 @@
 """Values that a spec leaves to the run: seed, device, inference, the net of a short spec, and how often a short run writes rows.
 
-torch and gymnasium are imported where they are used: a trial whose Sessions run in processes of their own needs neither.
+torch and gymnasium are imported only where they are used: a trial whose Sessions run in their own processes needs neither.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ _ROWS = 10
 
 
 def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
-    """Return the spec with the values that it leaves to the run, as it is to be saved; a complete spec as it is.
+    """Return the spec to be saved, with the values that it leaves to the run; a complete spec is returned unchanged.
 
-    The search section is left out, and what a searched key would decide follows from the spec's own values. A short spec gets the
-    recommended net and keys for the spaces of its env, of which one is made and closed. If
-    meta.log_frequency is absent and a Session has fewer frames than its default, it is a tenth of these frames, with a notice. Raises
-    SpecError if the env cannot be built.
+    The search section is removed, and values that depend on a searched key follow from the spec's own values. A short spec gets the
+    recommended net and keys for the spaces of its env, which is built once and closed. If meta.log_frequency is absent and a Session has
+    fewer frames than its default, it is set to a tenth of these frames, with a notice. Raises SpecError if the env cannot be built.
 
-    Args: beat: called with each phase that begins, see process.heartbeat.
+    Args: beat: called with each phase that begins, see execute.heartbeat.
     """
     return _with_net(_with_log_frequency(_without_search(spec)), beat)
 
@@ -59,7 +58,7 @@ def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
 
 
 def check_clear(source: str, observation: ObservationSpace) -> None:
-    """Raise SpecError if the env's space leaves open what is to be decided before a net is chosen."""
+    """Raise SpecError if the env's observation space has ambiguities that must be resolved before a net is chosen."""
     if observation.ambiguities:
         raise SpecError(source, [Problem(one.key, one.message) for one in observation.ambiguities])
 
@@ -73,7 +72,7 @@ def _with_log_frequency(spec: Spec) -> Spec:
 
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:
-    """The torch device of Session `index`: the plan's, or as the spec says. Raises SpecError or UserError if there is no such device."""
+    """Return the torch device of Session `index`, given by the plan or else by the spec. Raises SpecError or UserError if it is missing."""
     import torch
 
     from slm_lab.agent.build import resolve_device
@@ -88,13 +87,13 @@ def select_device(spec: Spec, plan: Plan, index: int) -> str:
 
 
 def with_seed(spec: Spec, seed: int) -> Spec:
-    """`spec` with a seed if it has none."""
+    """Return `spec`, with a seed if it has none."""
     meta = spec.meta
     return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})
 
 
 def resolve_inference(spec: Spec, device: str) -> Spec:
-    """`spec` with meta.sampler.inference decided: "auto" is central for nets on a GPU, else local."""
+    """Return `spec` with meta.sampler.inference decided: "auto" becomes central for nets on a GPU, else local."""
     sampler = spec.meta.sampler
     assert sampler is not None
     if sampler.inference != "auto":

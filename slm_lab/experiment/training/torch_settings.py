@@ -1,4 +1,4 @@
-"""Settings of torch that belong to the whole process, and that an env, or a module that it imports, may change."""
+"""Process-wide settings of torch, which an env, or a module that it imports, may change."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 class TorchSettings:
-    """The settings at this moment, on which results depend."""
+    """The torch settings at the time of construction, on which results depend."""
 
     def __init__(self) -> None:
         self._values = _values()
         self._noticed: set[str] = set()
 
     def restore(self) -> None:
-        """Set those that have changed back, with a notice for each. Takes 0.3 µs if none has."""
+        """Restore the settings that have changed, with a notice for each. Takes 0.3 µs if none has."""
         if (values := _values()) == self._values:
             return
         for (name, (_, setter)), before, now in zip(_SETTINGS.items(), self._values, values, strict=True):

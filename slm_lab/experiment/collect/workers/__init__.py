@@ -2,6 +2,6 @@
 
     RolloutWorker → slot → RolloutAssembler → dataset → learner → PublishedWeights → RolloutWorker
 
-A worker fills a slot with a rollout and reports it; the assembler copies the rollout into the current dataset, and the slot is free
-again. On one machine slots and weights are in shared memory, and messages carry slot numbers; on a cluster both are sent (link.py).
+A worker fills a slot with a rollout and reports it; the assembler copies the rollout into the current dataset, which frees the slot. On one
+machine slots and weights are in shared memory, and messages contain slot numbers; on a cluster both are sent (link.py).
 """

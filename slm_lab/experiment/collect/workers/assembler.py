@@ -1,4 +1,4 @@
-"""From slots that workers have filled to datasets."""
+"""Assembly of datasets from the slots that workers have filled."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class FilledSlot:
 class RolloutAssembler:
     """Copies slots into datasets: in the order of arrival, or in rounds.
 
-    In a round the rollouts are copied in the order of the workers, and at its end the datasets count as complete, full or not.
+    In a round the rollouts are copied in the order of the workers, and at its end the datasets count as complete even if they are not full.
 
     Args:
         slots: [worker][slot][group].
-        rounds: rollouts of each worker in a round; None: no rounds.
+        rounds: number of rollouts per worker in a round; None: no rounds.
     """
 
     def __init__(self, slots: list[list[list[Slot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
@@ -46,7 +46,7 @@ class RolloutAssembler:
         self.waiting[worker].append(FilledSlot(worker, slot, report, [0] * parts))
 
     def assemble(self) -> Iterator[tuple[FilledSlot | None, list[tuple[int, Dataset]]]]:
-        """Copy what can be copied. Yields slots that are free again, and complete datasets with their policies."""
+        """Copy as many rollouts as possible. Yield slots that are free again, and complete datasets with their policies."""
         while (filled := self._next()) is not None:
             complete, done = self._copy(filled)
             if not done:
@@ -59,12 +59,12 @@ class RolloutAssembler:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether everything of a round has been copied and nothing of the next."""
+        """Whether a round has been copied completely, and nothing of the next round."""
         return self.rounds is not None and not any(self.copied_W) and not any(self.waiting)
 
     @property
     def free_rollouts(self) -> int:
-        """Number of further rollouts of a worker that free and current datasets can hold, rounded up."""
+        """Number of further rollouts of a worker that fit into the free and current datasets, rounded up."""
         columns: int = sum(builder.free_columns for builder in self.builders)
         waiting = sum(map(len, self.waiting))
         return -(-columns // sum(int(slot.policy_TN.shape[1]) for slot in self.slots[0][0])) - waiting
@@ -88,7 +88,7 @@ class RolloutAssembler:
         return complete, done
 
     def _count(self, worker: int) -> list[tuple[int, Dataset]]:
-        """Go on to the next worker; at the end of a round return what each policy has, a full dataset or not."""
+        """Continue with the next worker; at the end of a round return each policy's dataset, even if it is not full."""
         assert self.rounds is not None
         self.copied_W[worker] += 1
         self.turn = (worker + 1) % len(self.slots)

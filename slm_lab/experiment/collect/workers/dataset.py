@@ -1,4 +1,4 @@
-"""From rollouts of groups of envs to datasets of one policy."""
+"""Datasets of one policy, built from rollouts of groups of envs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EndedEpisode(NamedTuple):
 
 @dataclass
 class GroupRollout:
-    """What a worker reports of a group's rollout; the transitions are in its slot."""
+    """Report of a worker on a group's rollout; the transitions are in the slot."""
 
     truncations: list[Truncation]
     ended: list[EndedEpisode]
@@ -32,18 +32,18 @@ class GroupRollout:
 
 @dataclass
 class Dataset:
-    """Rollouts of single envs side by side, one column each, that a policy trains on at once."""
+    """Rollouts that a policy trains on together: each is the rollout of a single env, in one column."""
 
     storage: OnPolicyBatchReplay
     own_TN: np.ndarray
-    """bool [T, N]: rows that the policy played, dummy rows included: the frames it has used."""
+    """bool [T, N]: transitions that the policy played, including dummy rows; they count as its frames."""
     columns: int = 0
     """Columns filled so far."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
     """The policy's episodes, with the row in which each ended."""
 
     def rollout(self) -> Rollout:
-        """The filled columns as a Rollout of views."""
+        """Return the filled columns as a Rollout of views."""
         rollout, C = self.storage.rollout(), self.columns
         if rollout.reward_TN.shape[1] == C:
             return rollout
@@ -52,7 +52,7 @@ class Dataset:
 
 
 class DatasetBuilder:
-    """Copies rollouts into datasets of one policy, so that slots are free at once.
+    """Copies rollouts into datasets of one policy, so that slots become free immediately.
 
     Args:
         policy: index of the policy.
@@ -60,8 +60,8 @@ class DatasetBuilder:
         columns: columns of a dataset.
         rows: rows of a rollout.
         state_size: S, size of the hidden state.
-        num_spare: datasets beside the current one.
-        single_policy: the Session has no other policy.
+        num_spare: number of datasets besides the current one.
+        single_policy: whether the Session has no other policy.
     """
 
     def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, num_spare: int, single_policy: bool) -> None:
@@ -80,7 +80,7 @@ class DatasetBuilder:
     def add(self, slot: Slot, rollout: GroupRollout, begin: int = 0) -> tuple[list[Dataset], int]:
         """Add the columns of this policy from `begin` on.
 
-        Returns datasets that are full, and the first column that did not fit: the number of columns if all did.
+        Returns the datasets that are now full, and the first column that did not fit (the number of columns if all fit).
         """
         policy_TN = slot.policy_TN
         columns = np.arange(begin, policy_TN.shape[1])
@@ -105,7 +105,7 @@ class DatasetBuilder:
         return dataset
 
     def release(self, dataset: Dataset) -> None:
-        """Reuse a dataset that was trained on."""
+        """Make a dataset available again after training on it."""
         dataset.columns = 0
         dataset.ended.clear()
         dataset.storage.truncations.clear()

@@ -1,7 +1,7 @@
-"""Central inference: one process computes the action distributions of all workers' envs, for as many at once as have asked.
+"""Central inference: one process computes the action distributions for the envs of all workers, for all waiting requests at once.
 
-Observations and answers are in shared memory; a byte over a socket names the group of envs that asks or is answered. The worker draws
-the actions itself, so its random stream does not depend on which other workers have asked.
+Observations and answers are in shared memory; a byte over a socket names the group of envs that sends a request or is answered. The worker
+samples the actions itself, so its random stream does not depend on the requests of other workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONNECT_SECONDS = 120.0
 
 
 class InferenceServer:
-    """Compute actions for the workers' requests with the newest weights on config.device."""
+    """Answers the workers' requests with the newest weights, on config.device."""
 
     def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
         assert config.info is not None
@@ -42,7 +42,7 @@ class InferenceServer:
         """Connection → number of the worker at its other end."""
 
     def answer(self, asked: Sequence[tuple[int, int]]) -> None:
-        """Compute the answers for groups of envs, (worker, group) each."""
+        """Compute the answers for groups of envs, each given as (worker, group)."""
         begin = perf_counter()
         self.subscriber.pull()
         buffers = [self.arrays.buffers[worker][group] for worker, group in asked]
@@ -67,11 +67,11 @@ class InferenceServer:
             begin = end
 
     def accept(self, listener: Listener) -> None:
-        """Begin to accept connections, in a thread."""
+        """Start accepting connections, in a thread."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def serve(self) -> None:
-        """Answer what is asked; without a request return after a short wait."""
+        """Answer the waiting requests; if there are none, return after a short wait."""
         self.beat(WAITING)
         asked: list[tuple[Connection, int, int]] = []
         for client in wait(list(self.clients), timeout=0.05 if self.clients else 0.005):
@@ -92,11 +92,11 @@ class InferenceServer:
         while True:
             with suppress(OSError, EOFError, AuthenticationError):
                 client = listener.accept()
-                self.clients = {**self.clients, client: client.recv()}  # replaced, since the other thread iterates over it
+                self.clients = {**self.clients, client: client.recv()}  # a new dict: the other thread iterates over the old one
 
 
 class CentralInference:
-    """A worker's side: asks the server, and connects anew after the server was restarted."""
+    """A worker's side: sends requests to the server, and reconnects after the server was restarted."""
 
     def __init__(self, address: str, worker: int, buffers: Sequence[InferenceBuffer], subscriber: WeightSubscriber) -> None:
         self.address, self.worker, self.buffers, self.subscriber = address, worker, buffers, subscriber

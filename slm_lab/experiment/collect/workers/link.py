@@ -1,8 +1,8 @@
-"""The tasks of workers, and what differs between this machine and a cluster: how weights and rollouts are exchanged.
+"""The tasks of workers, and the exchange of weights and rollouts, which differs between this machine and a cluster.
 
-On one machine both are in shared memory, and messages carry slot numbers. On a cluster weights are sent, to each node once, and rollouts
-come with the messages. What a worker acts with is as new as the last broadcast that has arrived; the learner measures the lag and leaves
-out what is too old (meta.sampler.max_policy_lag). Each kind has two classes: a Link for the pool, and a WorkerEnd for each worker.
+On one machine both are in shared memory, and messages contain slot numbers. On a cluster weights are sent once to each node, and rollouts
+are sent in the messages. A worker acts with the weights of the last broadcast that has arrived; the learner measures the lag and leaves out
+transitions that are too old (meta.sampler.max_policy_lag). Each kind has two classes: a Link for the pool, and a WorkerEnd for each worker.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.report import SpecError
 
 CONNECT = "connect"
-"""First order of a worker of this machine: the shared arrays are there."""
+"""First order to a worker on this machine: the shared arrays are ready."""
 _BROADCAST_SECONDS = 0.03
 """Minimum time between two broadcasts to a worker, except in synchronous rounds. With a broadcast after every update of CartPole, receiving
 weights took a quarter of a worker's processor time."""
 
 
 class MemoryLink:
-    """The pool's end of the links to workers of this machine: nothing is sent.
+    """The pool's end of the links to workers on this machine: nothing is sent.
 
     Attributes:
-        remote: workers are on any nodes, so they may wait long for a free core.
+        remote: whether workers run on any nodes, so that they may wait long for a free core.
         poll_seconds: maximum time between two calls of `refresh`.
-        store: what the workers attach to; None if they attach to nothing.
+        store: shared arrays that the workers attach to; None if there are none.
     """
 
     remote, poll_seconds = False, 1.0
@@ -51,25 +51,25 @@ class MemoryLink:
         self.store: SharedArrays | None = SharedArrays(self.fd)
 
     def worker_end(self) -> WorkerEnd:
-        """Return the other end for one process, to which it goes as an argument."""
+        """Return the other end, to be passed to one process as an argument."""
         return MemoryEnd(SharedFd(self.fd))
 
     def attach(self, arrays: WorkerArrays) -> None:
-        """Use the learner's arrays, which hold the initial weights."""
+        """Use the learner's arrays, which contain the initial weights."""
 
     def connect(self, task: Task) -> None:
         """Send a new process its first order."""
         task.send(CONNECT)
 
     def refresh(self, tasks: Iterable[Task]) -> None:
-        """Let connected workers have the newest weights."""
+        """Make the newest weights available to connected workers."""
 
     def arrived(self, worker: int, slot: int, report: Collected) -> Collected:
         """Make the content of the message "rollout" available in the learner's slot; return the report."""
         return report
 
     def close(self) -> None:
-        """Release what it holds, once the workers have ended."""
+        """Release the resources of the link after the workers have ended."""
         os.close(self.fd)
 
 
@@ -79,12 +79,12 @@ class MemoryEnd:
 
     memory: SharedFd
     niceness = 5
-    """The learner has priority: if cores are fewer than processes, the data that it trains on limits the run more often than the envs do,
-    and workers that run ahead of it only wait. (Added to that of the process in async mode.)"""
+    """Added to the niceness of the process in async mode. The learner has priority: with fewer cores than processes, training limits the
+    run more often than the envs do, and workers that run ahead of the learner only wait."""
 
     @property
     def store(self) -> SharedArrays:
-        """The shared arrays, for another process than the learner's."""
+        """The shared arrays, for a process other than the learner's."""
         return SharedArrays(self.memory.fd, fresh=False)
 
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
@@ -95,7 +95,7 @@ class MemoryEnd:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
     def take(self, order: Any) -> None:
-        """Carry out an order of the link: there is none."""
+        """Carry out an order of the link. This link has none."""
 
     def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
         """Send the message ("rollout", slot, report, …) once the slot is filled."""
@@ -107,16 +107,16 @@ class Broadcast:
     """The newest weights of all policies."""
 
     weights: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
-    """Of each policy: what PublishedWeights.newest returns."""
+    """Result of PublishedWeights.newest for each policy."""
     active_P: np.ndarray
     """Policies that still need frames."""
 
 
 class MessageLink:
-    """The pool's end of the links to workers on any nodes, through the messages of an executor.
+    """The pool's end of the links to workers on any nodes, which uses the messages of an executor.
 
-    Args: in_rounds: workers wait while the learner trains, and a round is collected with its weights; otherwise weights are used as soon as
-        they arrive, in the middle of a rollout too.
+    Args: in_rounds: workers wait while the learner trains, and collect a round with its new weights; otherwise they use weights as soon as
+        they arrive, even in the middle of a rollout.
     """
 
     remote, poll_seconds = True, 0.01
@@ -126,7 +126,7 @@ class MessageLink:
         self.executor, self.in_rounds = executor, in_rounds
         self._broadcast: Any = None
         self._number = self._published = 0
-        """Of the newest broadcast; sum over policies of how often weights were published until then."""
+        """Number of the newest broadcast; number of times that weights were published until then, summed over policies."""
         self._sent: dict[Task, tuple[int, float]] = {}
         """Number of the last broadcast to each worker, and when it was sent."""
 
@@ -151,14 +151,14 @@ class MessageLink:
                 self._sent[task] = self._number, now
 
     def _send(self, task: Task) -> bool:
-        """Send the newest broadcast; in rounds as an order, since the next rollout has to wait for it. Return whether it was sent."""
+        """Send the newest broadcast; in rounds as an order, for which the next rollout waits. Return whether it was sent."""
         if not self.in_rounds:
             return task.signal(self._broadcast)
         task.send(self._broadcast)
         return True
 
     def _renew(self) -> None:
-        """Make a broadcast of the newest weights, unless they are in the last one."""
+        """Create a broadcast of the newest weights, unless the last broadcast contains them."""
         published = sum(weights.published for weights in self.arrays.weights)
         if published != self._published:
             self._published, self._number = published, self._number + 1
@@ -166,7 +166,7 @@ class MessageLink:
             self._broadcast = self.executor.share(newest)
 
     def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
-        """Use the arrays where they are. Times become those of this process's clock."""
+        """Use the received arrays without a copy. Times are converted to this process's clock."""
         for place, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
             place.use(arrays)
         now = time.perf_counter()
@@ -189,7 +189,7 @@ class MessageEnd:
         context.on_signal = self.take
 
     def take(self, order: Broadcast) -> None:
-        """Act with these weights from the next step on."""
+        """Use these weights from the next step on."""
         for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
             mine.write(*newest)
         self.arrays.active_P[:] = order.active_P
@@ -205,14 +205,14 @@ WorkerEnd = MemoryEnd | MessageEnd
 SAVE, LOAD = "save", "load"
 """Orders between two rounds: (SAVE, number of the request): send the state; (LOAD, state or None, resumes): continue a run."""
 _ORPHAN_SECONDS = 10.0
-"""Time for which workers are answered after the learner was killed, so that they can close their envs."""
+"""Seconds for which the inference server answers workers after the learner was killed, so that they can close their envs."""
 
 
 def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
     """Collect rollouts into the requested slots until a stop is requested.
 
     Messages: ("built", EnvInfo), after the first order ("ready",), then ("rollout", slot, Collected, …) for each slot that is ordered, and
-    ("state", number, state) when asked; or ("user_error", SpecError).
+    ("state", number, state) on request; or ("user_error", SpecError).
     """
     if sampler_of(config.spec).async_rl and hasattr(os, "nice"):
         os.nice(link.niceness)
@@ -236,7 +236,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
 
 
 def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEnd, context: Context) -> None:
-    """Collect into a slot, or load or send the state, or do what the link does."""
+    """Carry out an order: collect into a slot, load or send the state, or pass the order to the link."""
     match order:
         case int(slot):
             report = worker.collect(slot)
@@ -253,7 +253,7 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEnd, context: Cont
 def run_inference(context: Context, config: WorkerConfig, link: MemoryEnd) -> None:
     """Serve inference requests until killed; if the learner was killed, until the workers have ended. Message: ("ready",)."""
     server = InferenceServer(config, link.store, context.beat)
-    if os.path.exists(config.address):  # of a server that was killed
+    if os.path.exists(config.address):  # left by a server that was killed
         os.unlink(config.address)
     with Listener(config.address, "AF_UNIX", backlog=256, authkey=current_process().authkey) as listener:
         context.send("ready")
@@ -263,4 +263,4 @@ def run_inference(context: Context, config: WorkerConfig, link: MemoryEnd) -> No
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while server.clients and time.monotonic() < deadline:
             server.serve()
-    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # the learner's work, but it is gone
+    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # the learner would do so, but it is gone

@@ -1,4 +1,4 @@
-"""What the learner and its rollout workers share: the newest weights, and slots for rollouts."""
+"""Data that the learner and its rollout workers share: the newest weights, and slots for rollouts."""
 
 from __future__ import annotations
 
@@ -20,44 +20,44 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 SLOTS = 2
-"""Slots of each group of envs: one is written while the other is read."""
+"""Number of slots of each group of envs: one is written while the other is read."""
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a rollout worker, or the inference server, is built from."""
+    """Configuration of a rollout worker or of the inference server."""
 
     spec: Spec
     seeds: Seeds
-    """Those of the Session."""
+    """Seeds of the Session."""
     index: int = 0
     restart: int = 0
     """Number of processes that died before this one in the same role."""
     info: EnvInfo | None = None
-    """Of the envs of all workers; None if the worker learns it from its own envs."""
+    """Info of the envs of all workers; None if the worker gets it from its own envs."""
     extras: int = 0
-    """Numbers that are published with the weights, see extras_size."""
+    """Number of values that are published with the weights, see extras_size."""
     address: str = ""
-    """Of the inference server; empty if each worker computes its own actions."""
+    """Address of the inference server; empty if each worker computes its own actions."""
     device: str = "cpu"
-    """Of the inference server."""
+    """Device of the inference server."""
 
 
 def extras_size(normalizers: Normalizers) -> int:
-    """Return how many numbers are published with the weights of a policy: explore_var, Policy.uniform and Normalizers.vector."""
+    """Return the number of values published with the weights of a policy: explore_var, Policy.uniform and Normalizers.vector."""
     return 2 + len(normalizers.vector)
 
 
 class PublishedWeights:
     """The newest weights of a policy, with their version and extras.
 
-    There are two halves. The writer counts up `begun`, fills the older half, and counts up `done`; a reader copies the half of `done`
-    and accepts the copy unless `begun` shows that the writer has begun to overwrite that half. A memory barrier between these steps
-    makes it hold on processors that reorder writes.
+    The arrays have two halves. The writer increments `begun`, fills the older half, and increments `done`; a reader copies the half that
+    `done` selects and accepts the copy unless `begun` shows that the writer has begun to overwrite that half. A memory barrier between
+    these steps makes this correct on processors that reorder writes.
 
     Args:
         policy: `publish` writes its parameters and buffers, `pull` overwrites them.
-        extras: numbers published with them.
+        extras: number of values published with them.
     """
 
     def __init__(self, policy: Policy, extras: int) -> None:
@@ -74,7 +74,7 @@ class PublishedWeights:
         self._store: Store | None = None
         self._seen = 0
         self.version = 0
-        """Of what was pulled last."""
+        """Version of the weights pulled last."""
         self.extras = np.zeros(extras)
 
     def shared_arrays(self) -> Named:
@@ -88,7 +88,7 @@ class PublishedWeights:
         self._arrays = writer._arrays
 
     def publish(self, version: int, extras: np.ndarray) -> None:
-        """Make the present weights available to every reader."""
+        """Make the current weights available to every reader."""
         param, buffer = (np.zeros(0), np.zeros(0)) if self.flat is None else (self.flat.packed(self.flat.param), self.flat.buffer.detach())
         self.write(version, param, buffer, extras)
 
@@ -110,7 +110,7 @@ class PublishedWeights:
         arrays["done"][0] = count
 
     def newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-        """Return copies of version, parameters, buffers and extras as they were published last. For the process that publishes."""
+        """Return copies of the version, parameters, buffers and extras published last. Only for the process that publishes."""
         half = int(self._arrays["done"][0]) % 2
         return int(self._arrays["version"][half]), *(self._arrays[name][half].copy() for name in ("param", "buffer", "extras"))
 
@@ -144,14 +144,14 @@ class PublishedWeights:
 
 
 class InferenceBuffer:
-    """The observations of a group of envs for the inference server, and its answer."""
+    """The observations of a group of envs for the inference server, and the server's answer."""
 
     def __init__(self, info: EnvInfo, policy: Policy) -> None:
         N, obs = info.num_envs, info.observation
         self.obs_N = np.zeros((N, *obs.shape), obs.dtype)
         self.policy_N = np.zeros(N, np.int64)
         self.state_NS = np.zeros((N, policy.state_size), np.float32)
-        """Hidden state before the observation, and in the answer after it."""
+        """Hidden state: in the request before the observation, in the answer after the observation."""
         self.params_NP = np.zeros((N, policy.param_dim), np.float32)
         """Distribution parameters: the answer."""
         self.version_N = np.zeros(N, np.int64)
@@ -184,7 +184,7 @@ class BusySpans:
         self._count[0] += 1
 
     def unread(self) -> list[tuple[float, float]]:
-        """The spans since the last call, at most the newest SIZE."""
+        """Return the spans since the last call, at most the newest SIZE."""
         count = int(self._count[0])
         first = max(self._read, count - self.SIZE)
         self._read = count
@@ -200,7 +200,7 @@ class Slot:
         """Which policy played each transition."""
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return its arrays, by name."""
+        """Return the arrays of the slot, by name."""
         return {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
 
     def shared_arrays(self) -> Named:
@@ -210,7 +210,7 @@ class Slot:
         self.use(arrays)
 
     def use(self, arrays: Arrays) -> None:
-        """Use these arrays, by the names of `arrays`."""
+        """Use the given arrays, which have the names of the method `arrays`."""
         self.storage.slabs = {name: arrays[name] for name in self.storage.slabs}
         self.storage.state_NS, self.policy_TN = arrays["state"], arrays["policy"]
 
@@ -264,7 +264,7 @@ def sampler_of(spec: Spec) -> SamplerSpec:
 
 
 def num_splits(sampler: SamplerSpec) -> int:
-    """Groups of envs of a worker: with local inference nothing is waited for, so all envs step together."""
+    """Return the number of env groups of a worker. Local inference has nothing to wait for, so all envs step together."""
     return sampler.worker_num_splits if sampler.inference == "central" else 1
 
 

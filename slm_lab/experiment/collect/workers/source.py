@@ -49,7 +49,7 @@ class BusySpan(NamedTuple):
 
 
 class UtilizationTracker:
-    """Records who is busy when; reports shares of time, and the last spans.
+    """Records when each process is busy; reports the shares of busy time, and the last spans.
 
     Args:
         workers: number of rollout workers.
@@ -62,7 +62,7 @@ class UtilizationTracker:
         self.busy: dict[Kind, float] = {"rollout": 0.0, "inference": 0.0, "train": 0.0}
         """Seconds so far, of all processes of a kind together."""
         self.marks: deque[tuple[float, dict[Kind, float]]] = deque()
-        """When shares were asked for, and what `busy` was then."""
+        """Times at which shares were requested, and the values of `busy` then."""
         self.begin()
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class UtilizationTracker:
         self.busy[span.kind] += span.end - span.begin
 
     def shares(self) -> dict[str, float]:
-        """Shares of the last seconds in which each role was busy, 0 to 1. Over a shorter time a single rollout would make them jump."""
+        """Return the share of the last seconds in which each role was busy, 0 to 1. Over a shorter time a single rollout could dominate."""
         now, marks = perf_counter(), self.marks
         while len(marks) > 1 and marks[1][0] <= now - _WINDOW:
             marks.popleft()
@@ -94,9 +94,9 @@ class UtilizationTracker:
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
     def window(self) -> Spans:
-        """The spans of a few of the last updates."""
+        """Return the spans during a few recent updates."""
         trainings = [span for span in self.spans if span.kind == "train"]
-        # not the very last ones: what the workers did meanwhile is not reported yet
+        # not the last ones: the workers have not reported their spans of that time yet
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings
         begin, end = (window[0].begin, window[-1].end) if window else (0.0, 0.0)
         shown = [(span.process, str(span.kind), span.begin, span.end) for span in self.spans if span.end > begin and span.begin < end]
@@ -104,15 +104,15 @@ class UtilizationTracker:
 
 
 STOP_SECONDS = 3.0
-"""Time that a round has to end after a stop request."""
+"""Seconds that a round has to end after a stop request."""
 
 
 class WorkerSource:
-    """Collects with a pool of rollout workers for one learner per policy, and publishes their weights.
+    """Collects experience with a pool of rollout workers for one learner per policy, and publishes the learners' weights.
 
     Args:
-        info: of all workers' envs.
-        concurrent_sessions: Sessions that run at a time on this machine.
+        info: info of the envs of all workers.
+        concurrent_sessions: number of Sessions that run at the same time on this machine.
     """
 
     def __init__(
@@ -130,13 +130,13 @@ class WorkerSource:
         self.spec, self.sampler, self.pool, self.learners = spec, sampler_of(spec), pool, list(learners)
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.normalizers = learners[0].normalizers
-        """Those of all learners: they take the statistics that all workers gather."""
+        """Normalizers of all learners, which get the statistics of all workers."""
         self.in_rounds = self.sampler.serial_mode or not self.sampler.async_rl
-        """Nothing is collected while the learner trains."""
+        """Whether nothing is collected while the learner trains."""
         self._midway = False
-        """In the middle of a dataset."""
+        """Whether the learner is in the middle of a dataset."""
         self._states: list[Any] | None = None
-        """Of the workers, to continue from."""
+        """States of the workers, to continue from."""
         self._loaded, self._resumes = False, 0
         self.population: Population | None = None
         """For meta.sampler.pbt."""
@@ -154,9 +154,9 @@ class WorkerSource:
         pool.connect(self.arrays, RolloutAssembler(self.arrays.slots, self._builders(info), self._rounds()), info)
 
     def _rounds(self) -> int | None:
-        """Rollouts of each worker in a round; None if they are used as they arrive."""
+        """Return the number of rollouts per worker in a round; None if rollouts are used as they arrive."""
         if not self.spec.agent.algorithm.on_policy:
-            return 1  # FrameStore: a memory of images needs the steps of an env in its column
+            return 1  # FrameStore: a replay memory of images needs all steps of an env in one column
         if not self.in_rounds:
             return None
         return -(-self.spec.dataset_columns // self.sampler.num_envs)
@@ -181,9 +181,9 @@ class WorkerSource:
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         deadline = math.inf
         while self.arrays.active_P.any():
-            if self.stop.requested:  # in rounds, the one that has begun is finished: a run can continue exactly only from its end
+            if self.stop.requested:  # in rounds, finish the current one: a run can continue exactly only from the end of a round
                 deadline = min(deadline, monotonic() + STOP_SECONDS)
-                if self.between_rounds or monotonic() > deadline:  # after the deadline, what is saved lacks the envs
+                if self.between_rounds or monotonic() > deadline:  # after the deadline, the saved state lacks the envs
                     return
             self.beat(WAITING)
             item = self.pool.next()
@@ -228,13 +228,13 @@ class WorkerSource:
                 return
 
     def _record_update(self, learner: PolicyLearner) -> None:
-        """Record the update that the learner has made, if it has."""
+        """Record the learner's last update, if there was a new one."""
         if (trained := learner.take_update_times()) is not None:
             self.utilization.record(BusySpan("learner", "train", *trained))
             learner.agent.policy.version = learner.clock.opt_step
 
     def _fresh_part(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
-        """Return a rollout without the transitions above max_policy_lag, and a report on it; None if nothing is left of it."""
+        """Return a rollout without the transitions above max_policy_lag, and a report on it; None, None if no transitions are left."""
         lag_TN = opt_step - rollout.version_TN
         lag_B = lag_TN[rollout.valid_TN]
         if not len(lag_B):
@@ -260,7 +260,7 @@ class WorkerSource:
         return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
     def _after(self, policy: int) -> None:
-        """After a dataset: a round of the population if one is due, and the new weights to the workers."""
+        """After a dataset: do a round of the population if one is due, and publish the new weights."""
         going_on = not self.learners[policy].finished
         self.arrays.active_P[policy] = going_on
         if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps its evaluated weights
@@ -281,7 +281,7 @@ class WorkerSource:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the state can be saved now: in rounds, only when one has been learned from and the next has not begun."""
+        """Whether the state can be saved now: in rounds, only after a round has been learned from and before the next begins."""
         return not self.in_rounds or (not self._midway and self.pool.between_rounds)
 
     @property
@@ -299,7 +299,7 @@ class WorkerSource:
 
 
 def _transition(dataset: Dataset, t: int) -> Transition:
-    """Row t of a dataset as a step of its columns."""
+    """Return row t of a dataset as one vector step of its columns."""
     slabs = dataset.storage.slabs
     obs_N, last_obs_N = slabs["obs"][t], slabs["obs"][t + 1]
     cut = [(n, obs) for row, n, obs, _ in dataset.storage.truncations if row == t]

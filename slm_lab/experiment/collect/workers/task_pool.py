@@ -1,4 +1,4 @@
-"""The pool whose workers are tasks of an executor: on this machine or on a cluster."""
+"""Pool of rollout workers that are tasks of an executor, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import SharedArrays
 
 _CLOSE_SECONDS = 3.0
-"""Time that workers have to close their envs."""
+"""Seconds that workers have to close their envs."""
 _STATE_SECONDS = 30.0
-"""Time that workers have to send their states. Those of a worker that dies meanwhile are not saved."""
+"""Seconds that workers have to send their states. If one dies before it has sent its state, none are saved."""
 _BUILD_SECONDS = 120.0
-"""Timeout in seconds for building the envs; with more workers than cores it is multiplied by the workers per core. On a cluster there is
-none: a worker may wait for a free core."""
+"""Timeout in seconds for building the envs; with more workers than cores it is multiplied by the workers per core. On a cluster there is no
+timeout: a worker may wait for a free core."""
 
 
 @dataclass
@@ -47,33 +47,33 @@ class _Child:
     """Number of the worker."""
     task: Task
     running: bool = True
-    """Its process has not ended."""
+    """Whether its process has not ended."""
     deaths: int = 0
-    """Number of processes that ended for another reason than the loss of their node."""
+    """Number of processes that ended for a reason other than the loss of their node."""
     built: bool = False
-    """Its envs are built."""
+    """Whether its envs are built."""
     ready: bool = False
-    """It can be ordered to fill slots."""
+    """Whether it can be ordered to fill slots."""
     orders: deque[int] = field(default_factory=deque)
     """Slots that it was ordered to fill and has not filled yet, in order: up to SLOTS, so that it never waits for a message."""
     free: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
     ordered: int = 0
-    """Number of rollouts that were ever ordered and not lost."""
+    """Number of rollouts ordered so far, without lost ones."""
 
 
 class TaskPool:
-    """Rollout workers that collect for the learner, each a task.
+    """Pool of rollout workers that collect for the learner, each as a task.
 
     One thread communicates with the workers: it orders rollouts, copies them into datasets, and restarts a worker that died. The learner
-    takes complete datasets from a queue and returns them. Without synchronous rounds the other workers go on while one is restarted.
+    takes complete datasets from a queue and returns them. Without synchronous rounds, the other workers continue while one is restarted.
 
     Attributes:
         in_turns: workers wait while the learner trains (no async_rl).
-        due: in turns, how many rollouts should have been ordered from each worker at the end of the round.
-        out: datasets that the learner has not given back.
-        put, taken: datasets that were ever put in the queue and taken from it.
-        round_end: in turns, once a round is complete: how many datasets were put until then; −1 while one is collected. The next begins
-            when the learner has given them back, unless a stop is requested.
+        due: in turns, total number of rollouts to be ordered from each worker by the end of the round.
+        out: number of datasets that the learner has not returned.
+        put, taken: number of datasets put in the queue so far, and taken from it.
+        round_end: in turns, value of `put` when the last round was complete; −1 while a round is collected. The next round begins when the
+            learner has returned all datasets, unless a stop is requested.
     """
 
     assembler: RolloutAssembler
@@ -83,7 +83,7 @@ class TaskPool:
         sampler = sampler_of(self.spec)
         self.in_turns = not sampler.async_rl
         self.folder: str | None = None
-        """Of the inference server's socket."""
+        """Folder of the inference server's socket."""
         if sampler.inference == "central":
             self.folder = tempfile.mkdtemp(prefix="slm_")
             config = replace(config, address=os.path.join(self.folder, "s"))
@@ -92,7 +92,7 @@ class TaskPool:
         self.server: _Child | None = None
         self.due = self.out = self.put = self.taken = self.round_end = 0
         self.datasets: SimpleQueue[tuple[int, Dataset] | str] = SimpleQueue()
-        """Complete ones with their policies, or why the pool has failed."""
+        """Complete datasets with their policies, or the reason why the pool has failed."""
         self.reported: SimpleQueue[tuple[int, Collected]] = SimpleQueue()
         self.returned: SimpleQueue[tuple[int, Dataset]] = SimpleQueue()
         self._info: EnvInfo | None = None
@@ -116,24 +116,24 @@ class TaskPool:
 
     @property
     def store(self) -> SharedArrays | None:
-        """What the workers attach to; None if they attach to nothing."""
+        """Shared arrays that the workers attach to; None if there are none."""
         return self.link.store
 
     @property
     def between_rounds(self) -> bool:
-        """Whether all that was collected has been taken by the learner, and nothing more is being collected."""
+        """Whether the learner has taken all that was collected, and nothing more is being collected."""
         return self.taken == self.round_end
 
     def info(self) -> EnvInfo:
         """Wait for the first worker's envs; return the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
-        # on one machine wait for the worker that has tried the env; on a cluster it may wait for a core
+        # on one machine, wait for worker 0, which checks the env; on a cluster it may wait for a core
         self._wait(lambda: self._info is not None and (self.link.remote or self.workers[0].built))
         if self._info is None:
             raise Interrupted("", self.stop.number)
         return self._info
 
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
-        """Let the workers use the arrays, which hold the initial weights; datasets come from the assembler."""
+        """Make the workers use the arrays, which contain the initial weights; the assembler provides the datasets."""
         self.assembler = assembler
         self.assembler.round_over = True
         self.config = replace(self.config, info=info, extras=len(arrays.weights[0].extras))
@@ -147,11 +147,11 @@ class TaskPool:
                 self.link.connect(worker.task)
 
     def start(self, states: list[Any] | None = None, resumes: int = 0) -> None:
-        """Begin to collect, unless a stop is requested first. Raises WorkerFailed.
+        """Start collecting, unless a stop is requested first. Raises WorkerFailed.
 
         Args:
-            states: what `states` returned, to continue from.
-            resumes: how often the run was continued; without states new random streams are drawn for each.
+            states: result of `states`, to continue from.
+            resumes: number of times that the run was continued; without states, each time uses new random streams.
         """
         needed = 1 if self.link.remote and not self.in_turns else len(self.workers)
         self._wait(lambda: len(self._ready()) >= needed)
@@ -164,7 +164,7 @@ class TaskPool:
         self.thread.start()
 
     def next(self) -> tuple[int, Dataset] | None:
-        """Return the policy that is to train, and its dataset; None if there is none yet. Raises WorkerFailed."""
+        """Return the next policy to train, and its dataset; None if there is no dataset yet. Raises WorkerFailed."""
         try:
             item = self.datasets.get(timeout=0.2)
         except Empty:
@@ -175,12 +175,12 @@ class TaskPool:
         return item
 
     def release(self, policy: int, dataset: Dataset) -> None:
-        """Reuse a dataset that was trained on."""
+        """Return a dataset to the pool after training on it."""
         self.returned.put((policy, dataset))
         self.executor.wake()
 
     def reports(self) -> Iterator[tuple[int, Collected]]:
-        """Yield what workers reported since the last call, with their numbers."""
+        """Yield the reports since the last call, each with the number of its worker."""
         with suppress(Empty):
             while True:
                 yield self.reported.get_nowait()
@@ -216,7 +216,7 @@ class TaskPool:
                 raise WorkerFailed(f"{what}; use fewer workers or envs (meta.sampler.num_workers, num_envs_per_worker)")
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         if self.closed:
             return
         self.closed = self.ended = True
@@ -227,11 +227,11 @@ class TaskPool:
                 self.thread.join()
             for worker in self.workers:
                 worker.task.stop(_CLOSE_SECONDS)
-            while any(worker.running for worker in self.workers):  # until then they may wait for answers of the server
+            while any(worker.running for worker in self.workers):  # until they end, they may wait for answers from the server
                 for event in self.executor.events(0.2):
                     if isinstance(event, Died):
                         self._child(event.task).running = False
-        finally:  # also if a second Ctrl-C breaks off the wait
+        finally:  # also if a second Ctrl-C interrupts the wait
             self.executor.close()
             self.link.close()
             if self.folder is not None:
@@ -290,7 +290,7 @@ class TaskPool:
                     self._restart(event)
 
     def _load(self, worker: _Child, saved: Any) -> None:
-        """Let a worker of a continued run begin with its state, or with random streams that no earlier start has used."""
+        """Make a worker of a continued run start from its state, or with random streams that no earlier start has used."""
         if saved is not None or self._resumes:
             worker.task.send((LOAD, saved, self._resumes))
 
@@ -299,10 +299,10 @@ class TaskPool:
         self.datasets.put(reason)
 
     def _restart(self, died: Died) -> None:
-        """Start a new process of a worker or of the server, unless too many have ended. The loss of a node is no death."""
+        """Start a new process for a worker or the server, unless too many have died. The loss of a node does not count as a death."""
         task, most = died.task, self.spec.meta.max_restart
         child, printed, was_ready = self._child(task), f"\n{died.output}" if died.output else "", self._child(task).ready
-        self.executor.kill(task)  # it may block, and would be waited for
+        self.executor.kill(task)  # it may be blocked: do not wait for its end
         child.running = child.built = child.ready = False
         before, child.deaths = child.deaths, child.deaths + (not died.lost)
         if child.deaths > most:
@@ -322,7 +322,7 @@ class TaskPool:
             self._fail(f"{died.text}; a new process could not be started: {error.strerror or error}{printed}")
 
     def _release_returned(self) -> None:
-        """Release the datasets that were trained on."""
+        """Make the datasets that the learner has returned available again."""
         with suppress(Empty):
             while True:
                 policy, dataset = self.returned.get_nowait()
@@ -338,12 +338,12 @@ class TaskPool:
             self.out += len(complete)
             self.put += len(complete)
             if self.in_turns and self.assembler.round_over:
-                self.round_end = self.put  # before the learner can have the last one
+                self.round_end = self.put  # before the learner can take the last dataset
             for item in complete:
                 self.datasets.put(item)
 
     def _begin_round(self) -> None:
-        """In turns: once the learner has trained on everything of a round, begin the next."""
+        """In turns: begin the next round once the learner has trained on all datasets of the last one."""
         if self.in_turns and self.assembler.round_over and self.out == 0 and not self.stop.requested:
             assert self.assembler.rounds is not None
             self.assembler.round_over, self.round_end = False, -1
@@ -358,19 +358,19 @@ class TaskPool:
             worker.task.send(slot)
 
     def _next_worker(self) -> _Child | None:
-        """Return the worker that is to fill a slot now: in turns as many as the round needs, else as many as the datasets can hold."""
+        """Return the next worker to fill a slot: in turns until the round is ordered, else while the datasets have room."""
         if self.in_turns:
             candidates = [worker for worker in self.workers if worker.ordered < self.due]
         elif self.assembler.free_rollouts <= sum(len(worker.orders) for worker in self.workers):
             return None
-        elif self.assembler.rounds is not None:  # in the order of assembly, or the free columns might be left to the wrong worker
+        elif self.assembler.rounds is not None:  # in the order of assembly, or the wrong worker might get the free columns
             candidates = [min(self.workers, key=lambda worker: worker.ordered)]
         else:
             candidates = sorted(self.workers, key=lambda worker: len(worker.orders))
         return next((worker for worker in candidates if worker.ready and worker.free), None)
 
     def _request_states(self) -> None:
-        """Ask the workers for their states if the learner wants them. In the middle of a round, or while one restarts, there are none."""
+        """Request the workers' states if the learner wants them. In the middle of a round, or while one restarts, there are none."""
         if self.answered == self.requests:
             return
         self.answered = self.requests

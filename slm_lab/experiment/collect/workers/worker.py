@@ -1,4 +1,4 @@
-"""A rollout worker: steps its envs and writes what happens into slots."""
+"""A rollout worker: steps its envs and writes the transitions into slots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 
 
 class Collected(NamedTuple):
-    """What a worker reports of a rollout; the transitions are in the slot."""
+    """Report of a worker on a rollout; the transitions are in the slot."""
 
     rollouts: list[GroupRollout]
     deltas: list[list[Moments]]
@@ -57,7 +57,7 @@ class Inference(Protocol):
     """Computes the next actions of a group of envs."""
 
     def request(self, group: EnvGroup) -> None:
-        """Begin to compute the group's next actions."""
+        """Start computing the group's next actions."""
 
     def result(self, group: EnvGroup) -> ActOut:
         """Return the group's next actions."""
@@ -68,7 +68,7 @@ _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
 
 
 class EnvGroup:
-    """Envs that step together, which policy plays in each, and what carries over from step to step."""
+    """Envs that step together, the policy that plays in each, and the state kept between steps."""
 
     def __init__(self, index: int, env: Env, policies: Sequence[Policy], active_P: np.ndarray, rng: np.random.Generator) -> None:
         self.index, self.env, self.policies, self.active_P, self.rng = index, env, policies, active_P, rng
@@ -80,7 +80,7 @@ class EnvGroup:
         self.obs_N = self.env.reset()
         self.first_N = np.ones(count, np.bool_)
         self.over_N = np.ones(count, np.bool_)
-        """The episode (in Atari the game, not only a life) is over: the next one may be another policy's."""
+        """Whether the episode (in Atari the game, not only a life) is over, so that another policy may play the next one."""
         self.state_NS = self.policies[0].initial_state(count)
         self.policy_N = np.zeros(count, np.int64)
         self._draw()
@@ -122,7 +122,7 @@ class EnvGroup:
             self._draw()
 
     def _draw(self) -> None:
-        """Draw the policy of each episode that begins."""
+        """Draw a policy for each episode that begins."""
         playing, begins_N = np.flatnonzero(self.active_P), self.first_N & self.over_N
         if len(self.policies) > 1 and len(playing) and begins_N.any():
             self.policy_N = np.where(begins_N, self.rng.choice(playing, len(begins_N)), self.policy_N)
@@ -154,7 +154,7 @@ class LocalInference:
 
 
 def merge(parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
-    """Combine what several policies chose, each for its rows."""
+    """Combine the outputs of several policies, each for its own rows."""
     count = sum(len(row_K) for row_K, _ in parts)
 
     def joined(name: str) -> np.ndarray:
@@ -169,20 +169,20 @@ def merge(parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
 
 
 class WeightSubscriber:
-    """Keeps policies and envs of a worker up to date with what the learner has published."""
+    """Keeps policies and envs of a worker up to date with the weights and statistics that the learner publishes."""
 
     def __init__(self, weights: Sequence[PublishedWeights], policies: Sequence[Policy], envs: Sequence[Env]) -> None:
         self.weights, self.policies, self.envs = weights, policies, envs
         self.seen = 0.0
-        """Number of samples of the newest statistics."""
+        """Number of samples in the newest statistics."""
 
     def pull(self) -> None:
-        """Copy what is newer."""
+        """Copy newer weights and statistics."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
                 (explore_var, uniform), statistics = weights.extras[:2].tolist(), weights.extras[2:]
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
-                if len(statistics) and statistics[0] > self.seen:  # another policy's may be older
+                if len(statistics) and statistics[0] > self.seen:  # another policy's statistics may be older
                     self.seen = float(statistics[0])
                     for env in self.envs:
                         env.normalizers.vector = statistics
@@ -205,11 +205,11 @@ class RolloutWorker:
 
     @property
     def info(self) -> EnvInfo:
-        """Of the envs of all workers."""
+        """Info of the envs of all workers."""
         return replace(self.envs[0].info, num_envs=self.config.spec.env.num_envs)
 
     def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
-        """Build the policies and begin episodes. Args: connect: called with this worker's arrays, to which it brings the weights."""
+        """Build the policies and begin episodes. Args: connect: called with this worker's arrays, to load the weights into them."""
         self.policies = build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
@@ -257,7 +257,7 @@ class RolloutWorker:
                 act_end = perf_counter()
                 beat(STEPPING)
                 group.step(place, out, episodes)
-                if t + 1 < self.rows:  # the first action of the next rollout is left to newer weights
+                if t + 1 < self.rows:  # newer weights choose the first action of the next rollout
                     inference.request(group)
                 act_seconds += act_end - now
                 now = perf_counter()
@@ -277,7 +277,7 @@ class RolloutWorker:
         return {"groups": groups, "policies": rngs, "rng": to_arrays(rng_state("cpu"))}
 
     def resume(self, state: dict[str, Any] | None, resumes: int) -> bool:
-        """Load what `state_dict` returned, but for the process-wide generators; without a state begin episodes from new random streams.
+        """Load what `state_dict` returned, except the process-wide generators; without a state, begin episodes with new random streams.
 
         Returns whether the open episodes continue.
         """
@@ -290,19 +290,19 @@ class RolloutWorker:
         for group, saved in zip(self.groups, state["groups"], strict=True):
             group.env.normalizers.take_deltas()
             if group.load_state_dict(saved):
-                group.env.normalizers.take_deltas()  # the observations of the reset, which has not taken place
+                group.env.normalizers.take_deltas()  # drop the observations of the reset: the open episodes continue instead
             else:
                 continued = False
         return continued
 
     def resume_process(self, state: dict[str, Any] | None, resumes: int) -> None:
-        """Do what `resume` does in a process that has no other worker: its process-wide generators continue too."""
+        """Do the same as `resume` in a process without other workers, whose process-wide generators continue too."""
         if self.resume(state, resumes):
             assert state is not None
             set_rng_state(to_tensors(state["rng"]), "cpu")
 
     def _reseed(self, resumes: int) -> None:
-        """Begin anew from random streams that no earlier start has used."""
+        """Begin new episodes with random streams that no earlier start has used."""
         if not resumes:
             return
         self.seeds = worker_seeds(self.config.seeds, self.config.index, self.config.restart + 1000 * resumes)
@@ -328,7 +328,7 @@ def seed_process(config: WorkerConfig) -> None:
 
 
 def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:
-    """One policy for each that the Session trains; their weights will be pulled."""
+    """Return one policy for each that the Session trains; their weights are pulled later."""
     rng = np.random.default_rng(0)  # replaced by the worker's own
     policies = [build_policy(config.spec.agent, replace(info, num_envs=1), rng, device) for _ in range(config.spec.policies)]
     for policy in policies:

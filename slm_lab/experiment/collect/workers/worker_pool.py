@@ -1,4 +1,4 @@
-"""Pools of rollout workers, and which one a spec gets."""
+"""Pools of rollout workers, and the choice of a pool for a spec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STALL_LIMIT = 300.0
 
 
 class SerialPool:
-    """Rollout workers in this process, which collect one after the other (meta.sampler.serial_mode). Its methods do what TaskPool's do."""
+    """Rollout workers in this process, which collect one after the other (meta.sampler.serial_mode). Same methods as TaskPool."""
 
     store: SharedArrays | None = None
 
@@ -68,7 +68,7 @@ class SerialPool:
 
     def next(self) -> tuple[int, Dataset] | None:
         while not self.ready:
-            if self.stop.requested and self.between_rounds:  # a round that has begun is finished, see WorkerSource
+            if self.stop.requested and self.between_rounds:  # finish a round that has begun, see WorkerSource
                 return None
             for index, worker in enumerate(self.workers):
                 report = worker.collect(0)
@@ -93,11 +93,11 @@ class SerialPool:
 
 WorkerPool = SerialPool | TaskPool
 OpenPool = Callable[[Spec, Seeds, str, Stop, Beat], WorkerPool]
-"""open_pool(spec, seeds, device, stop, beat): start the rollout workers that meta.sampler asks for."""
+"""open_pool(spec, seeds, device, stop, beat): start the rollout workers that meta.sampler configures."""
 
 
 def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
-    """Start the rollout workers that meta.sampler asks for, on this machine."""
+    """Start the rollout workers that meta.sampler configures, on this machine."""
     config, sampler = WorkerConfig(spec, seeds, device=device), sampler_of(spec)
     if sampler.serial_mode:
         return SerialPool(config, stop, beat)
@@ -107,7 +107,7 @@ def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> 
 
 
 def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
-    """Start the rollout workers that meta.sampler asks for, on any nodes. Raises SpecError for central inference."""
+    """Start the rollout workers that meta.sampler configures, on any nodes. Raises SpecError for central inference."""
     spec = with_local_inference(spec)
     sampler = sampler_of(spec)
     if sampler.serial_mode:
@@ -117,7 +117,7 @@ def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: B
 
 
 def with_local_inference(spec: Spec) -> Spec:
-    """Return the spec with the inference of rollout workers on other nodes: "auto" is "local". Raises SpecError for central inference."""
+    """Return the spec with inference for rollout workers on other nodes: "auto" becomes "local". Raises SpecError for central inference."""
     sampler = spec.meta.sampler
     if sampler is None or sampler.serial_mode or sampler.inference == "local":
         return spec

@@ -27,11 +27,11 @@ from slm_lab.lib.process import ProcessState
 from slm_lab.spec.models.meta import StartMethod
 
 _PRINTED_BYTES = 2**20
-"""Maximum of earlier output that is copied to a log."""
+"""Maximum bytes of earlier output that are copied to a log."""
 
 
 class SharedFd:
-    """A file descriptor among the arguments of a child. In the child `fd` is a copy that belongs to the child."""
+    """A file descriptor that can be an argument of a child. In the child, `fd` is a duplicate that the child owns."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -47,7 +47,7 @@ def _received_fd(copy: Any) -> SharedFd:
 
 
 class Setup:
-    """State of the parent that a child starts with. It is applied where it is unpickled, before the arguments after it are loaded.
+    """State of the parent that a child starts with. Unpickling applies it, before the arguments that follow are unpickled.
 
     Args:
         printed: descriptor for the child's stdout and stderr.
@@ -78,7 +78,7 @@ def _from_server() -> bool:
 
 
 def print_to_fd(fd: int) -> None:
-    """Redirect descriptors 1 and 2, which C libraries use too, to `fd`, and close it."""
+    """Redirect descriptors 1 and 2 (also used by C libraries) to `fd`, and close `fd`."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.flush()
@@ -94,7 +94,7 @@ class ChildContext(Context):
     def __init__(self, name: str, restart: int, connection: Connection, heartbeat: Heartbeat) -> None:
         super().__init__(name, restart, heartbeat)
         self.orphaned = False
-        """The parent has ended."""
+        """Whether the parent has ended."""
         self._connection, self._sending = connection, threading.Lock()
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
@@ -113,10 +113,10 @@ class ChildContext(Context):
                 os._exit(1)
 
     def print_to(self, path: Path) -> None:
-        """Append the output of this process to `path` from now on, and its earlier output if that was kept in memory."""
+        """Append the output of this process to `path` from now on, including its earlier output if that was kept in memory."""
         path = path.absolute()
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        with suppress(OSError):  # not readable: it is a log already
+        with suppress(OSError):  # descriptor 1 is not readable: it is a log already
             os.write(fd, os.pread(1, _PRINTED_BYTES, 0))
         print_to_fd(fd)
         self.send("_output", path)
@@ -140,13 +140,13 @@ class ChildContext(Context):
 
 
 def main(setup: None, name: str, restart: int, connection: Connection, heartbeat: SharedFd, target: Target, args: tuple[Any, ...]) -> None:
-    """Run a target. An exception that it raises becomes the message ("failed", cause), see failures.py, and exit code 1."""
+    """Run a target. An exception that it raises becomes the message ("failed", cause), see user_code.py, and exit code 1."""
     os.set_inheritable(connection.fileno(), False)
     context, code = ChildContext(name, restart, connection, Heartbeat(heartbeat.fd)), 0
     os.close(heartbeat.fd)
     try:
         target(context, *args)
-    except BaseException as error:  # SystemExit, too: without a message its code 0 would be an end without a result
+    except BaseException as error:  # also SystemExit: without a message, exit code 0 would mean an end without a result
         context.send("failed", cause(error))
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
     finally:
@@ -154,7 +154,7 @@ def main(setup: None, name: str, restart: int, connection: Connection, heartbeat
         for left in multiprocessing.active_children():
             left.kill()  # exit would wait for it
         if _from_server():
-            atexit._run_exitfuncs()  # a copy of the fork server ends without them
+            atexit._run_exitfuncs()  # a copy of the fork server would end without calling them
         if context.orphaned:
             os.killpg(0, signal.SIGKILL)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""The fork server: a process that has loaded torch, gymnasium and slm_lab, and of which every child process is a copy.
+"""The fork server: a process that has loaded torch, gymnasium and slm_lab, and from which child processes are forked.
 
 A child is ready in 0.02 s instead of 2 s and shares the memory of the loaded modules. The server is multiprocessing.forkserver of the
 standard library; this module adds signal handling, environment and module path, the choice of the start method (meta.start_method), and
@@ -39,12 +39,12 @@ PRELOAD = (
     *("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session.session"),
     *("slm_lab.agent.algorithm.sil", "slm_lab.agent.algorithm.dqn", "slm_lab.agent.algorithm.soft_actor_critic"),
 )
-"""Modules that every child needs, and those of the algorithms, which are imported when an agent is built. No user module, and none that
-starts a thread."""
+"""Modules that every child needs, and the modules of the algorithms, otherwise imported when an agent is built. User modules and modules
+that start a thread are not allowed."""
 _SAVED = "SLM_LAB_FORKSERVER"
-"""Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children, and the id of its parent."""
+"""Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children, and the id of the server's parent."""
 ENDED = "it ended while it loaded"
-"""Why it cannot run if one of its modules cannot be loaded."""
+"""Reason why the server cannot run if one of its modules cannot be loaded."""
 _SUPPORTED = hasattr(os, "pidfd_open")
 """Whether the system has what the fork server needs: Linux."""
 _server: Any = forkserver._forkserver
@@ -52,7 +52,7 @@ _lock, _users_lock = threading.Lock(), threading.Lock()
 
 
 def use_start_method(wanted: StartMethod) -> None:
-    """Let the child processes of this process start as meta.start_method says. Raises SpecError if this system cannot."""
+    """Set the start method (meta.start_method) for the children of this process. Raises SpecError if this system does not support it."""
     if wanted == "forkserver" and not _SUPPORTED:
         message = "'forkserver' is not supported on this system; allowed: auto, spawn"
         raise SpecError("meta", [Problem("meta.start_method", message)])
@@ -61,17 +61,17 @@ def use_start_method(wanted: StartMethod) -> None:
 
 
 def wanted_start_method() -> StartMethod:
-    """Return how the child processes of a child are to start: meta.start_method, or by spawn if the fork server cannot run."""
+    """Return the start method for the children of a child process: meta.start_method, or spawn if the fork server cannot run."""
     return "spawn" if THIS_PROCESS.fallen_back else THIS_PROCESS.wanted
 
 
 def start_method() -> Method:
-    """How child processes start: "forkserver" on Linux, "spawn" elsewhere, if the fork server cannot run, and if the spec says so."""
+    """Return the start method of child processes: "forkserver" on Linux; "spawn" elsewhere, if it cannot run, or if the spec says so."""
     return "forkserver" if _SUPPORTED and not THIS_PROCESS.fallen_back and THIS_PROCESS.wanted != "spawn" else "spawn"
 
 
 def _method_of_next() -> Method:
-    """Return the start method for a process that this module does not start itself, once the server has shown that it can start one."""
+    """Return the start method for a process that other code starts, after testing that the server can start one."""
     for _ in range(2):
         ensure_server()
         if start_method() == "spawn" or _answers():
@@ -93,7 +93,7 @@ def _answers() -> bool:
 
 
 def use_spawn(reason: str) -> None:
-    """Start children by spawn from now on. Raises UserError if meta.start_method does not allow it."""
+    """Start children with the spawn method from now on. Raises UserError if meta.start_method does not allow it."""
     if THIS_PROCESS.wanted == "forkserver":
         raise UserError(f"meta.start_method: forkserver: the fork server cannot run ({reason}); use auto or spawn")
     if not THIS_PROCESS.fallen_back:
@@ -102,9 +102,9 @@ def use_spawn(reason: str) -> None:
 
 
 def ensure_server() -> None:
-    """Start the fork server if none runs, without waiting until it has loaded. Call it early, before torch is imported."""
+    """Start the fork server if none is running, without waiting for it to load. Call this early, before torch is imported."""
     with stop_signals_blocked():
-        resource_tracker.ensure_running()  # its start unblocks signals
+        resource_tracker.ensure_running()  # starting it unblocks signals
     if start_method() == "spawn":
         return
     if "ensure_running" not in vars(_server):
@@ -118,7 +118,7 @@ def ensure_server() -> None:
 def _start_server() -> None:
     with _lock:
         with stop_signals_blocked():
-            resource_tracker.ensure_running()  # its start unblocks signals
+            resource_tracker.ensure_running()  # starting it unblocks signals
         _server.set_forkserver_preload(["slm_lab.experiment.execute.local.preload"])
         with stop_signals_blocked(), environment(_server_environment()):
             type(_server).ensure_running(_server)
@@ -126,7 +126,7 @@ def _start_server() -> None:
 
 @contextmanager
 def server_in_use() -> Iterator[None]:
-    """End the fork server that was started meanwhile at the end of this block, unless it is inside another one."""
+    """Stop the fork server, if one was started, at the end of this block, unless another such block is still open."""
     with _users_lock:
         THIS_PROCESS.server_users += 1
     try:
@@ -140,7 +140,7 @@ def server_in_use() -> Iterator[None]:
 
 
 def stop_server() -> None:
-    """End the fork server, if this process has started one. Children that still run are not affected."""
+    """Stop the fork server if this process has started one. Running children are not affected."""
     with _lock:
         if (pid := _server._forkserver_pid) is None:
             return
@@ -151,12 +151,12 @@ def stop_server() -> None:
 
 
 def inherit_server() -> None:
-    """Let the processes that this child starts come from the server that it came from itself; the standard library would start another."""
+    """Start the children of this child from the same fork server as the child itself; the standard library would start another server."""
     _server.ensure_running = resource_tracker.ensure_running
 
 
 def default_signals() -> None:
-    """Give this process default handlers of the stop signals and an empty signal mask; pending stop signals are dropped."""
+    """Reset the stop signals to their default handlers and clear the signal mask; pending stop signals are dropped."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # drops a pending one
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -164,9 +164,9 @@ def default_signals() -> None:
 
 
 def restore_environment() -> int:
-    """In the server: restore the variables that were set for it alone, and return the id of the process that started it.
+    """In the server: restore the environment variables that were set only for it, and return the id of the process that started it.
 
-    That one may have died meanwhile, and then os.getppid() returns another.
+    If that process has died, os.getppid() returns another id.
     """
     saved = json.loads(os.environ.pop(_SAVED))
     set_environment(saved["environment"])
@@ -174,7 +174,7 @@ def restore_environment() -> int:
 
 
 def _server_environment() -> dict[str, str]:
-    """One thread, and the module path of this process but for the working directory, whose files could hide a library's modules."""
+    """Return variables for one thread and this process's module path without the working directory, whose files could hide modules."""
     saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     package = str(Path(slm_lab.__file__).resolve().parent.parent)
     path = [entry for entry in sys.path if os.path.isabs(entry) and entry != package]

@@ -1,4 +1,4 @@
-"""Bounded interruption of this process: stop requests by signal, and the end of user code that blocks."""
+"""Interruption of this process: stop requests by signal, and time limits for user code that blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.lib.process import STOP_SIGNALS
 
 _ONE_EVENT = 0.2
-"""Signals within this many seconds count as one: `timeout` sends SIGTERM to a process and to its group, systemd SIGTERM and SIGHUP."""
+"""Signals within this many seconds count as one: `timeout` sends SIGTERM to a process and its group, systemd both SIGTERM and SIGHUP."""
 _WAKE: int | None = getattr(signal, "SIGURG", None)
-"""Interrupts a system call of the main thread. Ignored by default: without effect if it arrives late."""
+"""Signal that interrupts a system call of the main thread. It is ignored by default, so it has no effect if it arrives late."""
 _POLL = 0.1
-"""Seconds between two checks of the thread."""
+"""Seconds between two checks by the watching thread."""
 _AGAIN = 1.0
 """Seconds after which `time_limit` raises again."""
 
@@ -28,14 +28,14 @@ class Blocked(BaseException):
 
 
 _handlers: dict[int, Any] = {}
-"""Those of the innermost `stop_on_signal` block."""
+"""Signal handlers of the innermost `stop_on_signal` block."""
 
 
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
     """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises Interrupted at once.
 
-    Signal handlers stay as they are outside the main thread; so does an ignored SIGHUP (nohup).
+    Outside the main thread, signal handlers are not changed. An ignored SIGHUP (nohup) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -65,7 +65,7 @@ def stop_on_signal(stop: Stop) -> Iterator[None]:
 
 
 def restore_handlers() -> None:
-    """Install the handlers of `stop_on_signal` again: simulators install their own when they are built, or ignore Ctrl-C."""
+    """Reinstall the handlers of `stop_on_signal`: simulators may install their own when they are built, or ignore Ctrl-C."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in _handlers.items():
             signal.signal(number, handler)
@@ -83,17 +83,17 @@ def watchdog(
 ) -> Iterator[None]:
     """Watch the heartbeat of this process from a thread while the block runs in the main thread.
 
-    Raises Blocked in the main thread if it stays in user code (a phase of USER_CODE, without a beat) for `grace` seconds after a
-    stop was requested, or for `stall_limit` seconds; again after as many seconds if the user's code catches it.
-    Calls `report(seconds, phase)` from the thread, once per stall, after `stall_notice` seconds.
+    Raises Blocked in the main thread if it stays in user code (a phase of USER_CODE, without a beat) for `grace` seconds after a stop was
+    requested, or for `stall_limit` seconds. If user code catches Blocked, it is raised again after the same time.
+    Calls `report(seconds, phase)` from the watching thread, once per stall, after `stall_notice` seconds.
 
-    In another thread than the main one, and on systems without such signals, it only reports. A C function that neither returns
-    nor handles signals cannot be interrupted from inside the process: another process has to kill this one.
+    If the block runs outside the main thread, or the system has no SIGURG, the watchdog only reports. A C function that neither returns nor
+    handles signals cannot be interrupted from inside the process: another process has to kill this one.
     """
     timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
     stopped: float | None = None
     verdict: tuple[int, str] | None = None
-    """The heartbeat at which the main thread is blocked, and the reason."""
+    """Heartbeat value at which the main thread is blocked, and the reason."""
 
     def blocked() -> bool:
         nonlocal noticed, raised, stopped, verdict
@@ -117,7 +117,7 @@ def watchdog(
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Raise Blocked if the block, run in the main thread, takes longer; `what` names it in the message."""
+    """Raise Blocked if the block takes longer than `seconds` in the main thread; `what` names the block in the message."""
     deadline = due = time.monotonic() + seconds
 
     def blocked() -> bool:
@@ -136,8 +136,8 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
     """Call `blocked` from a thread every 0.1 s while the block runs; if it returns True, wake the main thread.
 
-    The main thread then calls `reason` and raises Blocked with the text that it returns; None: it continues, since it is no longer blocked
-    or was woken by the thread of an enclosing block.
+    The main thread then calls `reason` and raises Blocked with the returned text. If `reason` returns None, the main thread continues: it
+    is no longer blocked, or was woken by the thread of an enclosing block.
     """
     done, main, over = threading.Event(), threading.main_thread(), False
     wake = _WAKE if threading.current_thread() is main else None

@@ -1,4 +1,4 @@
-"""The executor of this machine: each task is a child process. Here is the parent's side; child.py has the other one."""
+"""The executor of this machine: each task is a child process. This module is the parent's side, child.py the child's side."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from slm_lab.lib.store import shared_file
 _TICK = 0.5
 """Maximum seconds between two checks of heartbeats and deadlines."""
 _END_SECONDS = 10.0
-"""Time that a child has to exit once its target has returned."""
+"""Seconds that a child has to exit after its target has returned."""
 _REAP_SECONDS = 5.0
-"""Time that the system has to end a killed process."""
+"""Seconds that the system has to end a killed process."""
 _UNKNOWN = 255
-"""Exit code that the standard library reports if the fork server, which knows it, was killed."""
+"""Exit code that the standard library reports if the fork server, which knows the real one, was killed."""
 _PRINTED_BYTES = 2**20
-"""Maximum size of what is kept of a child's output without a log, in memory."""
+"""Maximum bytes of a child's output that are kept in memory while it has no log."""
 _TAIL_LINES, _TAIL_BYTES = 20, 2**16
 _MEANINGS = {
     "SIGKILL": "often: out of memory",
@@ -42,15 +42,15 @@ _MEANINGS = {
     "SIGILL": "native code for another processor",
 }
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
-"""Start of a line that slm_lab logged, which does not explain a death."""
+"""Matches the start of a line that slm_lab logged; such a line does not explain a death."""
 
 
 class LocalTask(Task):
-    """A task that runs in a process, and after its death in a new one.
+    """A task that runs in a child process, and after a restart in a new one.
 
     Attributes:
-        pid: of the process, and the number of its process group.
-        output: the log that it prints to; None: its output is kept in memory.
+        pid: id of the process and of its process group.
+        output: log file of the process; None: its output is kept in memory.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
@@ -58,7 +58,7 @@ class LocalTask(Task):
         self.pid = -1
         self.output: Path | None = None
         self._process: Any = None
-        """Of multiprocessing, while it runs."""
+        """The multiprocessing.Process while it runs, else None."""
 
     # ---- start
 
@@ -80,9 +80,9 @@ class LocalTask(Task):
         printed, memory = shared_file(), shared_file()
         ours, theirs = multiprocessing.Pipe()
         try:
-            import fcntl  # POSIX only; a Session without child processes needs nothing of it
+            import fcntl  # POSIX only; a Session without child processes does not need it
 
-            fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)  # it may be truncated
+            fcntl.fcntl(printed, fcntl.F_SETFL, fcntl.fcntl(printed, fcntl.F_GETFL) | os.O_APPEND)  # the file may be truncated later
             os.ftruncate(memory, HEARTBEAT_BYTES)
             self.heartbeat = Heartbeat(memory)
             args = (Setup(printed, wanted_start_method()), self.name, self.restart, theirs, SharedFd(memory), self.target, self.args)
@@ -96,11 +96,11 @@ class LocalTask(Task):
         finally:
             theirs.close()
             os.close(memory)
-        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # nobody else polls or joins it
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # no other code may poll or join it
         self._process, self.pid, self._printed, self.output = process, process.pid, printed, None
         try:
             self._death = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not on this system, or dead already
+        except (AttributeError, OSError):  # not supported, or the process is dead already
             self._death = os.dup(process.sentinel)
         self._connection: Connection | None = ours
         self._buffer, self.timer = bytearray(), StallTimer(self.heartbeat)
@@ -120,7 +120,7 @@ class LocalTask(Task):
 
     def _send(self, kind: str, order: Any) -> None:
         if self._connection is not None:
-            with suppress(OSError):  # it has just died
+            with suppress(OSError):  # the process has just died
                 self._connection.send((kind, order))
 
     def tail(self) -> str:
@@ -134,7 +134,7 @@ class LocalTask(Task):
 
     @property
     def waitable(self) -> list[Any]:
-        """Objects to wait for: its death and its messages."""
+        """Objects to wait on, for the death of the process and for its messages."""
         return [] if self._process is None else [self._death, *([self._connection] if self._connection is not None else [])]
 
     @property
@@ -143,7 +143,7 @@ class LocalTask(Task):
         return self._process is None or time.monotonic() > self.deadline or bool(wait([self._death], 0))
 
     def take_messages(self) -> None:
-        """Move the messages that have arrived to the inbox, without waiting for the rest of an incomplete one."""
+        """Move the messages that have arrived to the inbox, without waiting for the rest of an incomplete message."""
         while self._connection is not None and self._connection.poll():
             try:
                 data = os.read(self._connection.fileno(), 2**16)
@@ -160,7 +160,7 @@ class LocalTask(Task):
             kind, *content = pickle.loads(self._buffer[4 : 4 + size])
             del self._buffer[: 4 + size]
             if kind == "_output":
-                with suppress(OSError):  # it is removed already
+                with suppress(OSError):  # the log is removed already
                     log = os.open(content[0], os.O_RDONLY)
                     os.dup2(log, self._printed)
                     os.close(log)
@@ -175,7 +175,7 @@ class LocalTask(Task):
             os.write(self._printed, last)
 
     def end(self) -> None:
-        """Kill the process, if it runs, and all that it started; reap it and take its last messages."""
+        """Kill the process if it is running, and all processes that it started; reap it and read its last messages."""
         if self._process is None:
             return
         overdue = not wait([self._death], 0)
@@ -187,7 +187,7 @@ class LocalTask(Task):
         code: int | None = self._process.exitcode
         self.take_messages()
         self.inbox.append(Died(self, self.verdict if overdue else _reason(code), self.tail(), code))
-        with suppress(ValueError):  # it cannot be killed
+        with suppress(ValueError):  # the process could not be killed
             self._process.close()
         self._process = None
         if self._connection is not None:
@@ -198,7 +198,7 @@ class LocalTask(Task):
 
 
 class LocalExecutor(Executor):
-    """Owns the child processes of one run, which have one thread of numpy and torch each.
+    """Owns the child processes of one run. In each of them, numpy and torch use one thread.
 
     Args:
         stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
@@ -215,7 +215,7 @@ class LocalExecutor(Executor):
         task.start()
 
     def _wait(self, timeout: float) -> None:
-        """Wait for hardly more than 0.5 seconds."""
+        """Wait at most about 0.5 seconds."""
         pending = any(task.inbox for task in self.tasks)
         wait([self._waking, *(item for task in self.tasks for item in task.waitable)], 0 if pending else min(timeout, _TICK))
         if self._woken.is_set():
@@ -240,7 +240,7 @@ class LocalExecutor(Executor):
 
 
 def _reason(code: int | None) -> str:
-    """Return why a process ended that was not killed by its supervisor."""
+    """Return the reason why a process ended that the executor did not kill."""
     if code == _UNKNOWN:
         return f"ended with exit code {_UNKNOWN} (or an unknown one, if the fork server was killed)"
     if code is None or code >= 0:

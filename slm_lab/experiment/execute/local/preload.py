@@ -1,7 +1,7 @@
-"""Code that the fork server runs before it makes its first child: the only module that it preloads, imported in the server alone.
+"""Code that the fork server runs before it forks its first child: the only module that the server preloads, imported nowhere else.
 
 The server starts with the stop signals blocked, so that no Ctrl-C can reach it before it is in a new process group.
-An error here ends the server silently; the parent then starts its children by spawn (server.py).
+An error here ends the server silently; the parent then starts its children by spawn (fork_server.py).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SERVER = os.getpid()
 
 
 def _begin(module: ModuleType) -> None:
-    """Give a child that the supervisor did not start, such as an env process of AsyncVectorEnv, the state that it has under spawn.
+    """Give a child that the executor did not start, such as an env process of AsyncVectorEnv, the same state as under spawn.
 
-    It joins the process group of the process that requested it, prints where that one prints, has its own random numbers, and runs exit
-    hooks, without which a copy of the fork server ends.
+    The child joins the process group of the process that requested it, prints to the same files, has its own random numbers, and runs exit
+    hooks, which a copy of the fork server would skip.
     """
-    if os.getpgid(0) == os.getpid():  # started by the supervisor, and set up
+    if os.getpgid(0) == os.getpid():  # started by the executor, and set up already
         return
     import numpy as np
 
@@ -47,20 +47,20 @@ def _begin(module: ModuleType) -> None:
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an error of a child that has not begun, unless it only means that its parent has ended."""
+    """Report an error of a child that is not set up yet, unless the error only means that its parent has ended."""
     if not issubclass(kind, EOFError | OSError | UnpicklingError):
         sys.__excepthook__(kind, error, trace)
 
 
 def _remove_folder() -> None:
-    """Remove the temporary folder of the server's socket. The parent does so itself unless it was killed."""
+    """Remove the temporary folder of the server's socket. The parent removes it itself unless it was killed."""
     address = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
     if os.getpid() == _SERVER and os.getppid() != _PARENT and isinstance(address, str) and Path(address).parent.name.startswith("pymp-"):
         shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 def _load() -> None:
-    """Import PRELOAD with stdout and stderr closed to its warnings."""
+    """Import PRELOAD with stdout and stderr redirected to the null device, to hide warnings."""
     null, streams = os.open(os.devnull, os.O_RDWR), [os.dup(number) for number in (1, 2)]
     for number in (1, 2):
         os.dup2(null, number)

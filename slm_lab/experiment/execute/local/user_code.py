@@ -1,6 +1,6 @@
-"""What code of the user can do to this process besides raising an Exception: end it, close its files, never return from close().
+"""Handling of user code that does more than raise an Exception: end the process, close its files, or never return from close().
 
-And the causes of failures, in words.
+Also describes the causes of failures in words.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from slm_lab.lib.log import PlainError, logger, notice
 
 
 class WorkerFailed(PlainError):
-    """A process that a Session needs failed, or died too often. The message says why, with that process's traceback."""
+    """A process that a Session needs failed, or died too often. The message contains the reason and that process's traceback."""
 
 
 def cause(error: BaseException) -> str:
-    """The message of an error that explains itself (a check of mode dev, a worker, an env that blocks or returns an invalid reward, a full
-    disk, a read-only file system, a closed file descriptor, sys.exit), else the traceback; with the frame and the env."""
+    """Return the message of an error that explains itself (a check of mode dev, a worker, an env that blocks or returns an invalid reward,
+    a full disk, a read-only file system, a closed file descriptor, sys.exit), else the traceback; including the frame and the env."""
     if isinstance(error, (PlainError, Blocked)):
         return _noted(str(error).rstrip(), error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -45,18 +45,18 @@ def _noted(text: str, error: BaseException) -> str:
 
 
 CLOSE_SECONDS = 10.0
-"""Time that an env has to close."""
+"""Seconds that an env has to close."""
 
 
 class Exited(BaseException):
-    """User code called os._exit. Not an Exception, as SystemExit: `except Exception` in user code does not catch it."""
+    """User code called os._exit. Like SystemExit, not an Exception: `except Exception` in user code does not catch it."""
 
 
 @contextmanager
 def exits_raised() -> Iterator[None]:
-    """Let os._exit raise Exited in this process, so that a run which it would end without a trace fails like any other.
+    """Make os._exit raise Exited in this process, so that a run fails with an error instead of ending without a trace.
 
-    An exit by C code cannot be caught. Copies of the process (os.fork) end as they ask to. Without effect outside the main thread.
+    An exit by C code cannot be caught. In copies of the process (os.fork), os._exit works as usual. No effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -76,7 +76,7 @@ def exits_raised() -> Iterator[None]:
 
 
 def from_user_code(error: BaseException) -> bool:
-    """Return whether code raised it: not a signal, which is an Interrupted inside `stop_on_signal`."""
+    """Return whether code raised the error, not a signal. Inside `stop_on_signal` a signal raises Interrupted."""
     if not isinstance(error, KeyboardInterrupt):
         return True
     by_python = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -84,7 +84,7 @@ def from_user_code(error: BaseException) -> bool:
 
 
 def explained(error: BaseException) -> str | None:
-    """Return what user code did and where, for errors that are not an Exception; None for others."""
+    """Return what user code did and where, for an error that is not an Exception; None for other errors."""
     match error:
         case SystemExit():
             text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
@@ -98,14 +98,14 @@ def explained(error: BaseException) -> str | None:
 
 
 def place(error: BaseException) -> str:
-    """Return the line that raised an error, to follow a message; "" if it is not known."""
+    """Return the file and line that raised an error, to append to a message; "" if they are not known."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 @contextmanager
 def build_errors(name: str, stop: Stop) -> Iterator[None]:
-    """Raise UserError if env `name`, which is built in this block, blocks or ends the program; Interrupted if a stop was requested."""
+    """Raise UserError if building env `name` in this block blocks or ends the program; Interrupted if a stop was requested."""
     try:
         yield
     except Blocked as error:
@@ -119,7 +119,7 @@ def build_errors(name: str, stop: Stop) -> Iterator[None]:
 
 
 def close_env(close: Callable[[], None]) -> None:
-    """Call an env's close(). That it raises an error, or does not return within CLOSE_SECONDS, is a notice: no result depends on it."""
+    """Call an env's close(). If it raises an error or does not return within CLOSE_SECONDS, only show a notice: no result depends on it."""
     try:
         with time_limit(CLOSE_SECONDS, "the env's close()"):
             close()

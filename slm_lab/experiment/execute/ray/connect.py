@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and what is checked before anything is trained on it."""
+"""The connection to a Ray cluster, and the checks before training on it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from slm_lab.lib.limits import cores
 from slm_lab.lib.process import environment, stop_signals_blocked
 
 _CONNECT_SECONDS = 3.0
-"""Time in which the head of a cluster accepts a connection. (Ray itself would try for 80 s, and then end this process.)"""
+"""Seconds that the head of a cluster has to accept a connection. (Ray itself would try for 80 s and then end this process.)"""
 _HEADER, _SETTINGS = 9, b"\x04"
-"""Bytes of the header of an HTTP/2 frame, and the type of the first frame of a connection, in byte 3."""
+"""Size in bytes of the header of an HTTP/2 frame, and the type of the first frame of a connection, in byte 3."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
-"""What a client sends first: the preface, and settings without content."""
+"""First bytes that a client sends: the preface, and an empty settings frame."""
 _PROBE_SECONDS = 60.0
-"""Time in which every node answers the first task: it starts a process."""
+"""Seconds that every node has to answer the first task, which starts a process."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Node:
 
 
 class Cluster:
-    """A Ray cluster that this process is connected to. `address` is as the user gave it."""
+    """A Ray cluster that this process is connected to. `address` is the one that the user gave."""
 
     def __init__(self, address: str) -> None:
         import ray
@@ -72,7 +72,7 @@ class Cluster:
         return f"cluster {self.address}: {len(nodes)} node{'s' * (len(nodes) != 1)}, {total:g} core{'s' * (total != 1)}{with_gpus}"
 
     def check_fits(self, what: str, cores: float, gpus: float = 0.0) -> None:
-        """Raise UserError if no node has the given cores and GPUs free."""
+        """Raise UserError if no node has as many cores and GPUs as given."""
         nodes = self.nodes
         if not any(node.cores >= cores and node.gpus >= gpus for node in nodes):
             needs = f"{cores:g} core{'s' * (cores != 1)}" + (f" and {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else "")
@@ -80,14 +80,14 @@ class Cluster:
             raise UserError(f"--cluster {self.address}: {what} needs {needs} of one node, and no node has as many ({has})")
 
     def check_total(self, what: str, cores: float) -> None:
-        """Raise UserError if all nodes together have fewer cores."""
+        """Raise UserError if all nodes together have fewer cores than given."""
         total = sum(node.cores for node in self.nodes)
         if total < cores:
             raise UserError(f"--cluster {self.address}: {what} need {cores:g} cores, and the cluster has {total:g}")
 
 
 def on_node(node: str, *, soft: bool = False) -> Any:
-    """Return the scheduling strategy for a node; `soft`: another one if it is gone."""
+    """Return the scheduling strategy for a node; with `soft`, another node is used if it is gone."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=soft)
@@ -95,14 +95,13 @@ def on_node(node: str, *, soft: bool = False) -> Any:
 
 @contextmanager
 def connected(address: str, folder: Location | None) -> Iterator[Cluster]:
-    """Connect this process to a cluster while the block runs; with "local" one is started, and stopped afterwards.
+    """Connect this process to a cluster while the block runs; "local" starts a cluster and stops it afterwards.
 
     Args:
         address: HOST:PORT, "auto" or "local".
-        folder: where all nodes read and write; None: nowhere.
+        folder: folder that all nodes read and write; None: no folder.
 
-    Raises UserError, within seconds, if the cluster cannot be reached or used, runs another version of what must be the same, or a node
-    does not see the folder.
+    Raises UserError, within seconds, if the cluster cannot be reached or used, or a node has other `versions` or does not see the folder.
     """
     check_installed("ray", extra="cluster", what="--cluster")
     if address == "local":
@@ -128,7 +127,7 @@ def _joined(address: str) -> Iterator[Cluster]:
             _init(address, where)
             with _quiet():
                 yield Cluster(address)
-        finally:  # also if it could not connect: what is left of that would be used by the next attempt
+        finally:  # also after a failed connection: the next attempt would use what is left of it
             with stop_signals_blocked():
                 ray.shutdown()
 
@@ -147,7 +146,7 @@ def _init(address: str, where: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Do not print the last lines of a node's log when it dies, where this version of Ray has the name used here."""
+    """Do not print the last lines of a node's log when the node dies, if this version of Ray has the name used here."""
     from ray._private import worker
 
     before = getattr(worker, "print_to_stdstream", None)
@@ -160,7 +159,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _resolved(address: str) -> str:
-    """Return HOST:PORT of the head, after a look whether anything listens there. Raises UserError."""
+    """Return HOST:PORT of the head, after checking that it listens there. Raises UserError."""
     where = address
     if address == "auto":
         where = os.environ.get("RAY_ADDRESS", "")
@@ -182,7 +181,7 @@ def _resolved(address: str) -> str:
 
 
 def _check_protocol(connection: socket.socket) -> None:
-    """Raise OSError if what listens there does not speak HTTP/2, as Ray's head does, or says nothing: Ray itself would wait for minutes."""
+    """Raise OSError if the server does not speak HTTP/2, as Ray's head does, or does not answer: Ray itself would wait for minutes."""
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return
     connection.sendall(_GREETING)
@@ -196,7 +195,7 @@ def _check_protocol(connection: socket.socket) -> None:
 
 
 def _variables() -> dict[str, str]:
-    """Environment variables of this process while it is connected. Whether requests need a token must be said before ray is imported."""
+    """Return environment variables for this process while it is connected. RAY_AUTH_MODE must be set before ray is imported."""
     own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
         has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
@@ -205,7 +204,7 @@ def _variables() -> dict[str, str]:
 
 
 def _refusal(address: str, text: str) -> str:
-    """Return the message for what ray.init raised."""
+    """Return the message for an error that ray.init raised."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = " ".join(lines[:6])[:600]
     if "ersion mismatch" in text:
@@ -218,8 +217,8 @@ def _refusal(address: str, text: str) -> str:
 
 
 def probe(token: Location | None) -> dict[str, Any]:
-    """Return the package versions of the node that this runs on, the content of the token file, and the reason if the node cannot read that
-    file or write to its folder (else empty)."""
+    """Return the package versions of this node, the content of the token file, and a reason if the node cannot read the file or write to
+    its folder (else empty)."""
     found = {"versions": versions(), "token": "", "problem": ""}
     if token is not None:
         try:
@@ -233,14 +232,14 @@ def probe(token: Location | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same on every node: package → version."""
+    """Return the versions that must be the same on every node: package → version."""
     known = package_versions()
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, "slm_lab": slm_lab.__version__, "torch": known["torch"], "numpy": known["numpy"]}
 
 
 def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
-    """Let every node run a task that reads a file from the folder, and writes another one. Raises UserError."""
+    """Run a task on every node that reads a file from the folder and writes another one. Raises UserError."""
     import ray
 
     with _token(folder) as token:
@@ -260,7 +259,7 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
 
 @contextmanager
 def _token(folder: Location | None) -> Iterator[Location | None]:
-    """Write a file that contains its own, random name to the folder, or to the nearest one above it that exists, while the block runs."""
+    """Keep a file that contains its own, random name in the folder, or in the nearest parent that exists, while the block runs."""
     if folder is None:
         yield None
         return
@@ -295,9 +294,9 @@ def _raise_not_seen(cluster: Cluster, node: Node, folder: Location, problem: str
 
 
 def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[str, Any] | None:
-    """Return what `probe` returns on a node; None if it has died meanwhile.
+    """Return the result of `probe` on a node; None if the node has died meanwhile.
 
-    Raises UserError if it cannot run slm_lab, or has another version of what must be the same.
+    Raises UserError if the node cannot run slm_lab or has other `versions`.
     """
     import ray
 

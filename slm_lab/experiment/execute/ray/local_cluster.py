@@ -20,7 +20,7 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.process import environment, stop_signals_blocked
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
-"""Least (Ray's own limit is 75 MiB) and most memory of the object store: only specs and reports pass through it."""
+"""Minimum (Ray's own limit is 75 MiB) and maximum memory of the object store: only specs and reports pass through it."""
 _REMOVE = """pids=$(cat)
 sleep 1
 for pid in $pids; do
@@ -31,11 +31,11 @@ for attempt in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     [ -e "$1" ] || exit 0
     sleep 0.5
 done"""
-"""Shell script: once the process that started it has closed its end of the pipe, or was killed, kill those of the processes listed in the
-pipe that still run and belong to Ray, and remove a folder. Ray's agents outlive a killed raylet for minutes."""
+"""Shell script: wait until the process that started it closes its end of the pipe or is killed; then kill the Ray processes listed in the
+pipe that are still running, and remove a folder. Ray's agents outlive a killed raylet for minutes."""
 _REMOVE_SECONDS = 10.0
 _ATTEMPTS = 2
-"""Starts of Ray, which gives up after a fixed time: too early on a machine with much else to do."""
+"""Attempts to start Ray, which gives up after a fixed time: too early on a busy machine."""
 
 
 def check_installed(*packages: str, extra: str = "search", what: str = "a search") -> None:
@@ -45,16 +45,16 @@ def check_installed(*packages: str, extra: str = "search", what: str = "a search
 
 
 class LocalCluster:
-    """Ray on this machine, with processes, ports and folder of its own, while the context is open.
+    """Ray on this machine, with its own processes, ports and folder, while the context is open.
 
     It has no dashboard and reports no usage. All ports are chosen by the system, and requests need a token that only this process and its
-    children know (RAY_AUTH_MODE=token). Its folder has a short path below the system's temporary folder, whatever the path of the run
-    folder: the path of a Unix socket may have 107 bytes. Ray's processes end with this one, also if it is killed; a shell that waits for
-    its end then removes the folder.
+    children know (RAY_AUTH_MODE=token). Its folder has a short path below the system's temporary folder, independent of the run folder: the
+    path of a Unix socket may have at most 107 bytes. Ray's processes end with this process, even if it is killed; a waiting shell then
+    removes the folder.
 
     Args:
         cores: CPUs that the cluster offers.
-        gpus: GPUs that it offers; None: those that Ray finds.
+        gpus: GPUs that the cluster offers; None: those that Ray finds.
 
     Raises UserError if this process uses Ray already, or if Ray cannot start.
     """
@@ -66,7 +66,7 @@ class LocalCluster:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             folder, pipe = stack.enter_context(_temporary_folder())
-            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # which Ray lets tempfile find out from TMPDIR
+            stack.callback(setattr, tempfile, "tempdir", tempfile.tempdir)  # Ray makes tempfile read it from TMPDIR
             stack.enter_context(environment(_variables(folder)))
             import ray
 
@@ -76,7 +76,7 @@ class LocalCluster:
             stack.callback(ray.shutdown)
             for attempt in range(_ATTEMPTS):
                 try:
-                    with stop_signals_blocked(), _few_processes():  # they are inherited: a signal to the process group leaves Ray running
+                    with stop_signals_blocked(), _few_processes():  # inherited: a signal to the process group does not stop Ray
                         ray.init(
                             address="local",
                             num_cpus=self.cores,
@@ -108,23 +108,23 @@ class LocalCluster:
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    """Environment variables of this process and of Ray's, from the import of ray on."""
+    """Return environment variables for this process and Ray's processes, to be set before ray is imported."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a trial that asks for no share of a GPU still sees them
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a trial that requests no GPU still sees the GPUs
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_worker_niceness": "0",  # Ray's default, 15, would slow down trials beside other programs, unlike the same run by `train`
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-        "TMPDIR": str(folder),  # what killed processes leave there is removed with it
+        "TMPDIR": str(folder),  # files that killed processes leave there are removed with it
     }
 
 
 @contextmanager
 def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
-    """Make a folder that is removed in the end, also if this process is killed; and a pipe for the processes to end with it."""
+    """Create a folder that is removed at the end, even if this process is killed, and a pipe for the ids of processes to kill then."""
     folder = Path(tempfile.mkdtemp(prefix="slm_ray_", dir="/tmp" if os.path.isdir("/tmp") else None))
     remover = subprocess.Popen(
         ["sh", "-c", _REMOVE, "sh", str(folder)],
@@ -143,7 +143,7 @@ def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def _descendants() -> list[int]:
-    """Return the processes that this one has started, and those that they have started, by /proc; [] where there is none."""
+    """Return the ids of all descendants of this process, read from /proc; [] on systems without it."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
@@ -157,9 +157,9 @@ def _descendants() -> list[int]:
 
 @contextmanager
 def _few_processes() -> Iterator[None]:
-    """Let ray.init start only the processes that a search needs, where this version of Ray has the names used here.
+    """Make ray.init start only the processes that a search needs, if this version of Ray has the names used here.
 
-    The autoscaler's monitor, the log monitor and the API server (without dashboard) are of no use to a cluster of one node whose logs are
+    The autoscaler's monitor, the log monitor and the API server (without dashboard) are not needed for a cluster of one node whose logs are
     not shown. They take 270 MB, and 3 s of the 8 s that ray.init takes on two busy cores. ray.init has no options for them.
     """
     try:

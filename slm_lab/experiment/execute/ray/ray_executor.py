@@ -15,43 +15,43 @@ from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Lim
 from slm_lab.lib.log import notice
 
 _WAKE_SECONDS = 0.1
-"""Time within which a wait notices `RayExecutor.wake`."""
+"""Maximum seconds until a wait notices `RayExecutor.wake`."""
 _PENDING_SECONDS = 20.0
-"""Time after which a task that waits for free resources is a notice."""
+"""Seconds after which a notice reports a task that waits for free resources."""
 
 
 class RayTask(Task):
-    """A task that runs in an actor, and after its death in a new one."""
+    """A task that runs in an actor, and after a restart in a new one."""
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
         super().__init__(name, target, args, resources)
         self.actor: Any = None
         self.taken: Any = None
-        """What `TaskActor.take` will return; None until it is called again."""
+        """Future of the current call of `TaskActor.take`; None if there is none."""
         self.outbox: list[Any] = []
-        """Orders, packed, that the next call takes along."""
+        """Packed orders, to be sent with the next call."""
         self.ordered = 0
-        """Number of orders that the process was sent."""
+        """Number of orders sent to the process."""
         self.signalled: Any = None
-        """The last signal."""
+        """Future of the last signal."""
         self.started: float | None = None
-        """When the process was asked for, in seconds of monotonic(); None once it runs."""
+        """Time at which the process was requested, in seconds of monotonic(); None once it runs."""
         self.failed = False
-        """Its target has raised an exception."""
+        """Whether its target has raised an exception."""
 
     def take(self) -> None:
-        """Ask for messages, and send the orders of the outbox along."""
+        """Request messages, and send the orders of the outbox with the request."""
         self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._unsent())
 
     def _unsent(self) -> tuple[Any, ...]:
-        """Empty the outbox; return its orders after the number of earlier ones; nothing if it is empty."""
+        """Empty the outbox; return the number of orders sent before, followed by its orders; () if it is empty."""
         number, orders = self.ordered, self.outbox
         self.ordered, self.outbox = number + len(orders), []
         return (number, *orders) if orders else ()
 
     def send(self, order: Any) -> None:
         self.outbox.append(_argument(order))
-        if self.taken is not None:  # else `events` is about to call it
+        if self.taken is not None:  # otherwise the next call of `take` sends them
             self.actor.order.options(concurrency_group="control").remote(*self._unsent())
 
     def signal(self, content: Any) -> bool:
@@ -69,10 +69,10 @@ class RayTask(Task):
 
 
 class _Shared(NamedTuple):
-    """What `RayExecutor.share` returns."""
+    """Result of `RayExecutor.share`."""
 
     argument: Any
-    """Packed, or a reference to it in Ray's object store."""
+    """The packed content, or a reference to it in Ray's object store."""
 
 
 def _argument(content: Any) -> Any:
@@ -80,7 +80,7 @@ def _argument(content: Any) -> Any:
 
 
 class RayExecutor(Executor):
-    """Runs tasks on the nodes of the cluster that this process is connected to, each as soon as a node has its resources free.
+    """Runs tasks on the nodes of the cluster that this process is connected to, each as soon as a node has the resources free.
 
     Args: stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
     """
@@ -103,7 +103,7 @@ class RayExecutor(Executor):
             max_restarts=0,
             scheduling_strategy="SPREAD",
             concurrency_groups={"control": 1, "mail": 1},
-            enable_task_events=False,  # they are for the dashboard
+            enable_task_events=False,  # only the dashboard needs them
         )(TaskActor)
         task.actor = remote.remote(task.name, task.restart, Path(os.getcwd()), self._limits)
         task.actor.run.remote(task.target, task.args)
@@ -111,7 +111,7 @@ class RayExecutor(Executor):
         task.taken, task.outbox, task.ordered, task.signalled = None, [], 0, None
 
     def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> Remote:
-        """Start an actor that only answers calls. It takes no core, and is started again if it dies as `options` say.
+        """Start an actor that only answers calls. It takes no core. If it dies, it is restarted as `options` say.
 
         Args: node: id of the node that it should run on; None: any.
         """
@@ -130,7 +130,7 @@ class RayExecutor(Executor):
         self._notice_pending()
 
     def _ready(self, futures: list[Any], timeout: float) -> list[Any]:
-        """Wait until one of the futures is there or `wake` is called; return those that are there."""
+        """Wait for a future or a call of `wake`, for at most `timeout` seconds; return the futures that are ready."""
         end = time.monotonic() + timeout
         done: list[Any] = []
         if not futures:
@@ -141,12 +141,12 @@ class RayExecutor(Executor):
             if seconds < _WAKE_SECONDS:
                 break
         self._woken.clear()
-        if done:  # what else there is, or the first task would always come first
+        if done:  # all that are ready, or the first task would always come first
             done, _ = self._ray.wait(futures, num_returns=len(futures), timeout=0)
         return done
 
     def _read(self, task: RayTask, future: Any) -> None:
-        """Put what a task has sent into its inbox."""
+        """Add the messages that a task has sent to its inbox."""
         task.taken = None
         try:
             messages, ended = unpack(self._ray.get(future))

@@ -1,4 +1,4 @@
-"""Calls of an actor in another process."""
+"""Method calls on an actor in another process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 PACKED = 2**16
 """A message whose arrays have at most this many bytes in all is pickled to one bytes object, which takes Ray less processor time. Larger
-arrays are sent as they are, so that processes of the same node read them without a copy."""
+arrays are sent unchanged, so that processes of the same node read them without a copy."""
 Content = TypeVar("Content")
 
 
@@ -36,15 +36,15 @@ class Remote:
     actor: Any
 
     def send(self, method: str, *args: Any) -> None:
-        """Call a method and do not wait for it. Calls of one process are carried out in their order."""
+        """Call a method without waiting for it. Calls from one process are executed in order."""
         self.start(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
-        """Call a method and return its result. Raises what it raises, or an error if the process has died."""
+        """Call a method and return its result. Raises the exception of the method, or an error if the process has died."""
         return self.result(self.start(method, *args))
 
     def start(self, method: str, *args: Any) -> Any:
-        """Call a method; return what `done` and `result` take."""
+        """Start a call of a method; return an object to pass to `done` and `result`."""
         return getattr(self.actor, method).remote(*args)
 
     def done(self, started: Any) -> bool:
@@ -54,7 +54,7 @@ class Remote:
         return bool(ray.wait([started], timeout=0)[0])
 
     def result(self, started: Any) -> Any:
-        """Wait for a call, and do what `call` does."""
+        """Wait for a call and return its result; raises as `call` does."""
         import ray
 
         try:
@@ -64,7 +64,7 @@ class Remote:
 
 
 def died(error: BaseException) -> str:
-    """Return in one line why an actor has died, by Ray's error."""
+    """Return the reason why an actor has died in one line, taken from Ray's error."""
     text = str(error)
     if "unavailable" in text or "node has died" in text or "node was terminated" in text:
         return LOST_NODE

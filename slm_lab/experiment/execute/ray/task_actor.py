@@ -1,4 +1,4 @@
-"""The process of a task on a node of a Ray cluster, which Ray has started."""
+"""The process of a task on a node of a Ray cluster, started by Ray."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from slm_lab.lib.log import logger
 _TICK = 0.2
 """Seconds between two checks of the heartbeat."""
 _POLL_SECONDS = 5.0
-"""Time that the executor's call waits for a message before it is answered that there is none."""
+"""Seconds that a call of the executor waits for a message before it returns without one."""
 _MOST_BYTES = 2**20
-"""Maximum of what is sent of a log at once."""
+"""Maximum bytes of a log that are sent at once."""
 STARTED, LOG, STALLED = "_started", "_log", "_stalled"
 """Kinds of messages for the executor itself."""
 
@@ -46,11 +46,11 @@ class Sent(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a task has sent."""
+    """Messages that a task has sent."""
 
     messages: list[Sent]
     ended: bool
-    """The target has ended and there are no more."""
+    """Whether the target has ended and no messages are left."""
 
 
 class RayContext(Context):
@@ -61,16 +61,16 @@ class RayContext(Context):
         self.messages: SimpleQueue[Sent] = SimpleQueue()
         self._log, self._sent = Path(), 0
         self._printed: IO[bytes] | None = None
-        """Where output goes, the file that it is printed to, and how many of its bytes were sent."""
+        """`_log`: log of the output; `_printed`: local file that it is written to; `_sent`: number of its bytes sent."""
         self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
-        self.messages.put(Sent(kind, pack(content)))  # in this thread, which another one would interrupt
+        self.messages.put(Sent(kind, pack(content)))  # packed in this thread: another one would interrupt it
 
     def print_to(self, path: Path) -> None:
-        """Print to a file of this node from now on, whose lines are sent to the executor, which appends them to `path`.
+        """Write output to a file on this node from now on. Its lines are sent to the executor, which appends them to `path`.
 
-        (A pipe would block a program that prints while it holds Python's lock.)
+        (A pipe would block a program that prints while it holds the GIL.)
         """
         self._log, self._printed = path, tempfile.TemporaryFile("ab+")  # noqa: SIM115  # until the process ends
         print_to_fd(os.dup(self._printed.fileno()))
@@ -86,7 +86,7 @@ class RayContext(Context):
             self.forward()
 
     def forward(self) -> None:
-        """Send the lines that were printed since the last call."""
+        """Send the lines printed since the last call."""
         if self._printed is None:
             return
         with self._forwarding:
@@ -98,9 +98,9 @@ class RayContext(Context):
 
 
 class TaskActor:
-    """Runs one target. The other methods are called from other threads meanwhile.
+    """Runs one target. Its other methods are called from other threads at the same time.
 
-    Args: folder: current folder of the executor's process.
+    Args: folder: working directory of the executor's process.
     """
 
     def __init__(self, name: str, restart: int, folder: Path, limits: Limits) -> None:
@@ -126,7 +126,7 @@ class TaskActor:
             self._ended = True
 
     def take(self, *numbered: Any) -> Taken | bytes:
-        """Do what `order` does, if there are orders, and wait for messages, for at most _POLL_SECONDS; return them, packed."""
+        """Pass on orders as `order` does, if any are given; wait for messages, for at most _POLL_SECONDS, and return them, packed."""
         if numbered:
             self.order(*numbered)
         return pack(self._take())
@@ -147,7 +147,7 @@ class TaskActor:
         return Taken(messages, False)
 
     def order(self, number: int, *orders: Any) -> None:
-        """Hand the target orders, each packed, after the `number` earlier ones, which may come with a call in another thread."""
+        """Pass packed orders to the target, after the `number` earlier ones, which may arrive by a call in another thread."""
         with self._arrival:
             self._arrival.wait_for(lambda: self._orders == number)
             for order in orders:
@@ -156,9 +156,9 @@ class TaskActor:
             self._arrival.notify_all()
 
     def signal(self, content: Any) -> None:
-        """Hand the target a signal, packed."""
+        """Pass a packed signal to the target."""
         self.context.on_signal(unpack(content))
 
     def stop(self) -> None:
-        """Request a stop; the order None follows."""
+        """Request a stop. The executor then sends the order None."""
         self.context.stop.requested = True

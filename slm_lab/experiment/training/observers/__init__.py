@@ -1,4 +1,4 @@
-"""Observers: they watch a Session and turn what happens into rows, progress, checkpoints and checks.
+"""Observers of a Session, which produce rows, progress, checkpoints and checks.
 
-The training loop knows none of them: a Session calls the hooks that an observer overrides, in the order of its list.
+The training loop depends on no specific observer: a Session calls the hooks that each observer overrides, in the order of its list.
 """

@@ -1,4 +1,4 @@
-"""The observers' interface, and the columns of the rows that they make."""
+"""The interface of observers, and the columns of the rows that they produce."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ COLUMNS = (
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
 """Columns of every table. total_reward is the mean return of the last 100 episodes; epi_new and return_new are the number and the mean
-return of the episodes since the row before. All three are over the episodes of all Sessions that train the net. In a row of evaluation
-all are those of its episodes."""
+return of the episodes since the previous row. All three cover the episodes of all Sessions that train the net. In an evaluation row, they
+cover the episodes of that evaluation."""
 SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
 """Further columns if several Sessions train one net: frames of all Sessions; mean return of the last 100 episodes of this Session; means
-per update of the global updates by others between pull and push, of the milliseconds that the update waited for the lock, and of the
-bytes that went to the parameter server and came from it (0 in shared memory)."""
+per update of the number of global updates by other Sessions between pull and push, of the milliseconds of waiting for the lock, and of the
+bytes sent to the parameter server and received from it (0 in shared memory)."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),
     *("rollout_busy", "inference_busy", "learner_busy"),
@@ -56,20 +56,21 @@ class ObserverContext:
     table: int
     """Number of the Session; with P policies, s · P + p for policy p of Session s."""
     agent: Agent
-    """The agent that learns; not to be changed."""
+    """The agent that learns; must not be changed."""
     clock: Clock
     """Frames, episodes, optimizer steps and wall time."""
 
 
 ObserverFactory = Callable[[ObserverContext], "Observer"]
-"""A subclass of Observer, or another callable that makes one."""
+"""A subclass of Observer, or another callable that returns an Observer."""
 
 
 class Observer:
     """Hooks that a Session calls; an observer overrides those that it needs.
 
-    A user's own is named in the spec (meta.observers: ["package.module:Class"]) or handed to Session or Trial (observers=[Class]). One is
-    made for each policy that a Session trains, before the first step; an error that it raises ends the Session as failed.
+    A user's own observer is named in the spec (meta.observers: ["package.module:Class"]) or passed to Session or Trial (observers=[Class]).
+    One is created for each policy that a Session trains, before the first step. An error in an observer ends the Session as
+    failed.
 
     >>> class Printer(slm_lab.Observer):
     ...     def on_row(self, row):
@@ -80,7 +81,7 @@ class Observer:
         self.context = context
 
     def on_step(self, episodes: list[Episode]) -> None:
-        """Called after each vector step, and after the update that may follow it, with the episodes that ended in it."""
+        """Called after each vector step, and after the update that may follow the step, with the episodes that ended in the step."""
 
     def on_update(self, metrics: Metrics) -> None:
         """Called after each update."""
@@ -89,13 +90,13 @@ class Observer:
         """Called with each row."""
 
     def on_interrupt(self) -> None:
-        """Called where a Session ends early, before on_end."""
+        """Called before on_end if a Session ends early."""
 
     def on_end(self) -> None:
         """Called after the last step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a continued run needs: tensors and plain Python."""
+        """Return the state that a continued run needs: tensors and plain Python objects."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -106,12 +107,12 @@ Hook = Literal["on_step", "on_update", "on_row", "on_interrupt", "on_end"]
 
 
 def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]]:
-    """The methods called `name` of those observers that override it."""
+    """Return the hook `name` of each observer that overrides it."""
     return [getattr(observer, name) for observer in observers if getattr(type(observer), name) is not getattr(Observer, name)]
 
 
 def mean(values: Collection[float]) -> float | None:
-    """Mean, None for no values."""
+    """Return the mean; None for no values."""
     return math.fsum(values) / len(values) if values else None
 
 
@@ -126,7 +127,7 @@ class Mean:
             self.total, self.count = self.total + value, self.count + 1
 
     def drain(self) -> float | None:
-        """Return the mean, None for no values, and start anew."""
+        """Return the mean (None for no values) and reset it."""
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0
         return mean
@@ -147,7 +148,7 @@ def load_observers(spec: Spec) -> list[ObserverFactory]:
 
 
 def check_factories(observers: Sequence[ObserverFactory], *, sent: bool = False) -> tuple[ObserverFactory, ...]:
-    """Return them as a tuple. Raises UserError for what makes no Observer, or, if they are `sent` to processes, cannot be sent."""
+    """Return the factories as a tuple. Raises UserError for one that makes no Observer or, with `sent`, cannot be sent to processes."""
     for one in observers:
         if not callable(one) or (isinstance(one, type) and not issubclass(one, Observer)):
             raise UserError(f"observers: {one!r} is not a subclass of slm_lab.Observer; expected the class, or a function that makes one")

@@ -1,4 +1,4 @@
-"""Checkpoints and the best weights; progress and the limit of training time; and the checks of mode dev."""
+"""Built-in observers: checkpoints and best weights, progress, the limit of training time, and the checks of mode dev."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Save = Callable[[CheckpointKind, dict[str, Any]], None]
 class SaveTimer:
     """Decides when the state of a Session is saved: after an update or a row, at most every `interval` seconds.
 
-    And at most a tenth of the time is spent on it: a replay buffer of 7 GB takes long to write.
+    At most a tenth of the time is spent on saving: a replay buffer of 7 GB takes long to write.
     """
 
     def __init__(self, interval: float) -> None:
@@ -31,7 +31,7 @@ class SaveTimer:
         self.restart()
 
     def restart(self, seconds: float = 0.0) -> None:
-        """Start the interval anew after the state has been saved, which took `seconds`."""
+        """Restart the interval after a save that took `seconds`."""
         self.due, self.wanted = perf_counter() + max(self.interval, 10.0 * seconds), False
 
     def check(self) -> None:
@@ -39,13 +39,13 @@ class SaveTimer:
 
 
 class Checkpointer(Observer):
-    """Saves a policy's best weights, and its weights each `frequency` frames; tells the timer of the Session about updates and rows.
+    """Saves a policy's best weights, and its weights every `frequency` frames; checks the timer of the Session after updates and rows.
 
-    The best weights are those at the highest total_reward_ma of the rows of `mode`. They are kept in memory until the state is saved.
+    The best weights are those with the highest total_reward_ma in the rows of `mode`. They are kept in memory until the state is saved.
 
     Args:
-        playable: returns what it takes to act.
-        frequency: of numbered checkpoints, in frames; None: none.
+        playable: returns what is needed to act.
+        frequency: frames between numbered checkpoints; None: no such checkpoints.
     """
 
     def __init__(self, playable: Playable, clock: Clock, timer: SaveTimer, mode: Mode, save: Save, frequency: int | None = None) -> None:
@@ -69,10 +69,10 @@ class Checkpointer(Observer):
             self.save(self.clock.frame // self.frequency * self.frequency, {**self.playable(), "frame": self.clock.frame})
 
     def on_interrupt(self) -> None:
-        self.interrupted = True  # the last row is off the grid of rows: a continued run does not have it
+        self.interrupted = True  # the last row is not at a regular frame: a continued run does not have it
 
     def on_end(self) -> None:
-        if self.best_value == -math.inf:  # no episode has ended: the present weights
+        if self.best_value == -math.inf:  # no episode has ended: use the current weights
             self.best = {**self.playable(), "frame": self.clock.frame, "total_reward_ma": None}
 
     def save_best(self) -> None:
@@ -82,7 +82,7 @@ class Checkpointer(Observer):
             self.best = None
 
     def resume_best(self, best: Mapping[str, Any] | None) -> None:
-        """Continue with the best weights on disk, given their bundle or its header: they may be newer than the state of the Session."""
+        """Continue from the best weights on disk, given their bundle or its header: they may be newer than the state of the Session."""
         if best is not None and best["total_reward_ma"] is not None:
             self.best_value = max(self.best_value, best["total_reward_ma"])
 
@@ -96,17 +96,17 @@ class Checkpointer(Observer):
 _INTERVAL = 0.25
 """Seconds between two reports."""
 _WINDOW = 60.0
-"""Seconds over which the speed is measured, and more if updates are rarer."""
+"""Seconds over which the speed is measured; more if updates are less frequent."""
 
 
 class ProgressReporter(Observer):
     """Reports progress a few times a second and at each training row: report(frame, frames per second, row or None, seconds left).
 
-    The speed is measured from the end of one update to the end of another, so that collecting and learning count in their proportion; it
-    is 0, for unknown, before the first update. What came before the first update, such as filling a replay buffer, counts until the second.
+    The speed is measured from the end of one update to the end of a later one, so that collecting and learning count in proportion. It is 0
+    (unknown) before the first update. Time before the first update, such as filling a replay buffer, counts until the second.
 
     Args:
-        learns: there are updates.
+        learns: whether there are updates.
         max_seconds: limit of training time, from which the seconds left are counted.
     """
 
@@ -125,7 +125,7 @@ class ProgressReporter(Observer):
         self.last = (clock.moment, clock.frame)
         """Time and frame of the last update."""
         self.marks = deque([self.last])
-        """The same of earlier updates, _INTERVAL apart; the speed is measured from the first."""
+        """Times and frames of earlier updates, _INTERVAL apart; the speed is measured from the first."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -174,7 +174,7 @@ class DevCheckError(PlainError):
 
 
 class DevChecks(Observer):
-    """Mode dev: loss and gradient of each update are finite, there is an update, the weights move, and a target net when it should.
+    """Checks of mode dev: loss and gradient of each update are finite, there is an update, the weights change, and a target net if due.
 
     Args:
         weights: returns copies of the agent's weights.
@@ -186,7 +186,7 @@ class DevChecks(Observer):
         self.target, self.target_before = target, target()
         self.first_target = self.target_before
         self.early_targets = 0
-        """Updates of the target net up to the first update of the weights, which may have copied equal ones."""
+        """Number of target net updates up to the first update of the weights; they may have copied equal weights."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -218,7 +218,7 @@ class DevChecks(Observer):
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Whether two nested dicts and lists of tensors are equal in every element."""
+    """Return whether two nested dicts and lists of tensors are equal in every element."""
     if isinstance(left, dict):
         return all(_equal(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):

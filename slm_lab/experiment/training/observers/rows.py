@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slm_lab.agent.agent import Agent
 
 _ROWS = 100
-"""Number of rows that total_reward_ma is the mean of."""
+"""Number of rows over which total_reward_ma is averaged."""
 
 
 class RowBuilder:
@@ -32,7 +32,7 @@ class RowBuilder:
         self.wall_t = 0.0
 
     def row(self, total_reward: float | None, epi_new: int, return_new: float | None) -> RowValues:
-        """The next row, at the clock's frame; columns of the update are None."""
+        """Return the next row, at the clock's frame; the columns of updates are None."""
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
             self.rewards.append(total_reward)
@@ -47,9 +47,9 @@ class RowBuilder:
         return row
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Take into account the rows in the file, as text, that are newer than this table's last; the clock never goes back.
+        """Add the rows in the file (as text) that are newer than the last row of this table; the clock never goes back.
 
-        Args: rebuild: forget the rows before, which may not be in the file.
+        Args: rebuild: first forget the earlier rows, which may not be in the file.
         """
         if rebuild:
             self.rewards.clear()
@@ -72,15 +72,15 @@ class RowBuilder:
 
 
 class Recorder(Observer):
-    """Makes a row each `every` frames and at the end, from finished episodes and updates.
+    """Produces a row every `every` frames and at the end, from finished episodes and updates.
 
-    An update whose loss or gradient is not finite is left out: its gradient step was skipped, and the trainer has said so.
+    An update whose loss or gradient is not finite is left out: the trainer has skipped its gradient step and reported this.
 
     Args:
-        columns: those of the row; means over the row's updates are kept for those that Metrics.extra reports.
-        index: of the table, see events.Row.
+        columns: columns of the row; those that Metrics.extra reports are means over the row's updates.
+        index: number of the table, see events.Row.
         infos: entries of Episode.info, whose means over the last 100 episodes of this Session are columns too (see info_column).
-        window: the episodes that total_reward is the mean of, shared with the other Sessions that train the net; None: one of its own.
+        window: episodes over which total_reward is averaged, shared with the other Sessions that train the net; None: a new window.
     """
 
     mode: Mode = "train"
@@ -103,7 +103,7 @@ class Recorder(Observer):
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *extra)}
         self.scalars: dict[str, Mean] = {}
-        """Means of what else updates report."""
+        """Means of the other values that updates report."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if episodes:
@@ -144,7 +144,7 @@ class Recorder(Observer):
             self._write()
 
     def _write(self, *, last: bool = False) -> None:
-        """Write a row. A continued run does not have the `last` one: there, the next row counts its episodes."""
+        """Write a row. A continued run does not have the `last` row; its next row counts the same episodes again."""
         row = self.table.row(mean(self.window.returns), *self.window.new(count_again=last))
         if "worker_reward" in row:
             row["worker_reward"] = mean(self.window.own_returns)
@@ -167,14 +167,14 @@ class Recorder(Observer):
             self.means[name].total, self.means[name].count = total, count
 
     def forget_episodes(self) -> None:
-        """Start the history of episodes anew: from here on another policy plays."""
+        """Clear the history of episodes: from now on another policy plays."""
         self.window.clear()
         for values in self.infos.values():
             values.clear()
 
 
 class Evaluator(Observer):
-    """Makes a row of the evaluation table each `every` frames and at the end: the mean of the returns from `evaluate()`."""
+    """Produces a row of the evaluation table every `every` frames and at the end: the mean of the returns from `evaluate()`."""
 
     mode: Mode = "eval"
 
@@ -192,7 +192,7 @@ class Evaluator(Observer):
         self.table = RowBuilder(clock, agent, columns)
         self.interrupted = False
         self.pending = False
-        """An evaluation was broken off by a stop: a continued run makes up for it."""
+        """Whether a stop interrupted an evaluation, which a continued run repeats."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if self.clock.due(self.every):
@@ -217,7 +217,7 @@ class Evaluator(Observer):
             self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value)))
 
     def catch_up(self) -> None:
-        """Evaluate if that was broken off."""
+        """Evaluate if the last evaluation was interrupted."""
         if self.pending:
             self._write()
 

@@ -1,4 +1,4 @@
-"""What `check --build` reports of a spec: the size of its nets and memories, and about how long training takes."""
+"""The report of `check --build` on a spec: the size of its nets and memories, and the approximate training time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
-"""Maximum seconds of a measurement; the seconds and updates after which it ends earlier."""
+"""Maximum seconds of a measurement; the seconds and updates after which a measurement ends earlier."""
 
 
 class _Speed(Observer):
@@ -31,7 +31,7 @@ class _Speed(Observer):
         self.learns = context.spec.agent.algorithm.learns
         self.begin = perf_counter()
         self.marks: list[tuple[float, int]] = []
-        """Time and frame of each."""
+        """Time and frame of each update or step."""
 
     def on_update(self, metrics: Metrics) -> None:
         self._mark()
@@ -48,7 +48,7 @@ class _Speed(Observer):
         return len(self.marks) > _UPDATES and self.marks[-1][0] - self.begin > _ENOUGH
 
     def frames_per_second(self) -> float | None:
-        """Return the speed over whole updates; None if there was none."""
+        """Return the speed, measured over complete updates; None if there was no update."""
         if not self.marks:
             return None
         (begin, first), (end, last) = self.marks[0] if len(self.marks) > 1 else (self.begin, 0), self.marks[-1]
@@ -56,7 +56,7 @@ class _Speed(Observer):
 
 
 def build_report(session: Session) -> str:
-    """Return one line on a Session that is built; train it for at most 3 s to measure its speed, without the user's observers."""
+    """Return one line that describes a built Session. It is trained for at most 3 s, without user observers, to measure its speed."""
     spec, algorithm = session.spec, session.agent.algorithm
     flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
     stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
@@ -69,7 +69,7 @@ def build_report(session: Session) -> str:
 
 
 def observation_text(spec: Spec, observation: ObservationSpace) -> str:
-    """Return what the nets take an observation for: "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet"."""
+    """Describe how the nets interpret an observation: "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet"."""
     net = spec.agent.net
     if net is None:
         return observation.text
@@ -117,7 +117,7 @@ def measure(session: Session) -> float | None:
 
 
 def quick(spec: Spec) -> Spec:
-    """Return the spec with updates that begin as soon as they can, for a measurement."""
+    """Return the spec with the earliest possible start of training, for a measurement."""
     batch = getattr(spec.agent.memory, "batch_size", 1)
     if not spec.agent.training_start or spec.agent.training_start <= batch:
         return spec
@@ -130,7 +130,7 @@ def _request(session: Session) -> None:
 
 
 def expected_seconds(session: Session) -> float:
-    """Return about how many seconds the run of a Session's spec trains, from a measurement of at most 3 s; NaN if that is not possible."""
+    """Return the estimated training time of a Session's spec in seconds, from a measurement of at most 3 s; NaN if that is not possible."""
     try:
         speed = measure(session)
     except Exception:  # the env's

@@ -1,4 +1,4 @@
-"""Where the Sessions of a trial run on a Ray cluster: each is a task on some node."""
+"""Run the Sessions of a trial on a Ray cluster; each Session is a task on a node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slm_lab.spec.models.spec import Spec
 
 @contextmanager
 def on_cluster(job: Job) -> Iterator[tuple[Spec, Place]]:
-    """Yield the spec as it runs on the cluster job.plan.cluster, and the Place there.
+    """Yield the spec adapted to the cluster job.plan.cluster, and the Place that runs Sessions on this cluster.
 
     Raises UserError if the cluster cannot be used, SpecError if the spec requires one machine.
     """
@@ -40,14 +40,14 @@ def on_cluster(job: Job) -> Iterator[tuple[Spec, Place]]:
 
 
 def _checkpoint_dir(job: Job) -> Location:
-    """Return the folder that all nodes read and write."""
+    """Return the checkpoint folder, which all nodes read and write."""
     if job.resumed is not None:
         return job.resumed.checkpoint_dir
     return job.plan.data_dir.absolute() if job.plan.storage is None else StoredPath(job.plan.storage)
 
 
 class _OnCluster:
-    """The Place of the nodes of a cluster."""
+    """The Place that runs Sessions on the nodes of a cluster."""
 
     restarts = True
 
@@ -61,7 +61,7 @@ class _OnCluster:
             cluster.check_total(f"{len(job.indices)} sessions of one net", len(job.indices))
         if meta.sampler is not None:
             cluster.check_total("a session and its rollout workers (meta.sampler.num_workers)", processes)
-            # else the learners could take the cores that their workers wait for
+            # otherwise the learners could take the cores that their workers wait for
             self.concurrent = min(self.concurrent, int(sum(node.cores for node in cluster.nodes) // processes))
         self.sinks = partial(RemoteSink, executor.serve(SinkServer, node=cluster.own, max_restarts=0))
         self._checkpoint: Location | None = None if job.resumed is None else job.resumed.trial_checkpoint(job.trial)
@@ -71,7 +71,7 @@ class _OnCluster:
         job = self.job
         plan = replace(job.plan, cluster=None, jobs=None, engine=None, data_dir=job.plan.data_dir.absolute())
         if self.resources.gpus and plan.device is not None:
-            plan = replace(plan, device="cuda")  # Ray shows a process the GPUs that it was given
+            plan = replace(plan, device="cuda")  # Ray makes only the assigned GPUs visible to a process
         return SessionTask(
             job.spec,
             index,
@@ -91,7 +91,7 @@ class _OnCluster:
             self.servers.look()
 
     def _serve(self, number: int) -> Remote:
-        """Start a process of the parameter server. If it dies, Ray starts it again."""
+        """Start a process of the parameter server. Ray restarts the process if it dies."""
         job, meta = self.job, self.job.spec.meta
         assert meta.random_seed is not None
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
@@ -104,7 +104,7 @@ class _OnCluster:
 
 
 def gpu_share(job: Job, cluster: Cluster) -> float:
-    """Return the GPUs of a Session: 1 if its net computes on one and there is one."""
+    """Return the number of GPUs of a Session: 1 if its net computes on a GPU and a node has one, else 0."""
     return float(_wants_gpu(job.spec, job.plan.device) and any(node.gpus >= 1 for node in cluster.nodes))
 
 

@@ -1,4 +1,4 @@
-"""Engines: how the Sessions of a trial run. A further one is a line in ENGINES."""
+"""Engines, which run the Sessions of a trial. To add an engine, add a line to ENGINES."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
-"""Memory of a Session's process that is not shared with others: measured with A3C of CartPole, about the least that any takes. Copies of
-the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
+"""Memory of a Session's process that is not shared with other processes, measured with A3C on CartPole: about the minimum of any Session.
+Forks of the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
 
 
 def run_inline(job: Job) -> list[SessionEnded]:
@@ -74,7 +74,7 @@ def run_inline(job: Job) -> list[SessionEnded]:
 
 @contextmanager
 def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
-    """Watch the heartbeat of this process, which builds and steps the envs of a spec in the block, by meta.stall_notice and stall_limit."""
+    """Watch the heartbeat of this process while the block builds and steps envs; apply meta.stall_notice and meta.stall_limit."""
     heartbeat, meta = Heartbeat(), spec.meta
 
     def stalled(seconds: float, phase: str) -> None:
@@ -85,14 +85,14 @@ def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
 
 
 class _Log(logging.FileHandler):
-    """A log that cannot be written (the disk is full) is not an error of its own."""
+    """A log file handler that ignores write errors, such as a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None: ...
 
 
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """Write what is logged to the Session's log too."""
+    """Also write log records to the Session's log file."""
     handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
@@ -108,7 +108,7 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 
 def run_processes(job: Job) -> list[SessionEnded]:
-    """Run each Session in a process of its own, as many at a time as the plan allows. Raises UserError on Windows."""
+    """Run each Session in its own process, with as many concurrent Sessions as the plan allows. Raises UserError on Windows."""
     if sys.platform == "win32":
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
@@ -119,7 +119,7 @@ def run_processes(job: Job) -> list[SessionEnded]:
 
 
 def run_ray(job: Job) -> list[SessionEnded]:
-    """Run each Session on a node of the Ray cluster plan.cluster. Raises UserError if it cannot be used."""
+    """Run each Session on a node of the Ray cluster plan.cluster. Raises UserError if the cluster cannot be used."""
     from slm_lab.experiment.run.cluster_sessions import on_cluster
 
     with on_cluster(job) as (spec, place):
@@ -131,14 +131,14 @@ ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes, 
 
 
 def choose_engine(spec: Spec, plan: Plan | None = None) -> str:
-    """The engine for a spec: one Session that trains a net of its own needs no other process."""
+    """Return the name of the engine for a spec: a single Session that shares no net needs no other process."""
     if plan is not None and plan.cluster is not None:
         return "ray"
     return "inline" if spec.meta.max_session == 1 and not spec.meta.distributed else "processes"
 
 
 def _check_memory(spec: Spec) -> None:
-    """Raise SpecError if the processes of Sessions that train one net, which all run at once, do not fit this machine's memory."""
+    """Raise SpecError if the concurrent processes of the Sessions that train one net do not fit into this machine's memory."""
     sessions, available, worker = spec.meta.max_session, memory_bytes(), _WORKER_BYTES[start_method()]
     if sessions * worker > available:
         each, has, fit = worker / 2**20, available / 2**30, available // worker
@@ -149,7 +149,7 @@ def _check_memory(spec: Spec) -> None:
 
 @contextmanager
 def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
-    """Shared arrays with which one Session of the spec can be built; None if Sessions train nets of their own."""
+    """Yield shared arrays with which one Session of the spec can be built; None if each Session trains its own net."""
     if not spec.meta.distributed:
         yield None
         return
@@ -161,9 +161,9 @@ def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
 
 
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
-    """Make envs and agent of each spec once, and return a line on each: parameters, memory, and how long training takes (see build_report).
+    """Build envs and agent of each spec once; return one line per spec with parameters, memory and training time (see build_report).
 
-    Raises SpecError with the problems of all of them; `source` names the specs.
+    Raises SpecError with the problems of all specs; `source` names the specs.
     """
     from slm_lab.experiment.run.build_report import build_report
 
@@ -171,7 +171,7 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
 
 
 def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
-    """Return about how many seconds a run of each spec trains, NaN if unknown. Otherwise as check_builds."""
+    """Return the estimated training time of each spec in seconds, NaN if unknown. Arguments and errors are those of check_builds."""
     from slm_lab.experiment.run.build_report import expected_seconds
 
     return _with_each_built(expected_seconds, specs, plan, source)
@@ -209,5 +209,5 @@ def _show_notice(event: RunEvent) -> None:
 
 
 def failures(ends: list[SessionEnded]) -> dict[int, str]:
-    """Index → cause of the Sessions that failed."""
+    """Return a dict of the failed Sessions: index → cause."""
     return {end.session: end.detail for end in ends if end.status == "failed"}

@@ -1,4 +1,4 @@
-"""What trial, search and study share: their folder, its lock, signals, and the loop that keeps tasks running."""
+"""Base code of trial, search and study: the folder and its lock, signals, and the loop that runs tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from slm_lab.lib.files import not_writable
 from slm_lab.spec.models.meta import StartMethod
 
 ATTEMPTS = 2
-"""Times that a task is started before it counts as failed; starts that ended with the experiment itself do not count."""
+"""Maximum number of starts of a task before it counts as failed; starts that ended because the experiment ended do not count."""
 STOP_SECONDS = 120.0
-"""Time that a run has to save and analyse itself after a stop."""
+"""Seconds that a run has after a stop to save and analyse its results."""
 _POLL = 0.25
 _NEEDED_BYTES = 16 * 2**20
 """Free disk space below which a run does not begin."""
@@ -31,20 +31,20 @@ Item = TypeVar("Item")
 class Experiment:
     """Base of trial, search and study.
 
-    Attributes: lock: of the folder, held while the experiment runs; None before there is a folder.
+    Attributes: lock: the lock of the folder, held while the experiment runs; None until the folder exists.
     """
 
     lock: RunLock | None = None
 
     def _take_lock(self, path: Path, what: str = "run") -> None:
-        """Lock the folder of `path`. Raises UserError if it is in use or cannot be written."""
+        """Lock the folder that contains `path`. Raises UserError if the folder is in use or cannot be written."""
         self.lock = lock_of(path, what)
 
     @contextmanager
     def _running(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
-        """Turn signals into a request to stop, and start processes by `method`, while the block runs; release the lock in the end.
+        """Convert signals to a stop request, and start processes by `method`, while the block runs; finally release the lock.
 
-        Args: folder: in which files are written. interrupted: the message of a KeyboardInterrupt without one, which becomes Interrupted.
+        Args: folder: the folder to write to. interrupted: returns the message of Interrupted for a KeyboardInterrupt without a message.
 
         Raises UserError, before the block, if the folder cannot be written.
         """
@@ -61,7 +61,7 @@ class Experiment:
 
 
 def lock_of(path: Path, what: str = "run") -> RunLock:
-    """Lock a folder by the file `path` in it. Raises UserError if it is in use or cannot be written."""
+    """Lock a folder with the lock file `path`. Raises UserError if the folder is in use or cannot be written."""
     try:
         return RunLock(path, what)
     except OSError as error:
@@ -70,9 +70,9 @@ def lock_of(path: Path, what: str = "run") -> RunLock:
 
 @contextmanager
 def writing(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
-    """Write the first files of an experiment. If that fails, remove the folder that `new` returns, unless it is None.
+    """Context in which the first files of an experiment are written. On an error, remove the folder that `new` returns, unless None.
 
-    Raises UserError in place of OSError.
+    Raises UserError instead of OSError.
     """
     try:
         yield
@@ -85,7 +85,7 @@ def writing(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise UserError if the data folder does not exist and cannot be made, or no file can be made in it. Makes nothing."""
+    """Raise UserError if the data folder cannot be created or no file can be created in it. Creates nothing."""
     try:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         is_folder = existing.is_dir()
@@ -102,13 +102,13 @@ def check_writable(folder: Path) -> None:
 
 
 def as_text(content: Any) -> bytes:
-    """Return content as the JSON files of an experiment have it."""
+    """Return content in the format of an experiment's JSON files."""
     return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 @dataclass(frozen=True)
 class Start(Generic[Item]):
-    """A task to start now, for one item of a plan."""
+    """A task to start now, for one item of a Planner."""
 
     item: Item
     name: str
@@ -117,30 +117,30 @@ class Start(Generic[Item]):
 
 
 class Planner(Protocol[Item]):
-    """Says what to run next, and makes something of the results."""
+    """Decides which task to run next, and handles the results."""
 
     @property
     def concurrent(self) -> int:
         """Maximum number of concurrent tasks."""
 
     def next(self, slot: int) -> Start[Item] | None:
-        """Return what to start, None for nothing now. Args: slot: a number below `concurrent` that no running task has."""
+        """Return the next task, None if there is none now. Args: slot: a number below `concurrent` that no running task has."""
 
     def report(self, item: Item, task: Task, message: Message) -> None:
-        """Take a message of a task."""
+        """Handle a message of a task."""
 
     def ended(self, item: Item, died: Died) -> None:
-        """Take the end of a task; its item may be started again."""
+        """Handle the end of a task; its item may be started again."""
 
     def tick(self) -> None:
-        """Called about four times per second while tasks run, to save and show the state."""
+        """Save and show the state; called about four times per second while tasks run."""
 
     def stopping(self) -> None:
-        """Called once when a stop is requested: tasks that run save themselves, and none begins."""
+        """Handle a stop request; called once. Running tasks then save their state, and no new task is started."""
 
 
 def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, stop: Stop) -> None:
-    """Keep as many tasks running as the planner allows, until it has nothing to start and all have ended."""
+    """Keep as many tasks running as the planner allows, until it returns no more tasks and all tasks have ended."""
     running: dict[Any, tuple[Item, int]] = {}
     stopped = False
     while True:

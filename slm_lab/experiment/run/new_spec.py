@@ -1,4 +1,4 @@
-"""The command new: a commented spec for an env, like an algorithm or another spec."""
+"""The command new: write a commented spec for an env, based on an algorithm or another spec."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COMMENT_LETTERS = 110
 
 
 def spec_text(spec: Spec, command: str) -> str:
-    """Return a spec file's content: the keys that are given or recommended, each with a comment, and the command that runs it."""
+    """Return the text of a spec file: the given and recommended keys, each with a comment, and the command that runs the spec."""
     agent = spec.agent
     first = {key: value for key in ("gamma", "lam") if (value := getattr(agent.algorithm, key, None)) is not None}
     sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {"algorithm": (agent.algorithm, _given(agent.algorithm, first))}
@@ -64,7 +64,7 @@ def spec_text(spec: Spec, command: str) -> str:
 
 
 def _given(model: BaseModel, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the keys that are given, the name and `more` first."""
+    """Return the keys that are set explicitly, with the name and `more` first."""
     given = model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     head = {key: given[key] for key in ("name",) if key in given}
     return {**head, **{key: given.get(key, value) for key, value in (more or {}).items()}, **given}
@@ -84,7 +84,7 @@ def _entry(model: BaseModel, key: str, value: Any, indent: int) -> Iterator[str]
 
 
 def _without_last_commas(lines: list[str]) -> list[str]:
-    """Return the lines without the comma of the last entry of each object, for readers of strict JSON beside the comments."""
+    """Remove the comma after the last entry of each object: apart from the comments the text is then strict JSON."""
     closing = [*(line.strip() for line in lines[1:]), ""]
     return [line.removesuffix(",") if after.startswith("}") else line for line, after in zip(lines, closing, strict=True)]
 
@@ -94,7 +94,7 @@ def _json(value: Any) -> str:
 
 
 def _description(model: type[BaseModel], key: str) -> str:
-    """Return one line on a key of a model: the first sentence of its description, for the name of a component that of its model."""
+    """Return the first sentence of a key's description; for the name of a component, that of its model's docstring."""
     if key == "name" and "algorithm" not in model.model_fields and model is not EnvSpec:
         text = inspect.getdoc(model) or ""
     else:
@@ -110,24 +110,24 @@ def _description(model: type[BaseModel], key: str) -> str:
 
 @cache
 def _schema() -> dict[str, Any]:
-    """Return model → JSON Schema, whose descriptions are those of the reference."""
+    """Return model → JSON Schema; its descriptions are the same as in the reference."""
     schema: dict[str, Any] = json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8"))["$defs"]
     return schema
 
 
 _FRAMES = {"classic_control": 200_000, "toy_text": 200_000, "jax": 200_000, "box2d": 500_000, "mujoco": 2_000_000, "atari": 10_000_000}
-"""Kind of env → frames to train for. Algorithms with a replay buffer need about half as many, but for Atari."""
+"""Kind of env → frames to train for. Algorithms with a replay buffer need about half as many, except for Atari."""
 _OTHER_FRAMES = {False: 500_000, True: 1_000_000}
-"""The same for other envs: without images, with images."""
+"""Frames to train for in other envs; key: whether observations have images."""
 _ON_POLICY_ENVS = {"classic_control": 4, "toy_text": 4, "atari": 16}
-"""Kind of env → parallel envs of algorithms without a replay buffer; else 8."""
+"""Kind of env → number of parallel envs for algorithms without a replay buffer; 8 for other kinds."""
 _MAX_T = 200
-"""Steps of an episode in those of Gymnasium's toy envs that have no time limit."""
+"""Maximum steps of an episode in Gymnasium's toy_text envs without a time limit."""
 _SESSIONS = 2
 _IN_FRAMES = frozenset(
     {"frame", "start_step", "end_step", "alpha_anneal_frames", "T_max", "T_0", "step_size", "total_iters", "total_steps"}
 )
-"""Keys, at any depth, that change with env.max_frame."""
+"""Keys, at any depth, whose values are scaled with env.max_frame."""
 _CONV = frozenset({"ConvNet", "DuelingConvNet"})
 _LABELS = {"SoftActorCritic": "SAC", "ActorCritic": "A2C", "Reinforce": "REINFORCE", "DoubleDQN": "DDQN"}
 """agent.name of algorithms that are known by another name."""
@@ -144,7 +144,7 @@ class NewSpec:
 
     @property
     def summary(self) -> str:
-        """What it trains."""
+        """A line that says what the spec trains."""
         agent, net = self.spec.agent, self.spec.agent.net
         with_net = f", {net.name}" if net is not None else ""
         return f"{self.name}: {agent.algorithm.name} on {self.spec.env.name} for {self.spec.env.max_frame:,} frames{with_net}"
@@ -154,11 +154,11 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     """Write a commented spec for the env to a new file.
 
     Args:
-        name: of the spec; None: made of algorithm and env.
+        name: name of the spec; None: a name made from algorithm and env.
         env: a Gymnasium id, or package.module:EnvId.
-        like: an algorithm, the name of a shipped spec, or FILE:NAME, whose agent is taken over as far as it fits; None: PPO.
+        like: an algorithm, the name of a shipped spec, or FILE:NAME; the parts of its agent that fit the env are copied; None: PPO.
 
-    Raises UserError, SpecError; nothing is written then, and an existing file is never changed.
+    Raises UserError or SpecError; in this case nothing is written. An existing file is never changed.
     """
     _check_new(file)
     if (current := current_id(env)) != env:
@@ -180,7 +180,7 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
 
 
 def _check_new(file: Path) -> None:
-    """Raise UserError if a file cannot be that of a new spec."""
+    """Raise UserError if a new spec cannot be written to a file."""
     if file.suffix.lower() in (".yaml", ".yml"):
         raise UserError(f"{file}: a new spec is JSON with comments; choose a FILE that ends in .json")
     if file.exists():
@@ -190,9 +190,9 @@ def _check_new(file: Path) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Write a file that does not exist. Raises UserError."""
+    """Write a new file. Raises UserError if it exists or cannot be written."""
     try:
-        with file.open("x"):  # claims the name: another process that comes first is not overwritten
+        with file.open("x"):  # reserves the name, so that a file of another process is not overwritten
             pass
     except FileExistsError:
         raise UserError(f"{file} exists already and is not changed; choose another FILE") from None
@@ -207,10 +207,10 @@ def _write_new(file: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class _Template:
-    """What a new spec is made like."""
+    """The algorithm or spec that a new spec is based on."""
 
     source: str
-    """As given on the command line."""
+    """The value of --like, as given on the command line."""
     model: type[AlgorithmSpec]
     agent: dict[str, Any]
     env: dict[str, Any]
@@ -236,7 +236,10 @@ def _template(like: str | None) -> _Template:
 
 
 def _algorithm_name(word: str) -> str | None:
-    """Return the algorithm of that name here or elsewhere; None if there is none. Raises UserError for one that needs more keys."""
+    """Return the algorithm with this name, or with this name in other libraries; None if unknown.
+
+    Raises UserError for an algorithm that needs further keys.
+    """
     by_name = {name.lower(): name for name in ALGORITHMS}
     if (name := by_name.get(word.lower())) is not None:
         return name
@@ -288,7 +291,7 @@ def _as_dict(raw: Any, word: str) -> dict[str, Any]:
 
 
 def _without_variables(value: Any) -> Any:
-    """Return the value without entries that a --set variable would fill."""
+    """Return the value without entries that are --set variables."""
     if isinstance(value, dict):
         return {key: _without_variables(item) for key, item in value.items() if not _is_variable(item)}
     return value
@@ -299,7 +302,7 @@ def _is_variable(value: Any) -> bool:
 
 
 def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
-    """Build the env once; return its section as far as the env decides it, and its spaces. Raises SpecError."""
+    """Build the env once; return the entries of the env section that the env determines, and its EnvInfo. Raises SpecError."""
     section: dict[str, Any] = {"name": name}
     try:
         env = make_env(EnvSpec(name=name, max_frame=1), 0, num_envs=1, training=False)
@@ -317,12 +320,12 @@ def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
 
 
 def _supported_keys(name: str) -> list[str] | None:
-    """Return the parts of the observation to keep if agents support some of them only."""
+    """Return the parts of the observation that agents support, if they do not support all parts."""
     try:
         with quiet_gymnasium():
             env = gym.make(name, disable_env_checker=True)
             env.close()
-    except Exception:  # make_env has said why
+    except Exception:  # make_env has already reported the reason
         return None
     return supported_keys(env.observation_space)
 
@@ -345,7 +348,7 @@ def _kind(name: str) -> str:
 
 
 def _body(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
-    """Return the spec as it would stand in a file, with a net only if that of the template fits."""
+    """Return the spec in the form of a spec file, with the template's nets only if they fit."""
     images, kind = info.observation.has_images, _kind(env_section["name"])
     agent, meta, old = deepcopy(template.agent), deepcopy(template.meta), template.env
     old_name = str(old.get("name", ""))
@@ -361,13 +364,13 @@ def _body(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> di
     taken = ("num_envs", "reward_scale", *(("normalize_obs", "normalize_reward", "clip_obs", "clip_reward") if alike else ()))
     env |= {key: old[key] for key in taken if key in old} if old else {key: recommended[key] for key in recommended if key not in env}
     if "sampler" in meta:
-        del env["num_envs"]  # that of its workers
+        del env["num_envs"]  # follows from the workers of the sampler
     agent["name"] = agent.get("name") or _label(template.model, agent["algorithm"]["name"])
     nets = [key for key in ("net", "critic_net") if agent.get(key) is not None]
     fit = all(_net_fits(agent[key], images, alike) for key in nets)
     for key in nets:
         if not fit:
-            del agent[key]  # also one that fits: recommended nets of actor and critics belong together
+            del agent[key]  # even if this one fits: the recommended nets of actor and critics belong together
         elif info.action.kind != "continuous":
             agent[key].pop("log_std_init", None)
     pdtype = agent["algorithm"].get("action_pdtype")
@@ -380,7 +383,7 @@ def _body(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> di
 
 
 def _recommended_env(model: type[AlgorithmSpec], kind: str, images: bool, info: EnvInfo) -> dict[str, Any]:
-    """Return num_envs, max_frame, and for the policy gradient in MuJoCo normalisation."""
+    """Return num_envs, max_frame, and, for on-policy actor-critic algorithms in MuJoCo, normalisation."""
     frames = _OTHER_FRAMES[True] if images and kind != "atari" else _FRAMES.get(kind, _OTHER_FRAMES[images])
     if not model.on_policy:
         return {"num_envs": 1, "max_frame": frames if kind == "atari" else frames // 2}
@@ -395,12 +398,12 @@ def _has_images(template: _Template) -> bool:
 
 
 def _is_conv(net: Any) -> bool:
-    """Return whether a net as it stands in a file is one for images."""
+    """Return whether the net section of a spec file describes a net for images."""
     return isinstance(net, dict) and (net.get("name") in _CONV or (net.get("name") == "TorchArcNet" and "Conv" in json.dumps(net)))
 
 
 def _net_fits(net: Any, images: bool, alike: bool) -> bool:
-    """Return whether the template's net suits the observations; a user's, or one with fixed input sizes, only those of a like env."""
+    """Return whether the template's net fits the observations. A user's net, or one with fixed input sizes, requires a similar env."""
     if not isinstance(net, dict) or _is_conv(net) != images:
         return False
     any_size = "Lazy" in json.dumps(net) if net.get("name") == "TorchArcNet" else not is_extension(net.get("name"))
@@ -408,7 +411,7 @@ def _net_fits(net: Any, images: bool, alike: bool) -> bool:
 
 
 def _rescaled(value: Any, ratio: float) -> Any:
-    """Return a section with the frames of its schedules in proportion to another max_frame."""
+    """Return a section with the frames of its schedules multiplied by `ratio`, for another max_frame."""
     if not isinstance(value, dict):
         return value
     scaled = {key: _rescaled(item, ratio) for key, item in value.items()}

@@ -22,9 +22,9 @@ from slm_lab.lib.store import shared_file
 from slm_lab.spec.models.spec import Spec
 
 OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
-"""open_run(Session.choices): make the run's folder, once the first Session has shown that the spec can be built."""
+"""open_run(Session.choices): create the run folder, after the first Session has been built successfully."""
 STOP_SECONDS = 60.0
-"""Time that a Session has to save itself after Ctrl-C."""
+"""Seconds that a Session has to save its state after Ctrl-C."""
 SAVING = "saving checkpoints (Ctrl-C again quits without saving)"
 
 
@@ -37,10 +37,10 @@ class Job:
     trial: int
     open_run: OpenRun
     emit: Emit
-    """Takes the events of all Sessions but rows."""
+    """Receives the events of all Sessions, except rows."""
     stop: Stop
     sessions: tuple[int, ...] = ()
-    """Those to run; () stands for all."""
+    """Indices of the Sessions to run; () means all."""
     resumed: RunPaths | None = None
     """The run that the Sessions continue; None for a new one."""
 
@@ -51,18 +51,18 @@ class Job:
 
 
 Engine = Callable[[Job], list[SessionEnded]]
-"""Runs every Session of a job and returns how each ended. Raises SpecError or UserError if the spec cannot be built or the run's
-folder cannot be made. No process outlives the call."""
+"""Runs every Session of a job and returns how each ended. Raises SpecError or UserError if the spec cannot be built or the run
+folder cannot be created. All processes have ended when the call returns."""
 
 
 _CLOSE_SECONDS = 15.0
-"""Time that a Session's process has to close its envs and exit after it has reported its end."""
+"""Seconds that a Session's process has to close its envs and exit after it has reported its end."""
 _LOST = 10
-"""Maximum number of processes of a Session whose node is lost before they have built it: Ray had placed them on dead nodes."""
+"""Maximum number of processes of a Session that are lost with their node before they are ready: Ray had placed them on dead nodes."""
 
 
 class Place(Protocol):
-    """Where Sessions run, and what they need there."""
+    """The place where Sessions run: this machine or a cluster."""
 
     @property
     def executor(self) -> Executor: ...
@@ -73,45 +73,45 @@ class Place(Protocol):
 
     @property
     def resources(self) -> Resources:
-        """Of each Session."""
+        """Resources of each Session."""
 
     @property
     def restarts(self) -> bool:
-        """Whether a Session that trains a net of its own, too, is restarted from its last checkpoint if its process ends."""
+        """Whether a Session with its own net is also restarted, from its last checkpoint, if its process dies."""
 
     def task(self, index: int) -> SessionTask:
         """Return the task of a Session that has not begun."""
 
     def look(self, paths: RunPaths | None) -> None:
-        """Handle what has happened beside the tasks. Args: paths: of the run, once it has begun."""
+        """Handle events that are not events of tasks. Args: paths: files of the run, None before it has begun."""
 
 
 @dataclass
 class _Running:
-    """A Session whose task runs."""
+    """A Session whose task is running."""
 
     task: SessionTask
     deaths: int = 0
-    """Number of its processes that ended, without those that were lost before they were ready."""
+    """Number of its processes that died, except those that were lost before they were ready."""
     choices: Mapping[str, str | int] | None = None
-    """Once it is built."""
+    """Session.choices; None until the Session is built."""
     begun: bool = False
     end: SessionEnded | None = None
-    """Once it has reported its end; its process still runs."""
+    """How it ended; None until it has reported its end. Its process may still run."""
 
 
 class Sessions:
-    """The Sessions of a job: those that wait, those that run, and how the others ended.
+    """The Sessions of a job: those that are waiting, those that are running, and the results of those that have ended.
 
-    Each process builds its envs and agent at once. The run folder is created when the first one is ready; each begins to train when it is
-    told the folder. Sessions that train one net begin together, and one that dies is restarted, attached to the same shared arrays.
+    Each process builds its envs and agent immediately. The run folder is created when the first Session is ready; each Session starts to
+    train when it receives the folder. Sessions that train one net start together; one that dies is restarted with the same shared arrays.
     """
 
     def __init__(self, job: Job, place: Place) -> None:
         self.job, self.place, self.executor = job, place, place.executor
         self.waiting = deque(job.indices)
         self.running: dict[Any, _Running] = {}
-        """By their tasks."""
+        """Task → Session."""
         self.ends: list[SessionEnded] = []
         self.paths: RunPaths | None = None
         self.deadline: float | None = None
@@ -158,7 +158,7 @@ class Sessions:
                 self._died(event)
 
     def _died(self, died: Died) -> None:
-        """The process of a Session has ended: its Session is over, or is restarted if it can be continued."""
+        """Handle the end of a Session's process: restart the Session if it can be continued, else end it."""
         task, most = died.task, self.job.spec.meta.max_restart
         one, reason = self.running[task], died.reason
         deaths = one.deaths + (not (died.lost and one.choices is None and task.restart < most + _LOST))
@@ -168,23 +168,23 @@ class Sessions:
                 self.job.emit(Notice(f"{died.text}; restarting it ({deaths} of {most})"))
             try:
                 self._restart(task, replace(one, deaths=deaths, choices=None, begun=False))
-            except OSError as error:  # no memory, no process: the others continue
+            except OSError as error:  # such as no memory for a process: the other Sessions continue
                 reason = f"{reason}; a new process could not be started: {error.strerror or error}"
             else:
                 return
         self._end(task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])])))
 
     def _restart(self, task: Task, one: _Running) -> None:
-        """Start a new process for a Session: that of a shared net joins the others, another one continues from its last checkpoint."""
+        """Start a new process for a Session, which joins the others of its net or, with its own net, continues from its last checkpoint."""
         begun = self.paths is not None
         one.task = replace(one.task, fresh=not (begun and self.job.spec.meta.distributed), resumed=self.paths or one.task.resumed)
         self.executor.restart(task, one.task)
         self.running[task] = one
 
     def _begin(self) -> None:
-        """Order those to begin that are ready; those that train one net, together."""
+        """Send the run folder to the Sessions that are ready; if they train one net, when all are ready."""
         ready = [(task, one) for task, one in self.running.items() if one.choices is not None and not one.begun]
-        if self.job.stop.requested:  # it may have come while processes were started, when signals are held back
+        if self.job.stop.requested:  # perhaps while processes were started, since signals are delayed then
             return
         if self.job.spec.meta.distributed and self.paths is None and len(ready) < len(self.running):
             return
@@ -201,7 +201,7 @@ class Sessions:
         self.job.emit(end)
 
     def _stop(self) -> None:
-        """Let those that have begun save themselves; the others have nothing to save."""
+        """Ask Sessions that have begun to save their state; end the others, which have nothing to save."""
         self.waiting.clear()
         if self.deadline is None:
             self.deadline = time.monotonic() + STOP_SECONDS
@@ -215,7 +215,7 @@ class Sessions:
 
 
 class _ThisMachine:
-    """The Place of child processes of this one."""
+    """The Place that runs Sessions in child processes of this process."""
 
     resources = Resources()
     restarts = False

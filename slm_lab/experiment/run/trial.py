@@ -1,4 +1,4 @@
-"""Trial: the Sessions of one spec, run side by side, then measured and drawn together."""
+"""Trial: run the Sessions of one spec concurrently, then compute their metrics and draw their graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class TrialResult(dict[str, Any]):
-    """A dict of the metrics of a trial, as in its metrics file, with what the run wrote.
+    """A dict of the metrics of a trial, as in its metrics file, with access to the files of the run.
 
     >>> result = Trial(spec).run()
     >>> result["strength"], result.train.groupby("session").total_reward.last(), result.paths.root
@@ -59,7 +59,7 @@ class TrialResult(dict[str, Any]):
         self.metrics, self.paths, self.trial = metrics, paths, trial
 
     def __repr__(self) -> str:
-        """Return the folder and the metrics that are defined, one per line."""
+        """Return the run folder and all metrics that are not None, one per line."""
         known = {name: value for name, value in self.metrics.items() if value is not None}
         width = max(map(len, known), default=0)
         shown = (number(value) if isinstance(value, int | float) else value for value in known.values())
@@ -68,19 +68,19 @@ class TrialResult(dict[str, Any]):
 
     @cached_property
     def run(self) -> Run:
-        """The run folder, as `load_run` reads it."""
+        """The contents of the run folder, as returned by `load_run`."""
         from slm_lab.experiment.report.run import Run
 
         return Run(self.paths, self.trial)
 
     @property
     def train(self) -> pd.DataFrame:
-        """The rows of training of all Sessions: columns session and policy, then those of the CSV files."""
+        """The training rows of all Sessions: columns session and policy, then those of the CSV files."""
         return self.run.train
 
     @property
     def eval(self) -> pd.DataFrame:
-        """The rows of evaluation in the same form; none without meta.rigorous_eval."""
+        """The evaluation rows in the same format; empty without meta.rigorous_eval."""
         return self.run.eval
 
     def agent(self, session: int | None = None, which: CheckpointKind = "best") -> LoadedAgent:
@@ -96,12 +96,12 @@ _NOTHING = "stopped before the first step; nothing was written"
 class Trial(Experiment):
     """Trial number `index` of an experiment.
 
-    `data_dir` is the folder in which the run folder is made; it is ignored if `plan`, which has mode, data folder and resources, is given.
-    `observers` are subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers. With several Sessions,
-    which run in processes of their own, they must be importable.
+    `data_dir` is the folder in which the run folder is created; it is ignored if `plan` (mode, data folder and resources) is given.
+    `observers` are subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers. They must
+    be importable if there are several Sessions, since each Session then runs in its own process.
 
-    A search hands over its own `folder`, which it has made and locked and in which this trial writes the files that are its own; a `stop`,
-    which it requests to end the trial early; and the `console` to print on.
+    A search passes its own `folder`, which it has created and locked and to which this trial writes its files; a `stop`, by which the
+    search ends the trial early; and the `console` to print to.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Trial(Experiment):
         self._drawn = spec.meta.random_seed is None
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
-        """The files of the run, once there is one."""
+        """The files of the run; None until its folder exists."""
         self._resumption, self.lock, self._folder = resumption, lock, folder
         self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
-        """The data folder, and the run's folder as the user gave it."""
+        """The absolute path of the data folder, and the run folder's path as shown to the user."""
 
     @classmethod
     def resume(
@@ -142,9 +142,9 @@ class Trial(Experiment):
         stop: Stop | None = None,
         console: Console | None = None,
     ) -> Trial:
-        """Return the trial that continues the run in a folder: finished Sessions stay as they are, the others are continued or retried.
+        """Return the trial that continues the run in a folder: finished Sessions are kept, the others are continued or retried.
 
-        Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6"; most keys cannot be changed in a run.
+        Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6"; most keys of a run cannot be changed.
 
         Raises SpecError or UserError: see `read_run` and RunLock.
         """
@@ -159,11 +159,11 @@ class Trial(Experiment):
             raise
 
     def run(self) -> TrialResult:
-        """Run every Session, write and return the metrics of the trial, with its tables, files and agents.
+        """Run every Session; write and return the metrics of the trial, with its tables, files and agents.
 
         Raises SpecError or UserError before anything is written; TrialFailed after the analysis, if a Session failed;
-        Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved itself and the graphs are drawn.
-        A signal that comes when every Session has ended by itself only shortens the analysis.
+        Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved its state and the graphs are drawn.
+        A signal that arrives after every Session has ended normally only shortens the analysis.
         """
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
@@ -172,10 +172,10 @@ class Trial(Experiment):
                 only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
                 raise UserError(f"--storage {self.plan.storage}: {only}")
             if self._needs_processes:
-                ensure_server()  # it loads torch meanwhile
+                ensure_server()  # it loads torch in the meantime
             metrics, ends = self._run(stop)
         ended = [end for end in ends if end.status != "stopped"]
-        if stop.requested and len(ended) < self.spec.meta.max_session:  # some were stopped, or never begun
+        if stop.requested and len(ended) < self.spec.meta.max_session:  # some Sessions were stopped or did not begin
             raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
         assert self.paths is not None
         return TrialResult(metrics, self.paths, self.index)
@@ -189,7 +189,7 @@ class Trial(Experiment):
 
     @property
     def _needs_processes(self) -> bool:
-        """Whether it is known that this trial starts child processes."""
+        """Whether this trial certainly starts child processes."""
         sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.to_run)
         workers = sampler is not None and not sampler.serial_mode
         return left and self._engine != "ray" and (self._engine != "inline" or workers or self.spec.env.backend == "async")
@@ -219,7 +219,7 @@ class Trial(Experiment):
         return metrics, ends
 
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
-        """Run the Sessions; of a continued run, those that are not finished."""
+        """Run the Sessions; in a continued run, only the unfinished ones."""
         found = self._resumption
         job = Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
         if found is None:
@@ -233,7 +233,7 @@ class Trial(Experiment):
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
 
     def _open(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
-        """Make the run's folder, or use that of a continued run, and save the spec in it. Raises UserError, with nothing left behind.
+        """Create the run folder, or use that of a continued run, and save the spec in it. Raises UserError and removes a new folder.
 
         Args: choices: see Session.choices; None if no Session is left to run.
         """
@@ -244,7 +244,7 @@ class Trial(Experiment):
             starts = {str(index): one.to_dict() for index, one in found.starts.items()}
             start[0] |= {"continues": starts} | ({"changed": changed} if changed else {})
         if found is None and start and self.plan.storage is not None:
-            name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # of two runs on different machines, each has its own
+            name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # unique for runs on different machines
             start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
         meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
         saved = as_text(dump_spec(self.spec.model_copy(update={"meta": meta})))
@@ -268,7 +268,7 @@ class Trial(Experiment):
         return paths
 
     def _say_begin(self, paths: RunPaths, display: ProgressDisplay) -> None:
-        """Say what runs, and of a continued run what its last start left."""
+        """Print what is run; for a continued run, also the state that its last start left."""
         found, meta = self._resumption, self.spec.meta
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
@@ -281,7 +281,7 @@ class Trial(Experiment):
                 display.say(f"  {line}")
 
     def _analyze(self, ends: list[SessionEnded], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
-        """Measure and draw all Sessions, which took `seconds`; the metrics are those of the Sessions that did not fail."""
+        """Compute the metrics of the Sessions that did not fail, and draw all graphs. Args: seconds: run time of the Sessions."""
         paths = self.paths
         if paths is None:
             return {}
@@ -307,7 +307,7 @@ class Trial(Experiment):
 
 
 def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
-    """The final return and the time it took."""
+    """Return a line with the final return and the run time."""
     sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
     if not sessions:
         return f"all sessions failed after {duration(seconds)}"
@@ -321,13 +321,13 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
 
 
 def _summary(metrics: dict[str, Any], max_frame: int) -> str:
-    """The metrics but final_return in one line; those that are not defined are left out."""
+    """Return the metrics except final_return in one line; undefined metrics are omitted."""
     shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "final_return"}
     return "  ".join(f"{name} {number(value)}{f'/{max_frame}' if name == 'frame' else ''}" for name, value in shown.items())
 
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:
-    """The spec with what the run itself decides: a seed if it has none, one Session in mode dev."""
+    """Return the spec with the values that the run sets: a random seed if the spec has none, and one Session in mode dev."""
     update: dict[str, Any] = {}
     if spec.meta.random_seed is None:
         update["random_seed"] = draw_seed()
@@ -337,6 +337,6 @@ def _resolved(spec: Spec, plan: Plan) -> Spec:
 
 
 def load_analysis() -> None:
-    """Import what the graphs need while the Sessions run."""
+    """Import the modules for the graphs while the Sessions run."""
     for module in ("slm_lab.experiment.report.analyze", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(module)

@@ -1,1 +1,1 @@
-"""The Session, which trains one agent, and the process that it runs in."""
+"""The Session, which trains one agent, and the process in which it runs."""

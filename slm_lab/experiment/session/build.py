@@ -1,4 +1,4 @@
-"""Build what a Session trains with: envs or rollout workers, and a learner for each policy."""
+"""Build the components of a Session: envs or rollout workers, and a learner for each policy."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from slm_lab.spec.models.spec import Spec
 
 
 class SessionParts:
-    """The source of experience and the learners of one Session, once `build` was called.
+    """The source of experience and the learners of one Session, available after `build`.
 
-    Args: observers: of the user, beside those of meta.observers.
+    Args: observers: the user's observers, in addition to those of meta.observers.
     """
 
     def __init__(
@@ -62,18 +62,18 @@ class SessionParts:
         self.timer = SaveTimer(spec.meta.save_interval)
         self.device = "cpu"
         self.dumped: dict[str, Any] = {}
-        """The spec as checkpoints hold it."""
+        """The spec in the form that checkpoints contain."""
         self.learners: list[PolicyLearner] = []
         self.source: ExperienceSource | None = None
         self.population: Population | None = None
-        """For meta.sampler.pbt."""
+        """The population of meta.sampler.pbt; None without it."""
         self._info: EnvInfo | None = None
         self._closing: list[Callable[[], None]] = []
-        """What releases envs and processes, to be called last first."""
+        """Functions that release envs and processes, to be called in reverse order."""
 
     @property
     def info(self) -> EnvInfo:
-        """The info of the envs; with rollout workers, of all envs together."""
+        """The info of the envs; with rollout workers, of all workers' envs together."""
         assert self._info is not None
         return self._info
 
@@ -84,26 +84,25 @@ class SessionParts:
 
     @property
     def choices(self) -> dict[str, str | int]:
-        """What was chosen for this machine: the env backend, what computes matrix products, and the threads of an update. It is recorded in
-        meta.run."""
+        """Settings chosen for this machine and recorded in meta.run: env backend, matrix product backend, and threads of an update."""
         assert self.source is not None
         matmul = resolve_matmul(self.spec.meta.matmul, self.device)
         return {"backend": self.source.backend, "matmul": matmul, "threads": self.learners[0].agent.threads}
 
     def close(self) -> None:
-        """Release envs and processes. An env that fails to close, or not in time, is left behind, with a notice."""
+        """Release envs and processes. An env that fails to close, or does not close in time, is abandoned with a notice."""
         while self._closing:
             self.context.beat(CLOSING)
             close_env(self._closing.pop())
 
     def build(self) -> None:
-        """Make envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError; call `close` then too."""
+        """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError; call `close` also in this case."""
         if self.spec.meta.random_seed is None:
             seed = draw_seed()
             self.spec = with_seed(self.spec, seed)
             notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
         self.spec = completed(self.spec)
-        with suppress(PydanticSerializationError):  # arguments of an env that are objects: such a spec is not saved either
+        with suppress(PydanticSerializationError):  # env arguments that are objects: such a spec cannot be saved either
             self.dumped = dump_spec(self.spec)
         self._factories = (*load_observers(self.spec), *self._factories)
         self.device = select_device(self.spec, self.plan, self.index)
@@ -118,7 +117,7 @@ class SessionParts:
         processes.enter_context(server_in_use())
         self._closing.append(processes.close)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
-        # one core per Session, which also keeps the order of sums, and so results, the same whatever runs beside it
+        # one core per Session; this also makes the order of sums, and so results, independent of other processes
         torch.set_num_threads(1)
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
         self._torch = TorchSettings()
@@ -133,7 +132,7 @@ class SessionParts:
         if context.store is not None:
             context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
         self._check_memory(learner)
-        self._closing.pop()  # the source closes it
+        self._closing.pop()  # the source now closes the env
         source = LocalSource(env, learner, context.stop, context.beat)
         self._closing.append(source.close)
         return source
@@ -178,7 +177,7 @@ class SessionParts:
 
     def _build_learner(self, policy: int, info: EnvInfo, normalizers: Normalizers) -> PolicyLearner:
         spec, seeds, shared = self.spec, self._seeded(policy), self.context.store is not None
-        initial = replace(seeds, net=self._seeds(0).net) if shared else seeds  # all Sessions of one net start with the weights of the first
+        initial = replace(seeds, net=self._seeds(0).net) if shared else seeds  # all Sessions of one net have the same initial weights
         self._info = info
         agent = build_agent(spec, info, initial, Clock(), self.device, self._learning_cores)
         if initial != seeds:
@@ -196,7 +195,7 @@ class SessionParts:
 
     @property
     def frames(self) -> int:
-        """Frames that each policy is to collect."""
+        """Number of frames that each policy collects."""
         return self.spec.env.max_frame if self.context.store is None else self.spec.session_frames
 
     def _make_env(self, seed: int, *, training: bool = True) -> Env:
@@ -217,19 +216,19 @@ class SessionParts:
 
     @property
     def _cores(self) -> int:
-        """Cores for each Session that runs at a time."""
+        """Number of cores for each concurrent Session."""
         return max(1, cores() // self.plan.concurrent_sessions(self.spec.meta))
 
     @property
     def _learning_cores(self) -> int:
-        """Cores for an update: one if other processes learn or act at the same time, or may."""
+        """Number of cores for an update: one if other processes may learn or act at the same time."""
         sampler = self.spec.meta.sampler
         synchronous = sampler is None or sampler.serial_mode or not sampler.async_rl
         alone = self.context.store is None and synchronous and self.plan.jobs is None
         return self._cores if alone else 1
 
     def _check_memory(self, learner: PolicyLearner) -> None:
-        """Raise SpecError if the replay memories of all Sessions that run at a time do not fit this machine."""
+        """Raise SpecError if the replay memories of all concurrent Sessions do not fit into this machine's memory."""
         replay, concurrent_sessions = learner.agent.replay, self.plan.concurrent_sessions(self.spec.meta)
         if replay is not None:
             shared = self.context.store is not None
@@ -238,5 +237,5 @@ class SessionParts:
 
 
 def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
-    """Return the parts of a Session that it shares with others that train the same net."""
+    """Return the parts of a Session that it shares with other Sessions of the same net."""
     return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}

@@ -13,22 +13,22 @@ from slm_lab.lib.store import Store
 
 @dataclass(frozen=True)
 class SessionContext:
-    """What the process that runs a Session provides; by default, what a Session alone in a process needs."""
+    """What the process that runs a Session provides; the defaults suit a single Session that runs in the current process."""
 
     stop: Stop = field(default_factory=Stop)
     """Requests the end of training."""
     beat: Beat = no_beat
-    """Called with each phase that begins, see execute.heartbeat."""
+    """Called with each new phase, see execute.heartbeat."""
     store: Store | None = None
-    """Shared arrays of the Sessions that train one net (meta.distributed); without one a Session trains a net of its own."""
+    """Shared arrays of the Sessions that train one net (meta.distributed); None: the Session trains its own net."""
     restart: int = 0
     """Number of processes that died before this one in the same role."""
     resumed: RunPaths | None = None
-    """The run whose last checkpoint the Session continues from: one that was started before, or whose process was restarted."""
+    """The run from whose last checkpoint the Session continues: an earlier run, or this run after its process was restarted."""
     open_pool: OpenPool = open_pool
     """Starts the rollout workers."""
 
     @property
     def takes_over(self) -> bool:
-        """Whether the Session joins others that train its net already: the shared arrays are newer than any checkpoint."""
+        """Whether the Session joins others that already train its net, so that the shared arrays are newer than any checkpoint."""
         return self.store is not None and not self.store.fresh

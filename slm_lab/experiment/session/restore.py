@@ -1,4 +1,4 @@
-"""Save the state of a Session, and continue from it."""
+"""Save and restore the state of a Session."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 def _load_weights_of(learners: Sequence[PolicyLearner], where: str, data_dir: Path) -> None:
-    """Let these policies start from the weights and observation statistics of a checkpoint; notices list what is not used.
+    """Initialise policies from the weights and observation statistics of a checkpoint; print a notice on the parts that are not used.
 
-    Args: where: a checkpoint file, or a run folder, of which the best checkpoint is taken; see find.find_weights.
+    Args: where: a checkpoint file, or a run folder, whose best checkpoint is used; see find.find_weights.
 
-    Raises UserError if there is no such checkpoint, or if no weight matrix in it has the name and shape of one of the net.
+    Raises UserError if there is no such checkpoint, or if none of its weight matrices matches one of the net in name and shape.
     """
     path, saved = find_weights(where, data_dir)
     statistics = saved["normalizers"] if "normalizers" in saved else saved["env"]
     for learner in learners:
         own = learner.agent.weights()
         missing = learner.agent.take_weights(saved["weights"])
-        if not any(value.dim() > 1 for name, value in own.items() if name not in missing):  # biases alone: it is another net
+        if not any(value.dim() > 1 for name, value in own.items() if name not in missing):  # only biases match: a different net
             matrices = {name: value for name, value in own.items() if value.dim() > 1}
             raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_shapes(matrices)}")
         if missing:
@@ -57,19 +57,19 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What is left to do for a continued Session when it begins: by then it has the files of the run, and its envs have been reset."""
+    """Remaining steps to continue a Session when it begins: at that time the files of the run are available and the envs are reset."""
 
     cut_tables: bool = False
-    """Cut the tables back to `tables`, or else to the frame of the clock."""
+    """Truncate the tables to `tables`, or, if this is None, to the frame of the clock."""
     tables: Position | None = None
     read_tables: bool = False
-    """Continue after the rows in the tables; if these were cut, they are all that is known."""
+    """Continue the tables after their existing rows; if the tables were truncated, forget all other rows."""
     rng: dict[str, Any] | None = None
     """States of the process-wide random generators."""
 
 
 def state_dict(session: Session) -> dict[str, Any]:
-    """Return the full state of a Session, in tensors and plain Python, as `restore` loads it."""
+    """Return the full state of a Session, as tensors and plain Python objects, for `restore`."""
     assert session.sink is not None
     source, parts = session.source, session.parts
     collection = source.state_dict() if source.between_rounds and not session.blocked else None
@@ -88,7 +88,7 @@ def state_dict(session: Session) -> dict[str, Any]:
 
 
 def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
-    """Return the reasons why a continued run will differ from an uninterrupted one; an empty list if it will not."""
+    """Return the reasons why a continued run will differ from an uninterrupted one; an empty list if they will be equal."""
     meta, lost = session.spec.meta, []
     if collection is None:
         lost.append("open episodes are dropped (the envs did not respond, or were in the middle of a rollout)")
@@ -104,11 +104,11 @@ def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
 
 
 def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
-    """Save the state of a Session, or a `bundle` of it. `done`: no frame is left to collect, and the last rows are written."""
+    """Save the state of a Session, or the given `bundle`. Args: done: no frame is left to collect, and the last rows are written."""
     assert session.sink is not None
     begin, store, timer = perf_counter(), session.context.store, session.parts.timer
     session.context.beat(SAVING)
-    for learner in session.learners:  # first, since the state says which value is the best
+    for learner in session.learners:  # first, since the state contains the best value
         learner.checkpointer.save_best()
     ends = bundle is not None
     bundle = {**(bundle or state_dict(session)), "done": done}
@@ -123,7 +123,7 @@ def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool =
 
 
 def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
-    """Return the arrays that Sessions share and, if this is the only one, its bundle, which is of the same moment."""
+    """Return the shared arrays and, if this is the only Session, its bundle, which was saved at the same moment."""
     store = session.context.store
     assert store is not None
     arrays = {name: torch.from_numpy(array) for name, array in store.snapshot().items()}
@@ -135,7 +135,7 @@ def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def init_weights(session: Session) -> None:
-    """Let a Session start from the weights of another run, if meta.init_from names one. Raises UserError if there are none that fit."""
+    """Initialise a Session from the weights of the run in meta.init_from, if set. Raises UserError if no weights fit."""
     if session.spec.meta.init_from is not None:
         _load_weights_of(session.learners, session.spec.meta.init_from, session.plan.data_dir)
     if session.context.store is not None:
@@ -143,15 +143,15 @@ def init_weights(session: Session) -> None:
 
 
 def resume(session: Session, paths: RunPaths) -> None:
-    """Restore a Session that was built from its last checkpoint; without one it starts from the beginning.
+    """Restore a built Session from its last checkpoint; if there is none, it starts from the beginning.
 
     Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session takes over from a process that died, an
-    unreadable one is a notice: what was learned is in shared memory.
+    unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
     """
     index, trial, takes_over = session.index, session.trial, session.context.takes_over
     path = paths.checkpoint(index * session.spec.policies, "last", trial)
     shared = None
-    session.context.beat(WAITING)  # a large file takes long, and no env runs
+    session.context.beat(WAITING)  # reading a large file takes long, and no env runs
     try:
         bundle = read_checkpoint(paths, path, index, trial)
         if session.context.store is not None and not takes_over:
@@ -175,16 +175,16 @@ def resume(session: Session, paths: RunPaths) -> None:
 
 
 def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
-    """Load what training continues from; called once, after `build` and before the first step, wherever the Session runs.
+    """Load the state to continue from; called once, after `build` and before the first step, regardless of where the Session runs.
 
     A Session that takes over from a process that died, while others train the net, loads counts, observers and replay memory. Its random
-    streams and envs are new ones: those that the process died with could end it again.
+    streams and envs are new, since the old ones could cause the same failure again.
 
     Args:
-        bundle: the Session's last checkpoint; None if it has none, and others have trained the net.
-        shared: the last checkpoint of the arrays that several Sessions share; None: they stay as they are in the store.
+        bundle: the Session's last checkpoint; None if it has none although others have trained the net.
+        shared: the last checkpoint of the shared arrays; None: keep the arrays in the store.
 
-    Raises ValueError, RuntimeError, KeyError or TypeError if they do not fit.
+    Raises ValueError, RuntimeError, KeyError or TypeError if the checkpoints do not fit.
     """
     store, takes_over = session.context.store, session.context.takes_over
     if shared is not None:
@@ -215,7 +215,7 @@ def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, A
 
 
 def _restore_collection(session: Session, bundle: dict[str, Any]) -> None:
-    """Load the state of envs, or rollout workers, and of the population."""
+    """Load the state of the envs or rollout workers, and of the population."""
     if bundle["source"] is not None and not session.source.load_state_dict(bundle["source"]):
         logger.info("open episodes are dropped; new ones begin")
     if session.parts.population is not None:
@@ -223,7 +223,7 @@ def _restore_collection(session: Session, bundle: dict[str, Any]) -> None:
 
 
 def _resume_best(session: Session, paths: RunPaths) -> None:
-    """Continue with the best weights on disk, which may be newer than the state."""
+    """Continue from the best checkpoint on disk, which may be newer than the restored state."""
     for learner in session.learners:
         path = paths.checkpoint(learner.table, "best", session.trial)
         try:

@@ -1,4 +1,4 @@
-"""Continue a run: what its folder holds, what may be changed, and the frame from which each Session continues."""
+"""Continue a run: read its folder, check which keys are changed, and find the frame from which each Session continues."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _MAY_CHANGE = re.compile(
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds)"
 )
-"""Of these, those that leave every step and row as it was."""
+"""Keys of _MAY_CHANGE that do not affect any step or row."""
 _IGNORED = re.compile(r"meta\.run\b.*")
 
 
 _MAPPED = 2**30
-"""Bytes above which the arrays of a checkpoint are not kept in memory, but read from the file, which was checked, as they are used."""
+"""File size in bytes above which a checkpoint's arrays are memory-mapped from the (already checked) file instead of loaded."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Start:
     """Why the result will differ from that of an uninterrupted run; empty if it will not."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as it is saved in meta.run."""
+        """Return the values that are saved in meta.run."""
         if self.status == "continues":
             return {"frame": self.frame, "exact": not self.lost} | ({"lost": list(self.lost)} if self.lost else {})
         return {"frame": self.frame, "status": self.status}
@@ -62,30 +62,30 @@ class Start:
 
 @dataclass(frozen=True)
 class Resumption:
-    """A run that is to be continued: its files, its spec with the changes made to it, and its Sessions."""
+    """A run to continue: its files, its spec with the changes applied, and its Sessions."""
 
     paths: RunPaths
     spec: Spec
     history: list[dict[str, Any]]
-    """Entries of meta.run of the earlier starts."""
+    """Entries of meta.run from earlier starts."""
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Key path → (value before, value now)."""
     starts: dict[int, Start] = field(default_factory=dict)
-    """By Session."""
+    """Session → how it continues."""
 
     @property
     def to_run(self) -> list[int]:
-        """Sessions that are not finished; all if they train one net and one of them is not."""
+        """Unfinished Sessions; if the Sessions train one net and any is unfinished, all Sessions."""
         unfinished = [index for index, start in self.starts.items() if start.status != "finished"]
         return list(self.starts) if unfinished and self.spec.meta.distributed else unfinished
 
 
 def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> Resumption:
-    """Read a run that is to be continued, with `--set` overrides. Reads only.
+    """Read a run to continue, with `--set` overrides. Nothing is written.
 
     Args: trial: number of a trial of a search; None: the run is a single trial.
 
-    Raises SpecError for the saved spec; UserError if the run cannot be continued, or not with these changes.
+    Raises SpecError if the saved spec is invalid; UserError if the run cannot be continued, or not with these changes.
     """
     name, t = paths.spec_name, trial or 0
     if trial is None and paths.holds_trials:
@@ -109,11 +109,11 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
 
 
 def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, Start], Spec | None]:
-    """Return how each Session continues, and the spec that the first checkpoint was written with; None without one.
+    """Return how each Session continues, and the spec with which the first checkpoint was written; None without a checkpoint.
 
-    Every byte of the checkpoints is checked.
+    Checkpoints are verified completely.
     """
-    # whatever meta.distributed is now: a change of it is found by what was saved with it
+    # regardless of the current meta.distributed: the saved spec reveals whether it was changed
     shared = _read(paths, paths.trial_checkpoint(trial), None, trial, partial(state.read_header, check=True))
     starts: dict[int, Start] = {}
     begun_with: Spec | None = None
@@ -132,7 +132,7 @@ def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[
 
 
 def _check_frames(found: Resumption) -> None:
-    """Raise UserError for a new env.max_frame that a Session has exceeded already."""
+    """Raise UserError if a Session has already exceeded a new env.max_frame."""
     for index, start in found.starts.items():
         if "env.max_frame" in found.changes and start.frame > found.spec.session_frames:
             limit = f"env.max_frame: {found.spec.env.max_frame}"
@@ -142,7 +142,7 @@ def _check_frames(found: Resumption) -> None:
 
 
 def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> dict[int, Start]:
-    """Return the starts with what is not exact in all of them: changes to what is trained, other versions of the packages."""
+    """Return the starts with further reasons for inexact results: changed keys and changed package versions."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
     before, now = history[-1].get("versions", {}) if history else {}, package_versions()
     reasons += [f"{package} {before[package]} is now {now.get(package)}" for package in before if before[package] != now.get(package)]
@@ -164,7 +164,7 @@ def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
 
 
 def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
-    """Return what is said on screen: what the last start left, and the frame from which each Session continues."""
+    """Return the lines to print: how the last start ended, the changes, and the frame from which each Session continues."""
     lines = [] if killed is None else [f"the last start, {killed}, {ENDED}"]
     lines += [f"changed: {path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in found.changes.items()]
     if "env.max_frame" in found.changes:
@@ -188,9 +188,9 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
 
 
 def read_checkpoint(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
-    """Return a checkpoint that training can continue from, None if there is none. Raises UserError.
+    """Return a checkpoint to continue training from; None if the file does not exist. Raises UserError.
 
-    Args: session: whose checkpoint it is; None: that of all Sessions.
+    Args: session: the Session of the checkpoint; None: the shared checkpoint of all Sessions.
     """
 
     def load(path: Location) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _read(
 
 
 def _instead(paths: RunPaths, session: int | None, trial: int) -> str:
-    """Return what can be done without the last checkpoint of a Session, or of all Sessions, for a message."""
+    """Return advice for an error message: what to do without the last checkpoint of a Session, or of all Sessions."""
     whose = "its sessions" if session is None else f"session {session}"
     policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
     found = (readable_checkpoint(paths, index, trial) for index in policies)
@@ -222,7 +222,7 @@ def _instead(paths: RunPaths, session: int | None, trial: int) -> str:
 
 
 def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
-    """Raise UserError for a table of a Session that has been changed since its checkpoint was saved."""
+    """Raise UserError if a table of a Session has been changed since its checkpoint was saved."""
     for name in header["tables"] or ():
         path = paths.info_dir / name
         try:
@@ -266,7 +266,7 @@ def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:
 
 
 def _spec_of(header: Mapping[str, Any], saved: Spec) -> Spec:
-    """Return the spec that a checkpoint was written with: the saved one may have been edited since."""
+    """Return the spec with which a checkpoint was written; the saved spec may have been edited since then."""
     for body in header["spec"].values():
         return load_spec({saved.name: body}, saved.name)
     return saved

@@ -1,4 +1,4 @@
-"""Session: policies learn from one source of experience."""
+"""Session: one or several policies that learn from one source of experience."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SessionResult:
     frame: int = 0
     interrupted: bool = False
     rows: list[RowValues] = field(default_factory=list)
-    """Training rows of the first policy, see observers.COLUMNS; empty if a sink took them."""
+    """Training rows of the first policy, see observers.COLUMNS; empty if a sink was given."""
     eval_rows: list[RowValues] = field(default_factory=list)
     """Evaluation rows, if meta.rigorous_eval is on."""
 
@@ -41,12 +41,12 @@ class SessionResult:
 class Session:
     """Session number `index` of a trial: a source of experience, and a learner for each policy.
 
-    `Session(spec).run()` keeps everything in memory: rows in its result, the trained agent in `agent`. A sink takes rows and state
-    instead. `build()` makes envs and agents and writes nothing.
+    `Session(spec).run()` keeps everything in memory: rows in its result, the trained agent in `agent`. If a sink is given, it receives
+    rows and state instead. `build()` creates envs and agents and writes nothing.
 
     Args:
-        observers: subclasses of slm_lab.Observer (or functions that make one), beside those of meta.observers.
-        context: what the process provides: a stop request, shared arrays, the run to continue.
+        observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers.
+        context: what the process provides, such as a stop request, shared arrays and the run to continue.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
         self.parts = self._new_parts()
         self.continuation = Continuation()
         self.blocked = False
-        """An env did not return: nothing more can be asked of it."""
+        """Whether an env did not return in time and cannot be used any more."""
 
     def _new_parts(self) -> SessionParts:
         return SessionParts(self.spec, self.index, self.plan, self.trial, self.context, self._observers)
@@ -90,14 +90,14 @@ class Session:
 
     @property
     def source(self) -> ExperienceSource:
-        """What collects experience."""
+        """The source of experience."""
         assert self.parts.source is not None
         return self.parts.source
 
     def build(self) -> Self:
-        """Make envs, agents and, with meta.sampler, rollout workers, and load what training continues from.
+        """Build envs, agents and, with meta.sampler, rollout workers, and load the state or weights to start from.
 
-        Raises SpecError or UserError for what the user can correct.
+        Raises SpecError or UserError for errors that the user can correct.
         """
         self.parts, self.continuation, self.blocked = self._new_parts(), Continuation(), False
         try:
@@ -113,17 +113,17 @@ class Session:
         return self
 
     def run(self, sink: RunSink | None = None) -> SessionResult:
-        """Train, then release envs and processes; see `train`."""
+        """Call `train`, then release envs and processes."""
         try:
             return self.train(sink)
         finally:
             self.close()
 
     def train(self, sink: RunSink | None = None) -> SessionResult:
-        """Train until every policy has its frames, or until a stop is requested.
+        """Train until every policy has collected its frames, or until a stop is requested.
 
-        Raises WorkerFailed, Blocked (an env did not return in time) or what the env raises. If a worker failed or an env blocks, what
-        was learned until then is saved first.
+        Raises WorkerFailed, Blocked (an env did not return in time), or any exception of the env. If a worker failed or an env blocks, the
+        training state is saved first.
         """
         if not self.parts.is_open:  # not built yet, or closed after an earlier run
             self.build()
@@ -161,7 +161,7 @@ class Session:
         return SessionResult(self.index, first.clock.frame, interrupted, rows, eval_rows)
 
     def begin(self) -> None:
-        """Start the source, observers and clocks, and continue the files of the run."""
+        """Start the source, observers and clocks; for a continued run, also continue its files."""
         assert self.sink is not None
         source, sink, loaded = self.source, self.sink, self.continuation
         logger.info("begins: index %d, backend %s, device %s, frame %d", self.index, source.backend, self.parts.device, self.clock.frame)
@@ -184,7 +184,7 @@ class Session:
         self.continuation = Continuation()
 
     def end(self) -> None:
-        """Write the last rows and the state, which does not include them: a continued run has its own rows there."""
+        """Write the last rows and the state. The state excludes these rows, since a continued run writes its own rows at this frame."""
         assert self.sink is not None
         bundle = state_dict(self)
         try:
@@ -196,5 +196,5 @@ class Session:
             self.sink.timeline(self.index, spans)
 
     def close(self) -> None:
-        """Release envs and processes. An env that fails to close, or not in time, is left behind, with a notice."""
+        """Release envs and processes. An env that fails to close, or does not close in time, is abandoned with a notice."""
         self.parts.close()

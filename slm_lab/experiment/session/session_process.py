@@ -1,4 +1,4 @@
-"""A Session in a process of its own: a task of an executor."""
+"""Run a Session in its own process, as a task of an executor."""
 
 from __future__ import annotations
 
@@ -28,54 +28,55 @@ if TYPE_CHECKING:
     from slm_lab.experiment.collect.workers.worker_pool import OpenPool
 
 STOP_GRACE = 5.0
-"""Seconds after a stop request for which an env may block before it is interrupted."""
+"""Seconds that an env may block after a stop request before it is interrupted."""
 
 
 OpenStore = Callable[[Spec, int, Callable[[], EnvInfo], bool], Store]
-"""open_store(spec, index, info, fresh): the arrays of Sessions that train one net, as Session `index` sees them. `info` returns that of its
-env, once it is built; `fresh`: training has not begun."""
+"""open_store(spec, index, info, fresh): return the Store of Session `index` with the arrays of all Sessions of one net. `info` returns the
+EnvInfo of the Session's env after it was built; `fresh`: training has not begun."""
 OpenSink = Callable[[RunPaths, int, int, int, Emit], RunSink]
-"""open_sink(paths, trial, index, restart, emit): the sink of Session `index`, from its process number `restart`; events other than rows go
-to `emit`."""
+"""open_sink(paths, trial, index, restart, emit): return the sink of Session `index` in its process number `restart`; events other than rows
+are passed to `emit`."""
 
 
 @dataclass(frozen=True)
 class SessionTask:
-    """Which Session a process runs."""
+    """The Session that a process runs."""
 
     spec: Spec
     index: int
     trial: int
     plan: Plan
     open_store: OpenStore | None = None
-    """For meta.distributed."""
+    """Opens the shared arrays, with meta.distributed."""
     fresh: bool = True
-    """Training has not begun in any process; or the Session, which trains a net of its own, begins with its last checkpoint."""
+    """True if training has not begun in any process, or if the Session has its own net and begins with its last checkpoint."""
     resumed: RunPaths | None = None
-    """The run whose last checkpoint the Session continues from."""
+    """The run from whose last checkpoint the Session continues."""
     open_sink: OpenSink | None = None
-    """None: the process sees the folder of the run, and writes its tables there."""
+    """Opens the sink; None: the process has access to the run folder and writes its tables there."""
     open_pool: OpenPool | None = None
-    """Starts the rollout workers; None: processes of this machine. (This module imports no torch: the trial's own process needs none.)"""
+    """Starts the rollout workers; None: as processes of this machine. (No default here, since this module must not import torch: the
+    trial's own process does not need it.)"""
     locks: bool = True
-    """Whether the process sees the folder of the run, and locks its Session there."""
+    """Whether the process has access to the run folder and locks its Session there."""
 
 
 def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) -> SharedArrays:
-    """The arrays in file `fd` as Session number `index` of a spec with meta.distributed sees them."""
+    """Return the Store of Session number `index` of a spec with meta.distributed, with the arrays in file `fd`."""
     meta = spec.meta
     return SharedArrays(fd, index, meta.max_session, synced=meta.distributed == "synced", locked=meta.hogwild_lock, fresh=fresh)
 
 
 def shared_memory(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
-    """The OpenStore of processes of one machine, whose arrays are in a file in memory."""
+    """Return the Store of a Session if all processes run on one machine and the arrays are in a file in memory (an OpenStore)."""
     return shared_arrays(spec, file.fd, index, fresh=fresh)
 
 
 def run_session(context: Context, task: SessionTask) -> None:
-    """Build a Session, wait for the order to begin (its RunPaths), and train.
+    """Build a Session, wait for the signal to begin (its RunPaths), and train.
 
-    Messages: ("ready", choices), ("event", Event) for each event but rows, then ("event", SessionEnded); instead of SessionEnded
+    Messages: ("ready", choices), ("event", Event) for each event except rows, then ("event", SessionEnded) or, instead of SessionEnded,
     ("user_error", error) or ("failed", cause).
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -119,7 +120,7 @@ def _run(context: Context, task: SessionTask) -> None:
 
 
 def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -> SessionEnded:
-    # the lock is kept until this process ends: it may outlive the trial
+    # kept until this process ends, since the process may outlive the trial
     lock = SessionLock(paths.session_lock(task.index, task.trial)) if task.locks else None
     context.print_to(paths.session_log(task.index, task.trial))
 

@@ -1,1 +1,1 @@
-"""Hyperparameter search: a search space, proposers of values, and trials that are run and compared."""
+"""Hyperparameter search: propose values from a search space, run a trial with each proposal, and compare the trials."""

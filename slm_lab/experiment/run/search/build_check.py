@@ -1,4 +1,4 @@
-"""Check before a search that the envs and agents of its values can be built."""
+"""Check before a search that env and agent can be built with each searched value."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import KeyPath, Problem, SpecError, show, show_path
 
 _MOST_VALUES = 20
-"""Values of a choice that are built."""
+"""Maximum number of values of a choice that are checked."""
 
 
 def check_builds(space: SearchSpace, plan: Plan) -> None:
-    """Build env and agent with each value of each key (of a range: with both ends), other keys as they stand in the spec.
+    """Build env and agent with each value of each key (for a range: both ends), while other searched keys have their first value.
 
-    Raises SpecError with a problem for each value that can be loaded, but not built. A value that is valid only together with other
-    values of other keys is skipped. No processes are started: no rollout workers, no shared nets.
+    Raises SpecError with a problem for each value that can be loaded but not built. A value is skipped if it is valid only together with
+    other values of other keys. No processes are started: rollout workers and shared nets are disabled.
     """
     from slm_lab.experiment.session.session import Session  # loads torch
 
@@ -64,7 +64,7 @@ def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
 
 
 def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
-    """Check the builds of a search in a task, since the process of the search does not load torch. Args: known: they were checked before.
+    """Run check_builds in a task, since the process of the search does not load torch. Args: known: the builds were checked before.
 
     Messages: ("valid", number of GPUs), or ("user_error", SpecError).
     """

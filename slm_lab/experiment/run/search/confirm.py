@@ -1,6 +1,6 @@
-"""Confirmation: the best trials of a search are trained again with seeds that the search has not used.
+"""Confirmation: train the best trials of a search again, with seeds that the search has not used.
 
-The best of many trials is partly the luckiest one. The trials are trained in a run folder of their own inside that of the search.
+The best of many trials is partly the luckiest one. The confirmations have their own run folder inside that of the search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 
 SESSIONS = 4
-"""Seeds of a confirmed trial."""
+"""Number of Sessions, each with its own seed, of a confirmed trial."""
 _STREAM = 1_000_003
 """Entry of the SeedSequence that separates the seeds of confirmations from those of trials."""
 
@@ -37,7 +37,7 @@ def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
 
 
 def choose(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
-    """Return the confirmations of the best `count` trials: those in `known`, to which missing ones are appended."""
+    """Return the confirmations of the best `count` trials, after appending missing ones to `known`."""
     have = {one.trial for one in known}
     known += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in have]
     best = {trial.trial for trial in ranked[:count]}
@@ -45,7 +45,7 @@ def choose(ranked: Sequence[TrialState], count: int, known: list[TrialState]) ->
 
 
 def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
-    """Make the run folder of the confirmations, if it is not there yet. Raises OSError."""
+    """Create the run folder of the confirmations, if it does not exist yet. Raises OSError."""
     runs = RunPaths(paths.confirmation, paths.spec_name)
     runs.root.mkdir(exist_ok=True)
     runs.make_dirs()

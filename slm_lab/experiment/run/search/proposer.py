@@ -1,4 +1,4 @@
-"""Proposers: which values a trial of a search gets."""
+"""Proposers, which choose the values of each trial of a search."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
     import optuna
 
 _ATTEMPTS = 100
-"""Draws of a combination that the spec accepts; then the last one is proposed, and its trial fails with the reason."""
+"""Maximum draws to find a combination that the spec accepts; then the last one is proposed, and its trial fails with the reason."""
 _STREAM = 1
-"""Spawn key of the random streams, apart from those of Sessions."""
+"""Spawn key that separates the random streams of proposers from those of Sessions."""
 STARTUP_TRIALS = 10
 """Random trials before TPE proposes."""
 _GOOD, _MOST_GOOD = 0.15, 25
-"""Share of the trials that count as good, as in Bergstra et al., and their maximum number."""
+"""Fraction of the trials that count as good, as in Bergstra et al., and the maximum number of good trials."""
 _CANDIDATES = 8
-"""Samples among which the best is proposed."""
+"""Number of samples, of which the best is proposed."""
 _PRIOR = 3.0
-"""Weight of the prior; that of a trial is 1. With Optuna's values (1, 24 candidates, a tenth of the trials as good ones) 12 of 40
-searches of the landscape in tests/experiment/search stay in a bad category for 100 trials; with these none does."""
+"""Weight of the prior; each trial has weight 1. With Optuna's defaults (prior weight 1, 24 candidates, a tenth of the trials good) 12 of 40
+searches of the landscape in tests/experiment/search stay in a bad category for 100 trials; with these values none does."""
 
 
 class Proposer(Protocol):
     """Proposes the values of each trial. Trials may run at the same time and end in any order."""
 
     def ask(self, trial: int) -> Values | None:
-        """Return the values of a trial; None: nothing is left to propose."""
+        """Return the values of a trial; None if there is nothing left to propose."""
 
     def tell(self, trial: int, metric: float | None) -> None:
-        """Add the result of a trial, of which more is better; None: it failed."""
+        """Add the metric of a trial (higher is better); None if the trial failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain Python."""
+        """Return the state as plain Python objects."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state: proposals continue as they would have without a break."""
+        """Restore a state; later proposals are the same as without the interruption."""
 
 
 def make_proposer(space: SearchSpace, algorithm: str, seed: int) -> Proposer:
     """Return the proposer of meta.search_algorithm "optuna", "random" or "grid".
 
-    A space whose keys are all grid_search is a grid with each of them. Raises SpecError for "grid" without grid_search keys, UserError if
-    optuna is not installed.
+    If all keys of the space are grid_search keys, the proposer is a grid in any case. Raises SpecError for "grid" without grid_search keys,
+    UserError if optuna is not installed.
     """
     if algorithm == "grid" or (space.is_grid and algorithm in ("optuna", "random")):
         return GridProposer(space, seed)
@@ -64,7 +64,7 @@ def make_proposer(space: SearchSpace, algorithm: str, seed: int) -> Proposer:
 
 
 class RandomProposer:
-    """Draws each trial's values independently. A trial's values depend on the seed and its index alone."""
+    """Draws each trial's values independently. A trial's values depend only on the seed and the trial's index."""
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
         self.space, self.seed = space, seed
@@ -90,7 +90,7 @@ class RandomProposer:
 class GridProposer(RandomProposer):
     """Proposes every combination of the values of grid_search keys once.
 
-    With other keys, which are drawn at random, the combinations repeat after the last one.
+    If there are other keys too, these are drawn at random, and the combinations repeat after the last one.
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
@@ -116,17 +116,17 @@ class _Trial:
 
     trial: int
     picks: Picks
-    """What TPE sees of the values, see _suggest."""
+    """The values in the form in which TPE models them, see `suggest`."""
     metric: float | None = None
     done: bool = False
 
 
 @dataclass
 class TPEProposer:
-    """Proposes by a tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of all keys together, as Optuna implements it.
+    """Proposes by Optuna's multivariate tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011).
 
-    Keys inside values of a choice have estimators of their own. Running trials count as bad ones, so that trials at the same time
-    differ ("constant liar"). Each proposal depends on the results so far, the seed and the index of the trial alone.
+    Keys inside values of a choice have separate estimators. Running trials count as bad ones, so that concurrent trials differ
+    ("constant liar"). Each proposal depends only on the results so far, the seed and the index of the trial.
 
     Raises UserError if optuna is not installed.
     """
@@ -153,7 +153,7 @@ class TPEProposer:
                 return values
             study.tell(asked, state=_optuna().trial.TrialState.FAIL)
             refused += 1
-            if refused > STARTUP_TRIALS:  # the estimator may insist on what the spec refuses
+            if refused > STARTUP_TRIALS:  # the estimator may repeat proposals that the spec rejects
                 study.sampler = _optuna().samplers.RandomSampler(seed=self._seed(trial, refused))
 
     def tell(self, trial: int, metric: float | None) -> None:
@@ -170,7 +170,7 @@ class TPEProposer:
         self.history = [_Trial(**one) for one in state["history"]]
 
     def _study(self, trial: int) -> optuna.Study:
-        """Return a study that knows the trials so far."""
+        """Return a study that contains the trials so far."""
         library = _optuna()
         states = library.trial.TrialState
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Number of trials that run at a time, and the resources of each."""
+"""Number of concurrent trials, and the resources of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.spec.models.spec import Spec
 
 @dataclass(frozen=True)
 class TrialShare:
-    """Resources of each trial, and how many trials run concurrently."""
+    """Resources of each trial, and the number of concurrent trials."""
 
     concurrent: int
     """Number of trials that run concurrently."""
@@ -22,27 +22,27 @@ class TrialShare:
     """Number of CPU cores that each trial reserves."""
     gpus: float
     sessions: int
-    """Number of sessions of a trial that run concurrently."""
+    """Number of Sessions of a trial that run concurrently."""
     nodes: tuple[float, ...] = ()
-    """Cores of each node of a cluster; (): this machine."""
+    """Cores of each node of a cluster; () for this machine."""
 
     @property
     def resources(self) -> Resources:
-        """Of each trial."""
+        """Resources of each trial."""
         return Resources(self.cores, self.gpus)
 
 
 def available_cores(spec: Spec, plan: Plan) -> int:
-    """Return the cores of a search: with --jobs, those of as many Sessions; else all."""
+    """Return the number of cores of a search: with --jobs N, the cores of N Sessions; else all cores."""
     return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
 
 
 def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> TrialShare:
     """Return how `target` trials share the cores and `gpus` of this machine, or of the nodes of a cluster.
 
-    A trial takes a core for each process of those of its Sessions that run at a time, and at least meta.search_resources.cpu. With a
-    scheduler all its Sessions run at a time, if need be more than there are cores, since it compares means over Sessions at common frames;
-    so do Sessions of one net. In population-based training all trials run at a time, for the same reason.
+    A trial takes a core for each process of its concurrent Sessions, and at least meta.search_resources.cpu. With a scheduler all Sessions
+    of a trial run concurrently, even if there are fewer cores, since the scheduler compares means over Sessions at common frames. Sessions
+    of one net also run concurrently. In population-based training all trials run concurrently, since it compares them at common frames.
     """
     meta, processes = spec.meta, session_processes(spec.meta)
     available = int(max(nodes)) if nodes else available_cores(spec, plan)
@@ -65,6 +65,6 @@ def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Seq
 
 
 def _equal_share(nodes: Sequence[float], target: int) -> float:
-    """Return the most cores that each of `target` trials can have if all run at a time."""
+    """Return the maximum number of cores that each of `target` concurrent trials can have."""
     shares = {node / part for node in nodes if node for part in range(1, target + 1)}
     return max(share for share in shares if sum(int(node / share + 1e-9) for node in nodes) >= target)

@@ -1,4 +1,7 @@
-"""Which running trials continue: Tune's schedulers, called directly. Tune is imported when one is made, since that takes seconds."""
+"""Schedulers of Ray Tune, called directly, which decide whether running trials continue.
+
+Tune is imported when a scheduler is created, since the import takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _OPTIONS, _SAMPLES = 20, 200
-"""Most values of a key that count as options, which have an order; draws from the space in which they are counted."""
+"""Maximum number of values of a key that count as (ordered) options; number of draws from the space to count the values."""
 _PERTURBATIONS = 10
-"""Perturbations over the frames of a trial, without meta.search_scheduler."""
+"""Number of perturbations over the frames of a trial, without meta.search_scheduler."""
 
 
 @dataclass(frozen=True)
 class TakeOver:
-    """A trial is to continue with the state of a better one and with new values."""
+    """Decision that a trial continues with the state of a better trial and with new values."""
 
     source: int
     values: Values
@@ -32,21 +35,21 @@ class TakeOver:
 
 Decision = Literal["stop"] | TakeOver
 Reports = Iterable[tuple[TrialState, int, float]]
-"""(trial, frame, metric) of an earlier start of the search, in order."""
+"""(trial, frame, metric) from earlier starts of the search, in order."""
 
 
 class Scheduler(Protocol):
     """Decides from intermediate metrics which trials continue."""
 
     def report(self, trial: TrialState, frame: int, metric: float) -> Decision | None:
-        """Take the metric of a running trial at a frame; return a decision; None: the trial continues."""
+        """Process the metric of a running trial at a frame and return a decision; None: the trial continues unchanged."""
 
     def complete(self, trial: TrialState) -> None:
-        """Take a trial that has ended."""
+        """Process the end of a trial."""
 
 
 class _TuneTrial:
-    """What Tune's schedulers use of a trial."""
+    """A trial with the attributes that Tune's schedulers use."""
 
     def __init__(self, trial: TrialState) -> None:
         self.trial_id, self.config, self.evaluated_params = str(trial.trial), trial.values, dict(trial.values)
@@ -61,7 +64,7 @@ class Asha:
     """Asynchronous successive halving (Li et al. 2020, arXiv:1810.05934): ray.tune.schedulers.ASHAScheduler.
 
     At grace_period · reduction_factor^k frames, k = 0, 1, …, a trial continues if its metric is among the best 1 / reduction_factor of
-    those that other trials had there before it.
+    the metrics of the trials that reached this frame before.
     """
 
     def __init__(self, grace_period: int, reduction_factor: float, max_frame: int, reports: Reports = ()) -> None:
@@ -87,9 +90,9 @@ class Asha:
 class Pbt:
     """Population-based training (Jaderberg et al. 2017, arXiv:1711.09846): ray.tune.schedulers.PopulationBasedTraining.
 
-    Each `interval` frames, a trial among the worst quarter of those that run takes over the state of one of the best quarter; each of its
-    values is that of the other times 0.8 or 1.2, within the range that is searched (the neighbour among options), or sampled again with
-    probability 0.25.
+    Every `interval` frames, a trial in the worst quarter of the running trials copies the state of a trial in the best quarter. Each of its
+    new values is the other trial's value times 0.8 or 1.2, within the searched range (for options: a neighbouring option), or, with
+    probability 0.25, a new sample.
     """
 
     def __init__(self, space: SearchSpace, interval: int, seed: int, reports: Reports = ()) -> None:
@@ -97,14 +100,14 @@ class Pbt:
         self._controller = SimpleNamespace(search_alg=None, get_trials=list)
         self._decision: Decision | None = None
         self._ranges: dict[str, tuple[float, float]] = {}
-        """Smallest and largest draw of the keys without options."""
+        """Smallest and largest draw of each key without options."""
         self._trials: dict[int, _TuneTrial] = {}
         self._pbt: Any = self._make(interval)
         for trial, frame, metric in reports:
             self.report(trial, frame, metric)
 
     def _make(self, interval: int) -> Any:
-        """Return Tune's scheduler, whose decision to exploit is taken here instead of by Tune's controller."""
+        """Return Tune's scheduler; a decision to exploit is stored in this object instead of executed by Tune's controller."""
         from ray.tune.schedulers import PopulationBasedTraining
 
         def exploit(scheduler: Any, trial: _TuneTrial, controller: Any, upper: list[_TuneTrial], lower: list[_TuneTrial]) -> None:
@@ -125,7 +128,7 @@ class Pbt:
         )
 
     def _mutations(self) -> dict[str, Any]:
-        """Return, by key, its options in order, or a function that draws a value."""
+        """Return a dict: key → its options in order, or a function that draws a value."""
         draws = [self._space.sample(self._rng) for _ in range(_SAMPLES)]
         found: dict[str, Any] = {}
         for key in self._space.keys:
@@ -142,7 +145,7 @@ class Pbt:
         return lambda: self._space.sample(self._rng)[key]
 
     def _valid(self, values: Values) -> Values:
-        """Return perturbed values within their ranges, or new ones if they are not valid in the spec."""
+        """Return the perturbed values, clipped to their ranges, or newly sampled values if these are not valid in the spec."""
         values = values | {key: min(max(values[key], low), high) for key, (low, high) in self._ranges.items()}
         try:
             self._space.apply(values)
@@ -165,7 +168,7 @@ class Pbt:
 
 
 def check_pbt(spec: Spec, space: SearchSpace) -> None:
-    """Raise SpecError for a searched key that cannot change while a trial runs, or that exists only together with values of others."""
+    """Raise SpecError for a searched key that cannot change while a trial runs, or that exists only with some values of another key."""
     draw = space.sample(np.random.default_rng(0))
     problems = [
         Problem(f"search.{key}", "population-based training changes values while a trial runs, which is not possible for this key")
@@ -182,7 +185,7 @@ def check_pbt(spec: Spec, space: SearchSpace) -> None:
 
 
 def make_scheduler(spec: Spec, space: SearchSpace, reports: Reports) -> Scheduler | None:
-    """Return the scheduler of a search, with the reports of an earlier start; None if all trials run to their end."""
+    """Return the scheduler of a search, updated with the reports of earlier starts; None if no trial is stopped early."""
     wanted, frames = spec.meta.search_scheduler, spec.session_frames
     if spec.meta.search_algorithm == "pbt":
         interval = max(1, frames // _PERTURBATIONS) if wanted is None else wanted.grace_period

@@ -1,4 +1,4 @@
-"""Search: an experiment whose trials differ in the values of the keys that the spec's search block names."""
+"""Search: an experiment whose trials differ in the values of the keys in the spec's search block."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _MAY_CHANGE = re.compile(
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search has found."""
+    """The result of a search."""
 
     paths: RunPaths
     records: list[TrialRecord]
@@ -62,14 +62,14 @@ class SearchResult:
 
 
 class Search(Experiment):
-    """Runs trials with proposed values, as many at a time as the machine allows, until meta.max_trial of them have ended.
+    """Runs concurrent trials with proposed values until meta.max_trial of them have ended.
 
-    Each is a full Trial of its Sessions, and its files are those of any trial, numbered t. The state of the search is saved in its run
-    folder whenever a trial begins or ends.
+    Each is a complete Trial with its Sessions and the usual files, numbered t. The state of the search is saved in its run folder
+    whenever a trial begins or ends.
 
     Args:
-        confirm: number of best trials to train again with new seeds, and 4 Sessions each; they are ranked by that.
-        common_seeds: all trials have the same seeds, so that they differ by their values alone.
+        confirm: number of best trials to train again with new seeds and 4 Sessions each; these trials are ranked by the new results.
+        common_seeds: all trials have the same seeds, so that they differ only in their values.
     """
 
     def __init__(
@@ -88,22 +88,23 @@ class Search(Experiment):
         self._drawn = spec.meta.random_seed is None
         self.spec = with_seed(spec, draw_seed())
         self.paths, self.lock = paths, lock
-        """The files of the search, once there are some."""
+        """The files of the search and the lock of its folder; None until the folder exists."""
         self._continued = state is not None
         self._confirm, self._common_seeds = confirm, common_seeds
         self._gpus = 0
-        """Those of this machine over which trials are spread."""
+        """Number of GPUs of this machine to distribute trials over."""
         self.space = SearchSpace(self.spec)
         self.state = state or self._new_state()
         self.state.confirm = max(confirm, self.state.confirm)
 
     @classmethod
     def resume(cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, confirm: int = 0) -> Search:
-        """Return the search that continues the one in a folder: ended trials stay as they are, running ones are continued.
+        """Return the search that continues the one in a folder: ended trials are kept, running ones are continued.
 
         Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
 
-        Raises SpecError for the saved spec; UserError if the folder holds no search, it is in use, or cannot be continued like this.
+        Raises SpecError if the saved spec is invalid; UserError if the folder contains no search or is in use, or if the search cannot be
+        continued with these overrides.
         """
         paths = run_in(folder)
         if not paths.search_state.exists():
@@ -124,7 +125,7 @@ class Search(Experiment):
         """Run the search and write its files.
 
         Raises UserError or SpecError before anything is written; TrialFailed if every trial failed; Interrupted (a KeyboardInterrupt) after
-        Ctrl-C, SIGTERM or SIGHUP, when the Sessions have saved themselves and what there is has been analysed.
+        Ctrl-C, SIGTERM or SIGHUP, when the Sessions have saved their state and the results so far have been analysed.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
         with self._running(stop, folder, self.spec.meta.start_method, self._interrupted):
@@ -148,7 +149,7 @@ class Search(Experiment):
         schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
         check_installed(*["ray"] * schedules, *["optuna"] * (meta.search_algorithm == "optuna"))
         self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
-        algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # of the first values
+        algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # only for the initial values
         proposer = make_proposer(self.space, algorithm, meta.random_seed or 0)
         if self.state.proposer:
             proposer.load_state_dict(self.state.proposer)
@@ -158,7 +159,7 @@ class Search(Experiment):
         table = SearchTable(self.state.metric)
         with table, notices_to(table.notice):
             begin = perf_counter()
-            ensure_server()  # it loads torch meanwhile
+            ensure_server()  # it loads torch in the meantime
             if self._drawn:
                 table.notice(f"no meta.random_seed given; using {meta.random_seed}")
             with LocalExecutor(stall_notice=None) as here, self._executor(here, table, stop) as executor:
@@ -167,19 +168,19 @@ class Search(Experiment):
 
     @contextmanager
     def _executor(self, here: Executor, table: SearchTable, stop: Stop) -> Iterator[Executor]:
-        """Check the builds, decide on the share of a trial, and yield what runs trials: the executor of this machine, or of the cluster."""
+        """Check the builds, set the resources of a trial, and yield the executor of the trials, on this machine or on the cluster."""
         address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
         self.plan = replace(self.plan, cluster=None)
         if not self._continued:
             table.say(f"{self.spec.name}: building envs and agents of the values …")
-        with suppress(TaskFailed):  # a defect, which the trials report
+        with suppress(TaskFailed):  # a bug, which the trials will report
             messages = run_task(here, "the check of the builds", check_in_process, self.spec, self.plan, self._continued, stop=stop)
             self._gpus = next(int(message.content[0]) for message in messages if message.kind == "valid")
         if address is None:
             self._share = trial_resources(self.spec, self.plan, self.space.trials, self._gpus)
             yield here
             return
-        self._gpus = 0  # Ray shows each trial its own
+        self._gpus = 0  # Ray makes only the assigned GPUs visible to a trial
         with connected(address, folder) as joined, RayExecutor(stall_notice=None) as executor:
             table.say(str(joined))
             nodes, gpus = [node.cores for node in joined.nodes], sum(node.gpus for node in joined.nodes)
@@ -197,7 +198,7 @@ class Search(Experiment):
             self._confirm_stage(executor, paths, table, stop)
 
     def _open(self) -> RunPaths:
-        """Make the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
+        """Create the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
         made: Path | None = None
         with writing(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -286,7 +287,7 @@ class Search(Experiment):
         return TrialJob(spec, paths, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
 
     def _plan_of(self, share: TrialShare, slot: int) -> Plan:
-        """Return the plan of a trial; the trials of this machine are spread over its GPUs."""
+        """Return the plan of a trial; trials on this machine are distributed over its GPUs."""
         return replace(self.plan, jobs=share.sessions, first_gpu=slot % self._gpus if self._gpus and share.gpus else 0)
 
     def _confirm_stage(self, executor: Executor, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
@@ -341,7 +342,7 @@ class Search(Experiment):
                     file.unlink(missing_ok=True)
 
     def records(self) -> list[TrialRecord]:
-        """Return what is known of each trial."""
+        """Return a record of each trial."""
         state, paths = self.state, self.paths
         assert paths is not None
         confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
@@ -368,7 +369,7 @@ class Search(Experiment):
 
         assert self.paths is not None
         for lock in (path for root in (self.paths.root, self.paths.confirmation) for path in root.glob(".lock_*")):
-            lock.unlink(missing_ok=True)  # of trials and Sessions, which have ended
+            lock.unlink(missing_ok=True)  # locks of trials and Sessions, which have ended
         records = self.records()
         with notices_to(table.notice):
             summary = write_search(self.paths, self.spec, records, self.state.metric)

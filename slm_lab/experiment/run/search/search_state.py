@@ -1,4 +1,4 @@
-"""The state of a search: one JSON file in the run folder, replaced atomically, from which a killed search continues."""
+"""The state of a search: a JSON file in the run folder, replaced atomically, from which a killed search is continued."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]
 
 @dataclass
 class TrialState:
-    """What is known of a trial."""
+    """The state of a trial of a search."""
 
     trial: int
     values: Values
     status: TrialStatus = "waiting"
     failures: int = 0
-    """Starts that failed."""
+    """Number of starts that failed."""
     frame: int = 0
     """The last frame that every Session has reached."""
     seconds: float = 0.0
-    """Time that it has run, over all starts."""
+    """Run time in seconds, over all starts."""
     metric: float | None = None
-    """Of the last report; at its end that of its metrics."""
+    """The search metric: from the last report, or, after the trial has ended, from its metrics."""
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
-    """Why it failed."""
+    """Why the trial failed."""
     take_over: int | None = None
     """Trial whose checkpoints it continues from at its next start (population-based training)."""
 
@@ -52,25 +52,25 @@ def best_first(trials: Iterable[TrialState]) -> list[TrialState]:
 
 @dataclass
 class SearchState:
-    """The trials of a search, and what it takes to continue it."""
+    """The trials of a search, and the other state that is needed to continue it."""
 
     metric: str
     """Name of the metric that is maximised."""
     baseline: float | None
-    """Random baseline of the env, which strengths need."""
+    """Random baseline of the env, required to compute strengths."""
     common_seeds: bool
     trials: list[TrialState] = field(default_factory=list)
     reports: list[tuple[int, int, float]] = field(default_factory=list)
-    """(trial, frame, metric) in the order in which they arrived: the scheduler's state is made from them."""
+    """(trial, frame, metric) in order of arrival, from which the scheduler's state is rebuilt."""
     exploits: list[dict[str, Any]] = field(default_factory=list)
-    """Of population-based training: trial, frame, the trial whose state it took over, and its new values."""
+    """Exploits of population-based training: trial, frame, the trial whose state was copied, and the new values."""
     exhausted: bool = False
     """The proposer has nothing left to propose."""
     proposer: dict[str, Any] = field(default_factory=dict)
     confirm: int = 0
     """Number of best trials to train again."""
     confirm_seed: int | None = None
-    """The random_seed of these."""
+    """The random_seed of the confirmations."""
     confirmations: list[TrialState] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
@@ -94,7 +94,7 @@ class SearchState:
 
 
 def _encoded(value: Any) -> Any:
-    """Return plain Python as what JSON can hold; bytes, tuples and dicts whose keys are not all strings as an object with one key."""
+    """Convert plain Python objects to JSON values. Bytes, tuples, and dicts with keys other than strings become objects with one key."""
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Run trials concurrently until all have ended, and show them: a live table, or plain lines if there is no terminal."""
+"""Run trials concurrently until all have ended, and display them: a live table, or plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _MOST_ROWS = 16
 
 @dataclass
 class Totals:
-    """The trials of a search, which it counts."""
+    """Counts the trials of a search and estimates the remaining time."""
 
     trials: list[TrialState]
-    """All so far."""
+    """All trials so far."""
     target: int
-    """Number of trials asked for."""
+    """Requested number of trials."""
     concurrent: int
     """Maximum number of concurrent trials."""
     max_frame: int
@@ -49,7 +49,7 @@ class Totals:
         return max(finished, key=lambda trial: trial.metric or 0.0, default=None)
 
     def seconds_left(self) -> float | None:
-        """Remaining time if the other trials take as long as those that have ended; None until one has, or its time can be estimated."""
+        """Return the remaining seconds if other trials take as long as the ended ones; None until the time of a trial can be estimated."""
         ended = [trial.seconds for trial in self.trials if trial.ended]
         begun = [trial for trial in self.trials if trial.status == "running" and trial.frame > 0]
         whole = [trial.seconds * self.max_frame / trial.frame for trial in begun]
@@ -62,10 +62,10 @@ class Totals:
 
 
 class SearchTable(LiveTable):
-    """Shows how many trials are done, running and stopped, the best so far with its values, and the remaining time."""
+    """Shows the number of done, running and stopped trials, the best trial so far with its values, and the remaining time."""
 
     totals: Totals
-    """Of the trials that run now: the Stage that runs them sets it."""
+    """Totals of the current trials; set by the Stage that runs them."""
 
     def __init__(self, metric: str, console: Console | None = None) -> None:
         super().__init__(console)
@@ -91,7 +91,7 @@ class SearchTable(LiveTable):
         return table
 
     def summary(self) -> str:
-        """Return the numbers of trials, the best one, and the remaining time in one line."""
+        """Return the numbers of trials, the best trial, and the remaining time in one line."""
         totals = self.totals
         counts = {name: totals.count(name) for name in ("running", "stopped", "failed")}
         done = totals.count("finished", "stopped", "failed")
@@ -105,7 +105,7 @@ class SearchTable(LiveTable):
 
 
 def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
-    """Return the end of a search as lines: numbers of trials, the best of them, importance of the keys, files."""
+    """Return the final lines of a search: numbers of trials, the best trials, importance of the keys, files."""
     records = summary.ranked
     counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
     seconds = sum(record.seconds for record in records)
@@ -124,7 +124,7 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
 
 
 def shown_values(values: Mapping[str, Any]) -> str:
-    """Return values by the last parts of their key paths: as many as tell the keys apart."""
+    """Format values with shortened key paths: each is reduced to the shortest unambiguous suffix."""
     return "  ".join(f"{_short(key, values)} {_value(value)}" for key, value in values.items())
 
 
@@ -142,16 +142,16 @@ def _value(value: Any) -> str:
 
 
 _SAVE_EVERY = 2.0
-"""Seconds between two saves of the state because of reports; a trial that begins or ends is saved at once."""
+"""Seconds between two periodic saves of the state; the state is also saved whenever a trial begins or ends."""
 
 
 @dataclass
 class Stage(Totals):
-    """Runs trials until `target` of them have ended, or a stop is requested. Appends the trials that `propose` returns."""
+    """Runs trials until `target` of them have ended or a stop is requested. Appends new trials with values from `propose`."""
 
     executor: Executor
     resources: Resources
-    """Of each trial."""
+    """Resources of each trial."""
     make_job: Callable[[TrialState, int], TrialJob]
     """Called with the trial and its slot, a number below `concurrent` that no other running trial has. Raises SpecError if the combination
     of values is invalid."""
@@ -159,32 +159,32 @@ class Stage(Totals):
     """Called to save the state of the search."""
     table: SearchTable
     propose: Callable[[int], Values | None] = lambda trial: None
-    """Values of a new trial; None if there is nothing left to propose."""
+    """Returns the values of a new trial; None if there is nothing left to propose."""
     on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
     on_end: Callable[[TrialState], None] = lambda trial: None
     on_take_over: Callable[[TrialState, TakeOver], None] = lambda trial, decision: None
     scheduler: Scheduler | None = None
     decisions: dict[int, Decision] = field(default_factory=dict)
-    """Trials that the scheduler has stopped and that have not ended yet, and why."""
+    """Trial that the scheduler has stopped but that has not ended yet → decision of the scheduler."""
     exhausted: bool = False
     last: dict[int, Update] = field(default_factory=dict)
-    """Trial → its last update, with the outcome, once it has ended; its process still runs."""
+    """Trial that has ended but whose process still runs → its last update, with the outcome."""
     _begun: dict[int, float] = field(default_factory=dict)
     """Trial → when its seconds were last counted."""
     _save_due: float = 0.0
     _stop: Stop = field(default_factory=Stop)
 
     def run(self, stop: Stop) -> None:
-        """Run to the end. After a stop request no trial begins, and those that run save themselves."""
+        """Run all trials. After a stop request no trial begins, and running trials save their state."""
         self._stop, self.table.totals = stop, self
         for trial in self.trials:
-            if trial.status == "running":  # when an earlier start of the search ended
+            if trial.status == "running":  # it was running when an earlier start of the search ended
                 trial.status = "waiting"
         run_plan(self, self.executor, self.resources, stop)
         self.save()
 
     def next(self, slot: int) -> Start[TrialState] | None:
-        """Start the next trial; one whose values are invalid ends at once."""
+        """Return the task of the next trial; a trial with invalid values ends immediately."""
         while (trial := self._next()) is not None:
             try:
                 job = self.make_job(trial, slot)
@@ -223,7 +223,7 @@ class Stage(Totals):
         self._handle(died.task, item, self.last.pop(item.trial, unknown))
 
     def _next(self) -> TrialState | None:
-        """Return the next trial to start, a new one if none waits."""
+        """Return the next trial to start: a waiting one, else a new one; None if there is none."""
         for trial in self.trials:
             if trial.status == "waiting":
                 return trial
@@ -259,7 +259,7 @@ class Stage(Totals):
             self._end(trial, update.outcome)
 
     def _take_over(self, trial: TrialState, decision: TakeOver) -> None:
-        """Let a trial continue with the state of a better one and with other values."""
+        """Set a trial to continue with the state of a better trial and with new values."""
         source = next(one for one in self.trials if one.trial == decision.source)
         if source.status == "running" and source.frame < self.max_frame:
             trial.values, trial.take_over, trial.frame = decision.values, decision.source, source.frame
@@ -300,7 +300,7 @@ class Stage(Totals):
 
 
 def final_metric(trial: TrialState, name: str) -> float | None:
-    """Return the metric of a trial that has ended: that of its metrics, or of its last report if it has none."""
+    """Return the search metric of a trial that has ended: from its metrics if defined, else from its last report."""
     value = metric_of(trial.metrics, name)
     return trial.metric if value is None else value
 

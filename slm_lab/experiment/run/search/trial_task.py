@@ -1,6 +1,6 @@
-"""A trial of a search: a task of an executor.
+"""A trial of a search, run as a task of an executor.
 
-Each of its Sessions has a process of its own, also if there is only one. So a Session that is killed is a failed Session, as in any run.
+Each Session has its own process, even if there is only one, so that a killed process counts as a failed Session, as in other runs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 
 COLUMNS = {"final_return": "total_reward", "total_reward_ma": "total_reward_ma"}
-"""Metric → column whose last value it is."""
+"""Metric → table column; the metric is the last value of the column."""
 
 
 class ReportReader:
-    """Computes the metric of a running trial from the tables that its Sessions write.
+    """Computes the search metric of a running trial from the tables that its Sessions write.
 
     Args:
         metric, baseline: see SearchState.
-        after: frame of the last report that was read before.
+        after: frame of the last report already read.
     """
 
     def __init__(self, paths: RunPaths, trial: int, spec: Spec, metric: str, baseline: float | None, after: int = 0) -> None:
@@ -47,7 +47,7 @@ class ReportReader:
         self._sizes: list[int] = []
 
     def read(self) -> list[tuple[int, float]]:
-        """Return (frame, metric) for each frame that is new in all tables and at which the metric is known, in order."""
+        """Return (frame, metric), in order, for each new frame that all tables have reached and at which the metric is defined."""
         try:
             sizes = [file.stat().st_size for file in self.files]
         except OSError:  # some Session has no row yet
@@ -71,7 +71,7 @@ class ReportReader:
 
 
 def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:
-    """Return a metric of a trial, as analyze_trial computes it: the mean over the tables in which it is defined."""
+    """Return a metric of a trial, computed as in analyze_trial: the mean over the tables in which the metric is defined."""
     if metric in COLUMNS:
         values = [last_value(table, COLUMNS[metric]) for table in tables]
     else:
@@ -84,13 +84,13 @@ def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> flo
 
 
 def metric_of(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a metric of a trial that has ended; None if it is not defined."""
+    """Return a metric of a trial that has ended; None if the metric is not defined."""
     value = metrics.get(name)
     return float(value) if isinstance(value, int | float) else None
 
 
 _POLL = 0.25
-"""Seconds between two looks at the tables."""
+"""Seconds between two reads of the tables."""
 
 
 @dataclass(frozen=True)
@@ -99,35 +99,35 @@ class TrialJob:
 
     spec: Spec
     paths: RunPaths
-    """Of the search, which holds the lock of the folder."""
+    """Files of the search, which holds the lock of the folder."""
     trial: int
     plan: Plan
     metric: str
     baseline: float | None
     after: int = 0
-    """Frame of the last report that the search has."""
+    """Frame of the last report that the search has received."""
     sets: tuple[str, ...] = ()
-    """Changes to its saved spec."""
+    """Overrides of its saved spec."""
     take_over: int | None = None
-    """Trial from whose checkpoints it continues, instead of its own."""
+    """Trial from whose checkpoints this trial continues, instead of its own."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial has ended."""
+    """How a trial ended."""
 
     status: Literal["finished", "stopped", "failed"]
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
     retry: bool = True
-    """Whether a failed trial may succeed at another attempt; not if its spec is invalid."""
+    """Whether a failed trial may be started again; False if its spec is invalid."""
     lost: bool = False
-    """The node that ran it is gone: the trial continues elsewhere, and has not failed."""
+    """Whether the trial's node was lost: the trial then has not failed, and continues on another node."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """What has happened in a trial."""
+    """Progress of a trial since the last update."""
 
     frame: int
     reports: tuple[tuple[int, float], ...] = ()
@@ -136,7 +136,7 @@ class Update:
 
 
 def run_trial_task(context: Context, job: TrialJob) -> None:
-    """Run a trial. Messages: ("update", Update) for what its tables report, and in the end with the outcome."""
+    """Run a trial. Messages: ("update", Update) with new rows of its tables, and finally with the outcome."""
     lock, reader = SessionLock(job.paths.trial_lock(job.trial)), _Reader(context, job)
     try:
         with reader, job.paths.trial_log(job.trial).open("a", encoding="utf-8") as log:
@@ -147,7 +147,7 @@ def run_trial_task(context: Context, job: TrialJob) -> None:
 
 
 class _Reader:
-    """Reads the tables of a running trial from a thread, while the context is open, and sends what is new."""
+    """Reads the tables of a running trial in a thread while the context is open, and sends updates."""
 
     def __init__(self, context: Context, job: TrialJob) -> None:
         self._context = context
@@ -167,9 +167,9 @@ class _Reader:
             self.report()
 
     def report(self, outcome: Outcome | None = None) -> None:
-        """Send what is new, and the outcome."""
+        """Send new reports and the outcome, if there are any."""
         reports: tuple[tuple[int, float], ...] = ()
-        with suppress(OSError, ValueError, KeyError):  # a table that is being cut back to a checkpoint
+        with suppress(OSError, ValueError, KeyError):  # a table that is being truncated to a checkpoint
             reports = tuple(self._reports.read())
         if reports or self._reports.frame > self._sent or outcome is not None:
             self._sent = self._reports.frame
@@ -177,7 +177,7 @@ class _Reader:
 
 
 def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
-    """Run a trial to its end and return how that was; the files are those of any trial."""
+    """Run a trial and return its outcome; the trial writes the usual files."""
     try:
         return Outcome("finished", make_trial(job, stop, console).run().metrics)
     except Interrupted:
@@ -191,7 +191,7 @@ def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
 
 
 def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
-    """Return the trial of a job: the one that has been started before, resumed, or a new one."""
+    """Return the trial of a job: resumed if it has been started before, else new."""
     common: dict[str, Any] = {"plan": job.plan, "index": job.trial, "folder": job.paths, "stop": stop, "console": console}
     if job.take_over is not None:
         copy_checkpoints(job.paths, job.take_over, job.trial)
@@ -202,9 +202,9 @@ def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
 
 
 def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
-    """Let a trial continue from the last checkpoints of another one; its tables are then cut back to their frames.
+    """Copy the last checkpoints of trial `source` to another trial, which will truncate its tables to their frames when it continues.
 
-    Nothing is copied if the other one has finished meanwhile: then no frame would be left to train.
+    Nothing is copied if the source has finished in the meantime, since no frame would be left to train.
     """
     from slm_lab.experiment.files import bundle as state
 

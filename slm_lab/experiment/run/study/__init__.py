@@ -1,1 +1,1 @@
-"""Studies: the runs of several specs, envs and seeds, and the files that they are compared by."""
+"""Studies: runs of several specs, envs and seeds, and the files to compare them."""

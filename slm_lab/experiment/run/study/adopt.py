@@ -1,4 +1,4 @@
-"""Which run of a study a finished run folder of `train` is."""
+"""Match finished run folders of `train` to the runs of a study."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from slm_lab.spec.models.study import Study, StudyRun
 
 
 def key_of(run: StudyRun) -> tuple[str, int]:
-    """Return digest and random_seed, by which a run is known."""
+    """Return digest and random_seed, which identify a run."""
     return run.digest, run.random_seed
 
 
 def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int], Path]:
-    """Return key → run folder of those that match patterns of --adopt. Raises UserError for one that is no run of the study."""
+    """Return key → run folder for the folders that match patterns of --adopt. Raises UserError for a folder that is no run of the study."""
     found: dict[tuple[str, int], Path] = {}
     for pattern in patterns:
         folders = [Path(word) for word in sorted(glob(pattern)) if Path(word).is_dir()]
@@ -33,7 +33,7 @@ def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int],
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return what differs: "agent.algorithm.gamma: 0.98 → 0.99"."""
+    """Return the differences: "agent.algorithm.gamma: 0.98 → 0.99"."""
     paths = [*before, *(path for path in after if path not in before)]
     return [f"{path}: {_shown(before.get(path))} → {_shown(after.get(path))}" for path in paths if before.get(path) != after.get(path)]
 
@@ -43,7 +43,7 @@ def _shown(value: Any) -> str:
 
 
 def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
-    """Return the run that a folder holds. Raises UserError if it is none of the study's, or has not finished."""
+    """Return the key of the run in a folder. Raises UserError if the run is not one of the study's or has not finished."""
     from slm_lab.experiment.report.run import load_run
 
     run = load_run(folder)
@@ -55,7 +55,7 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
     own, seed = settings(spec), spec.meta.random_seed
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}
-    saved = {digest: completed(spec) for digest, spec in first.items()}  # a short spec is saved with the net that its env needs
+    saved = {digest: completed(spec) for digest, spec in first.items()}  # a spec without a net is saved with the net for its env
     wanted = {name: settings(one) for name, one in saved.items()}
     for one in alike:
         if one.random_seed == seed and not differing(own, wanted[one.digest], saved[one.digest]):

@@ -1,4 +1,4 @@
-"""Run a study: what is missing of its runs, several at a time, and then the comparison."""
+"""Run a study: first the missing runs, several at a time, and then the comparison."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ VERSION = 1
 
 
 class _Runner(NamedTuple):
-    """What starts the runs of a study."""
+    """The executor of the runs of a study, and its limits."""
 
     executor: Executor
     concurrent: int
     """Maximum number of concurrent runs."""
     jobs: int | None
-    """Maximum number of concurrent Sessions of each."""
+    """Maximum number of concurrent Sessions of each run."""
     resources: Resources
     gpus: int
-    """GPUs of this machine that runs are spread over; 0: none, or the cluster does it."""
+    """Number of GPUs of this machine to distribute runs over; 0 if there are none, or if the cluster assigns GPUs."""
 
 
 @dataclass
 class _Planner:
-    """The Planner of a study: it lists the runs that are missing."""
+    """The Planner of a study: it starts the missing runs."""
 
     states: list[RunState]
     folders: Mapping[tuple[str, int], RunFolder]
-    """By `key_of` the run."""
+    """`key_of` the run → folder."""
     paths: StudyPaths
     table: StudyTable
     runner: _Runner
     target: Target
     device: str | None
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Name of a run that has reported its end → status and cause."""
+    """Name of a run that has reported its end → (status, cause)."""
 
     @property
     def concurrent(self) -> int:
@@ -117,7 +117,7 @@ class _Planner:
         self.table.ended(state)
 
     def _share(self, run: StudyRun) -> float:
-        """Return the share of its frames that a run has trained."""
+        """Return the fraction of its frames that a run has trained."""
         folder = self.folders[key_of(run)]
         starts = folder.starts() if folder.root.is_dir() else []
         frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
@@ -126,12 +126,12 @@ class _Planner:
 
 
 class StudyExperiment(Experiment):
-    """Run the missing runs of a study, and compare all.
+    """Run the missing runs of a study, and compare all runs.
 
     Args:
-        paths: the folder of a study that is continued; None: a new one in plan.data_dir.
-        adopt: patterns of finished run folders of `train` that count as runs of the study where settings and seed agree.
-        target: what the process of a run does.
+        paths: the files of a study to continue; None: create a new folder in plan.data_dir.
+        adopt: patterns of finished run folders of `train` that count as runs of the study if settings and seed agree.
+        target: function that the process of a run calls.
     """
 
     def __init__(
@@ -147,10 +147,10 @@ class StudyExperiment(Experiment):
         self.states = [RunState(run) for run in study.runs]
 
     def run(self, stop: Stop | None = None) -> StudyPaths:
-        """Run what is missing, write the comparison, and return the files.
+        """Run the missing runs, write the comparison, and return the files.
 
         Raises UserError or SpecError before anything is written; Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when
-        the runs under way have saved themselves; TrialFailed at the end if a run failed.
+        the current runs have saved their state; TrialFailed at the end if a run failed.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
         with self._running(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted):
@@ -194,7 +194,7 @@ class StudyExperiment(Experiment):
                 planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device)
                 run_plan(planner, runner.executor, runner.resources, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
-            for lock in paths.root.glob(f"{paths.lock.name}_*"):  # of runs, which have ended
+            for lock in paths.root.glob(f"{paths.lock.name}_*"):  # locks of runs, which have ended
                 lock.unlink(missing_ok=True)
             self._report(paths, table)
             if interrupted:
@@ -202,7 +202,7 @@ class StudyExperiment(Experiment):
 
     @contextmanager
     def _runner(self, here: Executor, gpus: int) -> Iterator[_Runner]:
-        """Yield what starts runs: the executor of this machine, or one of the cluster."""
+        """Yield the runner: with the executor of this machine, or with one of the cluster."""
         if self.plan.cluster is None:
             concurrent, jobs = self._concurrency()
             yield _Runner(here, gpu_runs(self.study.runs, concurrent, gpus), jobs, Resources(), gpus)
@@ -220,11 +220,11 @@ class StudyExperiment(Experiment):
             share = 0.0
             if self.plan.device != "cpu" and any(node.gpus for node in nodes):
                 share = max((gpu_share(run) for run in self.study.runs), default=0.0)
-            with RayExecutor(stall_notice=None) as executor:  # Ray shows each run its GPUs
+            with RayExecutor(stall_notice=None) as executor:  # Ray makes only the assigned GPUs visible to a run
                 yield _Runner(executor, concurrent, widest, Resources(widest, share), 0)
 
     def _widest(self, limit: int) -> int:
-        """Return the cores of the run that needs most, with as many Sessions at a time as `limit` cores allow."""
+        """Return the largest number of cores that a run needs, with as many concurrent Sessions as `limit` cores allow."""
         widest = 1
         for run in self.study.runs:
             meta = run.spec.meta
@@ -233,7 +233,7 @@ class StudyExperiment(Experiment):
         return widest
 
     def _concurrency(self) -> tuple[int, int | None]:
-        """Return the runs at a time, and the Sessions at a time of each."""
+        """Return the number of concurrent runs, and of concurrent Sessions of each run."""
         limit = self.plan.jobs or cores()
         widest = self._widest(limit)
         one = "wall_t" in self.study.spec.x
@@ -243,7 +243,7 @@ class StudyExperiment(Experiment):
     # ---- files
 
     def _open(self) -> StudyPaths:
-        """Make the folder of the study, or use that of a continued one, and save the study in it. Raises UserError."""
+        """Create the folder of the study, or use that of a continued one, and save the study in it. Raises UserError."""
         made: Path | None = None
         with writing(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -262,9 +262,9 @@ class StudyExperiment(Experiment):
         return paths
 
     def _known(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
-        """Return (digest, random_seed) → folder of the runs that there are, as the study's runs with the same settings have them.
+        """Return (digest, random_seed) → folder of the existing runs; the digest is that of the study's run with the same settings.
 
-        A run is known by its folder or by its result. Raises UserError for a study of another version.
+        A run exists if it has a folder or a result. Raises UserError for a study of another version.
         """
         version = about_study(paths).get("version", VERSION)
         if version != VERSION:
@@ -287,7 +287,7 @@ class StudyExperiment(Experiment):
         return identity
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
-        """Return digest and random_seed of a run; the digest of the study's run whose settings are the same but for newer keys."""
+        """Return digest and random_seed of a run. If settings differ from a run of the study only in newer keys, use that run's digest."""
         seed = int(identity["random_seed"])
         for run in self.study.runs:
             alike = (run.entry, run.env, run.random_seed) == (identity["entry"], identity["env"], seed)
@@ -296,7 +296,7 @@ class StudyExperiment(Experiment):
         return str(identity["digest"]), seed
 
     def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
-        """Move runs aside whose entry, env and seed are wanted with other settings."""
+        """Move runs to another folder if the study now has other settings for their entry, env and seed."""
         wanted = {(run.entry, run.env, run.random_seed): run for run in self.study.runs}
         digests = {key_of(run) for run in self.study.runs}
         said: set[tuple[str, str]] = set()
@@ -309,7 +309,7 @@ class StudyExperiment(Experiment):
             paths.aside.mkdir(exist_ok=True)
             for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
-                    shutil.move(file, _free(paths.aside / file.name))  # results that are kept elsewhere can be on another disk
+                    shutil.move(file, _free(paths.aside / file.name))  # the results folder can be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
                 changed = changes(identity["settings"], run.settings)
@@ -318,7 +318,7 @@ class StudyExperiment(Experiment):
                 )
 
     def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
-        """Set the status of each run by its files, and take over adopted runs."""
+        """Set the status of each run from its files, and write the results of adopted runs."""
         self._folders: dict[tuple[str, int], RunFolder] = {}
         for state in self.states:
             run, key = state.run, key_of(state.run)
@@ -337,7 +337,7 @@ class StudyExperiment(Experiment):
                 write_result(file, load_run(adopted[key]), {**identity, "adopted": str(adopted[key])})
             if folder.root.is_dir() or not file.is_file():
                 folder.root.mkdir(exist_ok=True)
-                if not folder.identity.is_file() or self._identity(paths, folder) != identity:  # new, or another label or a newer key
+                if not folder.identity.is_file() or self._identity(paths, folder) != identity:  # new, relabelled, or with newer keys
                     _write(folder.identity, identity)
                 state.failures = sum(map(has_failed, folder.starts()))
             if file.is_file():
@@ -351,7 +351,7 @@ class StudyExperiment(Experiment):
     # ---- processes
 
     def _check_builds(self, executor: Executor, missing: Sequence[RunState], stop: Stop) -> int:
-        """Build env and agent of each entry in each env once, in a process of its own; return the number of GPUs. Raises SpecError."""
+        """Build env and agent of each entry in each env once, in a separate process; return the number of GPUs. Raises SpecError."""
         specs = {state.run.digest: state.run for state in missing}
         source = f"{self.study.source} {self.study.name}"
         arguments = list(specs.values()), replace(self.plan, jobs=None), source
@@ -371,13 +371,13 @@ class StudyExperiment(Experiment):
 
 
 def gpu_share(run: StudyRun) -> float:
-    """Return the share of a GPU that a run takes, 0 if its net computes on the CPU."""
+    """Return the fraction of a GPU that a run uses, 0 if its net computes on the CPU."""
     spec = run.spec
     return spec.meta.search_resources.gpu if spec.agent.net is not None and spec.agent.net.gpu is not False else 0.0
 
 
 def gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
-    """Return how many of `concurrent` runs at a time fit the GPUs, of which a run on one takes meta.search_resources.gpu."""
+    """Return how many of `concurrent` runs fit the GPUs at a time; a run on a GPU uses the fraction meta.search_resources.gpu."""
     share = max(map(gpu_share, runs), default=0.0)
     return max(1, min(concurrent, int(gpus / share))) if gpus and share else concurrent
 
@@ -406,7 +406,7 @@ def _free(path: Path) -> Path:
 
 
 def _size(study: Study) -> str:
-    """Return how many runs a study has, as a product if each entry has the same seeds."""
+    """Describe the number of runs of a study, as a product if all entries have the same seeds."""
     axes = {"entries": len(study.entries), "envs": len(study.envs), "seeds": len({run.random_seed for run in study.runs})}
     own = any(entry.random_seed for entry in study.spec.entries)
     return _count(len(study.runs), "runs") if own else " × ".join(_count(number, name) for name, number in axes.items())

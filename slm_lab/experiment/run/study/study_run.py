@@ -36,7 +36,7 @@ class RunJob:
 
 
 def run_in_process(context: Context, job: RunJob) -> None:
-    """Train, write the result, and send ("outcome", "done" | "failed" | "stopped" | "invalid", cause)."""
+    """Train, write the result, and send the message ("outcome", "done" | "failed" | "stopped" | "invalid", cause)."""
     lock = SessionLock(job.lock)
     context.print_to(job.folder.log)
     try:
@@ -56,7 +56,7 @@ def run_in_process(context: Context, job: RunJob) -> None:
 
 
 def _train(context: Context, job: RunJob) -> None:
-    """Train, and write the result, while the lock is held: a study that waits for the lock finds the result."""
+    """Train and write the result while the lock is held, so that a study that waits for the lock finds the result."""
     from slm_lab.experiment.report.run import Run
     from slm_lab.experiment.report.study_result import write_result
     from slm_lab.experiment.run.trial import Trial

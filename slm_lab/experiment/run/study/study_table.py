@@ -18,25 +18,25 @@ RunStatus = Literal["waiting", "running", "done", "failed"]
 
 @dataclass
 class RunState:
-    """What is known of a run."""
+    """The state of a run of a study."""
 
     run: StudyRun
     status: RunStatus = "waiting"
     failures: int = 0
-    """Starts that failed."""
+    """Number of starts that failed."""
     cause: str = ""
     began: float = 0.0
-    """Time at which it was started, by perf_counter."""
+    """Time of its start, in seconds of perf_counter."""
     begun_at: float = 0.0
-    """Share of its frames that it had then."""
+    """Fraction of its frames that were already trained at its start."""
     share: float = 0.0
-    """Share of its frames that it has trained."""
+    """Fraction of its frames that are trained."""
     seconds: float | None = None
-    """Time that it took, if it was run from its beginning to its end by this process."""
+    """Duration of the run, if this process ran it from beginning to end."""
 
 
 class StudyTable(LiveTable):
-    """Shows how many runs are done, running, waiting and failed, how far each is, and the remaining time."""
+    """Shows the number of done, running, waiting and failed runs, the progress of each run, and the remaining time."""
 
     def __init__(self, states: Sequence[RunState], concurrent: int, console: Console | None = None) -> None:
         super().__init__(console)
@@ -72,7 +72,7 @@ class StudyTable(LiveTable):
         return f"{numbers}, eta {'-' if left is None else duration(left)}"
 
     def seconds_left(self) -> float | None:
-        """Return the remaining time if the other runs of an entry take as long as its first ones; None until it can be estimated."""
+        """Return the remaining seconds if later runs of an entry take as long as its first ones; None until they can be estimated."""
         now, known = perf_counter(), dict[str, list[float]]()
         for state in self.states:
             seconds = state.seconds

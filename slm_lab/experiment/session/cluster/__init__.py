@@ -1,1 +1,1 @@
-"""Sessions on the nodes of a Ray cluster: their process, sink and parameter server."""
+"""Sessions on the nodes of a Ray cluster: their sink, shared arrays and parameter server."""

@@ -1,11 +1,11 @@
-"""A parameter server: the arrays of Sessions that train one net, in processes of their own. This module does not import ray.
+"""A parameter server: processes that store the arrays of Sessions that train one net. This module does not import ray.
 
-The server holds for each Session a copy of its parts (agent, normalizers, counts), attached to the same shared arrays as those of Sessions
-in processes of one machine are. A Session on another node sends what its part would do under a lock (Store.run): the name of a method
-and its arguments, such as a gradient. The server calls the method of its copy. So both compute the same, bit for bit, whatever the part is.
+For each Session the server has a copy of the Session's parts (agent, normalizers, counts), attached to shared arrays as in a run with all
+Sessions on one machine. When a Session on another node would call a method of a part under a lock (Store.run), it sends the method's name
+and arguments, such as a gradient, and the server calls the method of its copy. So both compute the same, bit for bit, for every part.
 
-The vectors of a large net are divided among several processes (lib.store.divided). Each has parts of its own, whose vectors are its ranges,
-and calls the same methods of them. The first process has everything else too.
+The vectors of a large net are divided among several processes (lib.store.divided). Each process has its own parts, whose vectors are its
+ranges, and calls the same methods of these parts. The first process also has all other arrays.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, sh
 from slm_lab.spec.models.spec import Spec
 
 _SMALL = 64
-"""Bytes up to which an array, of "own" ones the row of a process, comes with every answer."""
+"""Maximum size in bytes of an array (for "own" arrays: of one row) that every answer contains."""
 
 
 class NotAttached(PlainError):
-    """The server was restarted and does not know the Session any more."""
+    """The Session is not attached to the server, for example because the server was restarted."""
 
 
 class ServerStatus(NamedTuple):
-    """What the driver and Sessions must know of a process of the server."""
+    """The status of a process of the server, for the driver and Sessions."""
 
     generation: int | None
-    """See ParameterServer.begin; None before it, so after a restart."""
+    """See ParameterServer.begin; None before `begin`, thus also after a restart."""
     processes: int
-    """Number of processes that the arrays are divided among, as far as is known: 1 before the first Session is attached."""
+    """Number of processes among which the arrays are divided; 1 until the first Session is attached."""
     others: Sequence[Remote]
     """The further processes of the server, in order."""
 
 
 class Attached(NamedTuple):
-    """What a Session must know to have copies of the arrays."""
+    """The answer to `attach`: the values from which a Session makes its copies of the arrays."""
 
     generation: int
     arrays: dict[str, np.ndarray]
 
 
 class Answer(NamedTuple):
-    """What the server sends back."""
+    """The answer of the server to a call."""
 
     result: Any
     arrays: dict[str, np.ndarray]
-    """Those that a call may have changed, and all small ones."""
+    """Arrays that the call may have changed, and all small arrays."""
 
 
 class _View(SharedArrays):
-    """The arrays as one Session's copies use them. `parts` collects the copies by their full names."""
+    """The shared arrays as used by the copies of one Session's parts. `parts` contains the copies by full name."""
 
     serves: int
     parts: dict[str, Shareable]
     named: Named
     answers: dict[str, dict[str, np.ndarray]]
-    """Of each part: the arrays that an answer to it has."""
+    """Part → the arrays that an answer for this part contains."""
     name = ""
 
     def at(self, name: str, part: Shareable) -> Self:
@@ -80,33 +80,33 @@ class _View(SharedArrays):
         return view
 
     def place(self, named: Named) -> dict[str, np.ndarray]:
-        """Map the arrays, of divided ones the range of this process."""
+        """Map the arrays; of divided arrays, only the range of this process."""
         self.named = named
         return super().place(
             {name: one if one.division is None else one._replace(values=self.part(name, one.values)) for name, one in named.items()}
         )
 
     def part(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Return what this process holds of an array."""
+        """Return the part of an array that this process stores."""
         one = self.named[name]
         return array if one.division is None else array[one.part(self.serves)]
 
     @property
     def sent(self) -> dict[str, np.ndarray]:
-        """The arrays that Sessions may have copies of: all but times, since clocks of nodes are never compared; ranges alone, if another
-        process has the others."""
+        """The arrays that are sent to Sessions: all except times, since clocks of different nodes are not comparable; if this is not the
+        first process, only ranges of divided arrays."""
         arrays = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         return {name: array for name, array in arrays.items() if self.serves == 0 or self.named[name].division is not None}
 
     @property
     def small(self) -> dict[str, np.ndarray]:
-        """Those that come with every answer of the first process. A vector comes with its part alone."""
+        """The small arrays, which every answer of the first process contains. Divided vectors are sent only with their part."""
         arrays = {name: array for name, array in self.sent.items() if self.named[name].division is None}
         sizes = {name: array.nbytes // (len(array) if self.named[name].combine == "own" else 1) for name, array in arrays.items()}
         return {name: arrays[name] for name, size in sizes.items() if size <= _SMALL}
 
     def answer(self, part: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a part, without those of the parts in it, and all small ones."""
+        """Return the arrays of a part, without those of its sub-parts, and all small arrays."""
         if part not in self.answers:
             own = {name: array for name, array in self.sent.items() if name.rpartition("/")[0] == part}
             self.answers[part] = own | self.small
@@ -114,18 +114,18 @@ class _View(SharedArrays):
 
 
 class ParameterServer:
-    """Serves the Sessions of one trial, one message after the other, from `begin` on.
+    """Serves the Sessions of one trial after `begin`, one message at a time.
 
     Args:
-        seeds: of the first Session, with whose weights all start.
-        number: of this process among those that the arrays are divided among.
+        seeds: seeds of the first Session, whose initial weights all Sessions use.
+        number: number of this process among those that share the arrays.
     """
 
     def __init__(self, spec: Spec, seeds: Seeds, number: int = 0) -> None:
         import torch
 
         torch.set_num_threads(1)
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # gradients are read where they arrive
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # gradients are only read, without a copy
         self.spec, self.seeds, self.number = spec, seeds, number
         self.fd = shared_file()
         self._views: dict[int, _View] = {}
@@ -137,7 +137,7 @@ class ParameterServer:
         self._saved = -np.inf
 
     def begin(self, generation: int, arrays: Arrays | None = None) -> None:
-        """Forget all Sessions, and serve from the arrays of a snapshot; None: from the initial ones.
+        """Forget all Sessions, and start to serve the arrays of a snapshot; None: the initial arrays.
 
         Args: generation: the same number for all processes of the server.
         """
@@ -146,22 +146,22 @@ class ParameterServer:
         self.fd = shared_file()
 
     def join(self, others: Sequence[Remote]) -> None:
-        """Let Sessions know the further processes of the server."""
+        """Store the other processes of the server, which `status` tells Sessions."""
         self._others = others
 
     def status(self) -> ServerStatus:
         return ServerStatus(self._generation, self._processes, self._others)
 
     def where(self) -> tuple[str, int]:
-        """Return the name of the machine, and the process."""
+        """Return the name of the machine and the process id."""
         return os.uname().nodename, os.getpid()
 
     def attach(self, index: int, info: EnvInfo) -> Attached:
-        """Make the copies of a Session's parts; return the values of all arrays. Raises NotAttached before `begin`."""
+        """Create the copies of a Session's parts; return the values of all arrays. Raises NotAttached before `begin`."""
         if self._generation is None:
             raise NotAttached("the parameter server has not begun")
         view = self._view(index, info)
-        if self._saver == index:  # the process before this one died while it was saving
+        if self._saver == index:  # the Session's previous process died while it was saving
             self._saver = None
         self._processes = max(1 if one.division is None else one.division.processes for one in view.named.values())
         return Attached(self._generation, view.sent)
@@ -187,25 +187,25 @@ class ParameterServer:
         return view
 
     def run(self, index: int, part: str, method: str, args: Sequence[Any], own: Arrays) -> Answer:
-        """Call a method of a part; answer with the part's arrays.
+        """Call a method of a part; return an Answer with the part's arrays.
 
-        Args: own: array → row that the Session has written.
+        Args: own: array → the row that the Session has written.
         """
         view = self._with_rows(index, own)
         result = getattr(view.parts[part], method)(*args)
         return Answer(result, view.answer(part))
 
     def run_packed(self, message: bytes) -> bytes | Answer:
-        """Do what `run` does; the arguments are pickled, and the answer too, unless it is large."""
+        """Call `run` with pickled arguments. The answer is also pickled, unless it is large."""
         answer = self.run(*pickle.loads(message))
         return pack(answer)
 
     def pull(self, index: int, part: str, own: Arrays) -> Answer:
-        """Answer with the part's arrays."""
+        """Return an Answer with the part's arrays."""
         return Answer(None, self._with_rows(index, own).answer(part))
 
     def exchange(self, index: int, own: Arrays) -> Answer:
-        """Answer with the rows of all Sessions."""
+        """Return an Answer with the rows of all Sessions."""
         view = self._with_rows(index, own)
         rows = {name: array for name, array in view.sent.items() if view.named[name].combine == "own"}
         return Answer(None, rows | view.small)
@@ -221,14 +221,14 @@ class ParameterServer:
         return self._with_rows(index, own).sent
 
     def begin_save(self, index: int, interval: float | None) -> bool:
-        """Return whether the Session may save the arrays now: no other one does, or has less than `interval` seconds ago."""
+        """Return whether the Session may save the arrays now: no other Session is saving or has saved less than `interval` seconds ago."""
         if self._saver not in (None, index) or (interval is not None and time.monotonic() < self._saved + interval):
             return False
         self._saver = index
         return True
 
     def end_save(self, index: int) -> None:
-        """The Session has saved the arrays, or failed to."""
+        """Record that the Session has saved the arrays or failed to save them."""
         if self._saver == index:
             self._saver, self._saved = None, time.monotonic()
 
@@ -243,7 +243,7 @@ class ParameterServer:
 
 @contextmanager
 def closing(server: ParameterServer) -> Iterator[ParameterServer]:
-    """Release the memory of a server in this process afterwards."""
+    """Release the memory of a server in this process when the block ends."""
     try:
         yield server
     finally:
@@ -251,12 +251,12 @@ def closing(server: ParameterServer) -> Iterator[ParameterServer]:
 
 
 class ParameterServers:
-    """Starts the processes of a parameter server. If one of them is restarted, all of them return to the last snapshot.
+    """Starts the processes of a parameter server. If one is restarted, all processes return to the last snapshot.
 
     Args:
-        start: starts a ParameterServer, given its number; the engine starts it again if it dies.
-        checkpoint: returns the file with the last snapshot of the arrays; None: there is none yet.
-        restarted: called with the number of a process that was restarted, before all return to the snapshot.
+        start: starts the ParameterServer process with a given number; the engine restarts it if it dies.
+        checkpoint: returns the file with the last snapshot of the arrays; None if there is none yet.
+        restarted: called with the number of a restarted process, before all processes return to the snapshot.
     """
 
     def __init__(self, start: Callable[[int], Remote], checkpoint: Callable[[], Location | None], restarted: Callable[[int], None]) -> None:
@@ -264,7 +264,7 @@ class ParameterServers:
         self.generation = 0
         self.servers: list[Remote] = []
         self._asked: list[Any] = []
-        """Status of each process, under way."""
+        """The pending status call to each process."""
         self._add()
 
     @property
@@ -272,11 +272,11 @@ class ParameterServers:
         return self.servers[0]
 
     def look(self) -> None:
-        """Handle what has happened, without waiting unless a process was started again."""
+        """Handle restarted and missing processes; wait only if a process was restarted."""
         statuses: dict[int, ServerStatus] = {}
         done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
         for number in done:
-            with suppress(Exception):  # it has died too often; Sessions fail with the same error
+            with suppress(Exception):  # the process has died too often; Sessions fail with the same error
                 statuses[number] = self.servers[number].result(self._asked[number])
         processes = max((status.processes for status in statuses.values()), default=1)
         if restarted := [number for number, status in statuses.items() if status.generation is None]:
@@ -295,7 +295,7 @@ class ParameterServers:
         self._asked.append(server.start("status"))
 
     def _begin_anew(self, restarted: list[int]) -> None:
-        """Let all processes serve from the last snapshot. Those that were started again come last: until then no Session goes on."""
+        """Let all processes serve the last snapshot. Restarted processes are last, so that no Session continues before all are ready."""
         for number in restarted:
             self._restarted(number)
         path, arrays = self._checkpoint(), None

@@ -17,11 +17,11 @@ from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLo
 from slm_lab.spec.models.spec import Spec
 
 _POLL = 0.05
-"""Seconds between two attempts to save while another Session saves, or to be attached while the server is not ready."""
+"""Seconds between two attempts to save while another Session saves, or to attach while the server is not ready."""
 
 
 _ARGS = 3
-"""Place of the section's arguments in those of ParameterServer.run."""
+"""Index of the section's arguments in the arguments of ParameterServer.run."""
 
 
 class _Call(NamedTuple):
@@ -40,14 +40,14 @@ class _Copies:
         self.named: Named = {}
         self.arrays: dict[str, np.ndarray] = {}
         self.sent: dict[str, np.ndarray] = {}
-        """The rows of this Session as the server has them."""
+        """The rows of this Session as last sent to or received from the server."""
         self.received = 0.0
-        """When the last answer came, in seconds of monotonic()."""
+        """Time of the last answer, in seconds of monotonic()."""
         self.pushed = self.pulled = 0
-        """Bytes of arrays that were sent and received."""
+        """Bytes of arrays sent and received."""
 
     def place(self, named: Named) -> None:
-        """Make the copies. That of a vector which can be divided is the part's own, so that an answer brings the part itself up to date."""
+        """Create the copies. The copy of a divisible vector is the part's own array, so that an answer updates the part directly."""
         self.named = named
         for name, one in named.items():
             rows = (self.workers,) if one.combine == "own" else ()
@@ -55,19 +55,19 @@ class _Copies:
         self.divisions = {
             name.rpartition("/")[0]: one.division for name, one in named.items() if one.division is not None and one.division.processes > 1
         }
-        """Part → how its vectors are divided, if they are."""
+        """Part whose vectors are divided among several processes → how they are divided."""
         for process, attached in enumerate(self._attach()):
             self.take(process, attached.arrays)
 
     def _attach(self) -> list[Attached]:
-        """Make the Session known to all processes of the server, once they are ready to serve from the same arrays."""
+        """Attach the Session to all processes of the server, once all are ready to serve the same generation of arrays."""
         processes = max((division.processes for division in self.divisions.values()), default=1)
         while True:
             statuses: list[ServerStatus] = self._together("status", [_Call(process) for process in range(len(self.servers))])
             self.servers[1:] = statuses[0].others
             begun = {status.generation for status in statuses}
             if len(statuses) == len(self.servers) and len(begun) == 1 and None not in begun:
-                with suppress(NotAttached):  # a process died meanwhile
+                with suppress(NotAttached):  # a process died in the meantime
                     calls = [_Call(process, (self.index, self.info)) for process in range(len(self.servers))]
                     attached: list[Attached] = self._together("attach", calls)
                     if len(attached) == processes and len({one.generation for one in attached}) == 1:
@@ -78,11 +78,11 @@ class _Copies:
         return attached
 
     def ask(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
-        """Call a method of processes of the server, those of a stage at once, with the Session's index and rows; return the results."""
+        """Call a method of server processes with the Session's index and rows; return the results. Calls of one stage are concurrent."""
         while True:
             try:
                 return [result for calls in stages for result in self._together(method, list(map(self._signed, calls)))]
-            except NotAttached:  # all of the server's processes have begun anew, or are about to
+            except NotAttached:  # all processes of the server have restarted from a snapshot, or will do so
                 for process, attached in enumerate(self._attach()):
                     own_or_divided = (name for name in attached.arrays if name in self.sent or self.named[name].division is not None)
                     self.take(process, {name: attached.arrays[name] for name in attached.arrays.keys() - set(own_or_divided)})
@@ -95,7 +95,7 @@ class _Copies:
         return _Call(call.process, (self.index, *call.arguments, self._rows() if call.process == 0 else {}))
 
     def _rows(self) -> dict[str, np.ndarray]:
-        """Return the rows of this Session that it has written since they were last sent."""
+        """Return the rows of this Session that have changed since they were last sent."""
         changed = {name: self.arrays[name][self.index] for name in self.sent}
         changed = {name: row for name, row in changed.items() if not np.array_equal(row, self.sent[name])}
         for name, row in changed.items():
@@ -104,7 +104,7 @@ class _Copies:
         return changed
 
     def _together(self, method: str, calls: Sequence[_Call]) -> list[Any]:
-        """Call a method of several processes at once; return the results in order. Raises NotAttached if one does, after all answers."""
+        """Call a method of several processes concurrently; return the results in order. Raises NotAttached after all answers."""
         pending = [_start(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None
         for (process, _), one in zip(calls, pending, strict=True):
@@ -117,7 +117,7 @@ class _Copies:
         return results
 
     def take(self, process: int, arrays: Arrays) -> None:
-        """Bring copies up to date with what a process of the server has sent."""
+        """Update copies with the arrays that a process of the server has sent."""
         for name, array in arrays.items():
             one, copy = self.named[name], self.arrays[name]
             np.copyto(copy if one.division is None else copy[one.part(process)], array)
@@ -131,7 +131,7 @@ class _Copies:
             self.take(process, answer.arrays)
 
     def pieces(self, arrays: Arrays, process: int) -> dict[str, np.ndarray]:
-        """Return of each array what a process of the server holds."""
+        """Return the pieces of the arrays that a process of the server stores."""
         pieces, parts = {}, tuple(f"{part}/" for part in self.divisions)
         for name, array in arrays.items():
             one = self.named[name]
@@ -157,14 +157,14 @@ def _start(server: Remote, method: str, arguments: tuple[Any, ...]) -> Any:
 class RemoteArrays:
     """The Store of Session `index`, whose arrays are in a parameter server; `arrays` are copies.
 
-    Copies are brought up to date by the answers to this Session's own messages. Its rows of "own" arrays go with each message.
+    Copies are updated from the answers to this Session's own messages. Each message contains the Session's changed rows of "own" arrays.
 
-    If the vectors of a part are divided among several processes, each range has a count of updates of its own, and the part's other arrays
+    If the vectors of a part are divided among several processes, each range has its own count of updates, and the part's other arrays
     are those of the first process. Two Sessions that push at the same time may be served in different orders by different processes.
 
     Args:
         server: the first process of a ParameterServer.
-        info: of the Session's env; called when the Session is built.
+        info: returns the EnvInfo of the Session's env; called when the Session is built.
         fresh: training has not begun.
     """
 
@@ -199,7 +199,7 @@ class RemoteArrays:
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
         calls = [_Call(process, (self._name, section.__name__, args)) for process in range(self._division.processes)]
         if lock == "target" and len(calls) > 1:
-            # last where the arrays are from which other Sessions see that something has changed, and then pull everything
+            # the first process last: it has the arrays by which other Sessions detect a change, and then pull everything
             *others, first = self._copies.ask("run", calls[1:], calls[:1])
             answers = [first, *others]
         else:
@@ -245,7 +245,7 @@ class RemoteArrays:
         copies.write({name: array for name, array in copies.arrays.items() if copies.named[name].combine != "own"})
 
     def barrier(self) -> None:
-        """Do nothing: this process sees others' writes with the answers to its messages."""
+        """Do nothing: this process receives other Sessions' writes with the answers to its messages."""
 
     @contextmanager
     def saving(self, interval: float | None) -> Iterator[bool]:
@@ -259,11 +259,11 @@ class RemoteArrays:
                 first.call("end_save", self.index)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays. Of a divided vector the ranges are those of one moment if no other Session pushes meanwhile."""
+        """Return copies of all arrays. The ranges of a divided vector are consistent only if no other Session pushes in the meantime."""
         copies = self._copies
         answers: list[Arrays] = copies.ask("snapshot", [_Call(process) for process in range(len(copies.servers))])
         copies.pulled += sum(array.nbytes for arrays in answers for array in arrays.values())
-        return {  # what Ray returns is read-only
+        return {  # arrays returned by Ray are read-only
             name: np.array(array) if copies.named[name].division is None else np.concatenate([arrays[name] for arrays in answers])
             for name, array in answers[0].items()
         }

@@ -1,9 +1,8 @@
 """Tables of Sessions on other nodes.
 
-Rows go to one process on the driver's node, which alone writes them in the run's folder. Checkpoints, which can be large, are
-written by the Session itself: to the run's folder, which all nodes see then, or to the URL that the run has for them (Plan.storage). A
-Session that was given up, since its node did not answer, may still run: its number of restarts is an old one then, and nothing more is
-taken from it.
+Rows are sent to one process on the driver's node, which writes them to the run folder. Checkpoints, which can be large, are written by
+the Session itself: to the run folder, which then must be visible to all nodes, or to the URL in Plan.storage. A Session whose node did not
+answer and that was therefore replaced may still run. Its restart number is then outdated, and its rows are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class SinkServer:
         self._errors: dict[int, Exception] = {}
 
     def begin(self, session: int, restart: int, paths: RunPaths, trial: int) -> None:
-        """Take rows from a Session from now on, from its process number `restart` alone."""
+        """Accept rows from a Session from now on, but only from its process number `restart`."""
         if restart < self._restarts.get(session, 0):
             raise Superseded(f"session {session} was restarted elsewhere")
         if (before := self._sinks.pop(session, None)) is not None:
@@ -41,7 +40,7 @@ class SinkServer:
         self._sinks[session] = LocalSink(paths, trial)
 
     def write(self, session: int, restart: int, event: Row | CheckpointWritten) -> None:
-        """Hand the Session's LocalSink a row, or that a checkpoint was written. An error is raised by the Session's next `call`."""
+        """Pass an event to the Session's LocalSink. An error is stored and raised by the Session's next `call`."""
         if restart != self._restarts.get(session):
             return
         try:
@@ -59,12 +58,12 @@ class SinkServer:
 
 
 class RemoteSink(RunSink):
-    """The RunSink of a Session on any node. Events other than rows go to `emit`."""
+    """The RunSink of a Session on any node. Events other than rows are passed to `emit`."""
 
     def __init__(self, server: Remote, paths: RunPaths, trial: int, session: int, restart: int, emit: Emit) -> None:
         self.server, self.session, self.restart, self.emit = server, session, restart, emit
         self.files = LocalSink(paths, trial)
-        """Writes checkpoints directly from this node; rows go to the server."""
+        """Writes checkpoints directly from this node; rows are sent to the server."""
         server.call("begin", session, restart, paths, trial)
 
     def __call__(self, event: Event) -> None:

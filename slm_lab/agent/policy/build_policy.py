@@ -130,7 +130,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
 
 
 def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
-    """Return the parts of the policy's net with separate optimizer keys. ("actor",): one optimizer, for which the actor's keys apply too."""
+    """Return the parts of the policy's net with separate optimizer keys; ("actor",): one optimizer, which may use the actor's keys."""
     assert agent.net is not None
     if not agent.algorithm.has_critic:
         return ()
@@ -146,7 +146,7 @@ def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Ten
 
 
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the action distribution, and its learned log standard deviation [D] (None if net.log_std_init is absent or has no effect)."""
+    """Return the action distribution and its learned log standard deviation [D] (None if net.log_std_init is absent or has no effect)."""
     own = agent.algorithm.actor_distribution(action.kind)
     distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
     if net.log_std_init is None:

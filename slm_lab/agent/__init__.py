@@ -1,1 +1,1 @@
-"""Agents: policy and algorithm, memory, nets and optimizers. Knows no file, no process and no env."""
+"""Agents: policy and algorithm, memory, nets and optimizers. Independent of files, processes and envs."""

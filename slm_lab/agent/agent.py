@@ -24,13 +24,13 @@ from slm_lab.spec.models.base import Schedule
 
 
 class Agent:
-    """A policy, the algorithm that trains it, and the schedule of exploration.
+    """A policy, the algorithm that trains it, and the exploration schedule.
 
-    The hidden state of a recurrent policy belongs to the caller: `policy.initial_state` gives the first, `ActOut.state_N` each next one, to
-    be zeroed where an episode begins.
+    The caller keeps the hidden state of a recurrent policy: it gets the first from `policy.initial_state`, each next one from
+    `ActOut.state_N`, and sets the state to zero where an episode begins.
 
-    Args: explore: schedule of explore_var, None if exploration does not depend on it. eval_seed: seed of evaluations. random_frames: first
-    frames of the Session in which it acts uniformly at random (not in evaluations).
+    Args: explore: schedule of explore_var, None if exploration does not depend on explore_var. eval_seed: seed of evaluations.
+    random_frames: number of first frames of the Session in which the agent acts uniformly at random (not in evaluations).
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class Agent:
     ) -> None:
         self.policy, self.algorithm, self.clock = policy, algorithm, clock
         self.observe, self.ready, self.end_step = algorithm.observe, algorithm.ready, algorithm.end_step
-        """The algorithm's own methods: `observe` stores a vector step, `ready` tells whether `update` can learn from what is stored,
-        `end_step` is called after each vector step, after the updates that followed it."""
+        """The algorithm's own methods: `observe` stores a vector step, `ready` returns whether enough is stored for `update`, and
+        `end_step` is called at the end of each vector step, after its updates."""
         self._explore, self._eval_seed, self._random_frames = explore, eval_seed, random_frames
         self._shared: SharedParams | None = None
         self.threads = 1
-        """Threads in which torch computes an update. Acting takes one: its batches are small, and the envs have threads of their own, with
-        which torch's would compete while they wait for work."""
+        """Number of torch threads for an update. Acting uses one thread: its batches are small, and idle torch threads would compete with
+        the threads of the envs."""
         self._trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
         self._counting = [trainer for trainer in self._trainers if trainer.counts_calls]
-        """Those whose learning rate depends on the number of training calls."""
+        """Trainers whose learning rate depends on the number of training calls."""
 
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
-        """Choose actions for obs_N [N, *shape], given the hidden state before it."""
+        """Choose actions for obs_N [N, *shape], given the hidden state before these observations."""
         if self._shared is not None:
             self._shared.refresh()
         if self._explore is not None:
@@ -60,7 +60,7 @@ class Agent:
         return self.policy.act(obs_N, state_N)
 
     def update(self) -> Metrics:
-        """Learn from what was observed."""
+        """Learn from the stored steps."""
         with _threads(self.threads):
             metrics = self.algorithm.update()
         self._count_call()
@@ -68,7 +68,7 @@ class Agent:
         return metrics
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """Learn from a rollout that was collected elsewhere; its versions are counts of gradient steps."""
+        """Learn from a rollout that was collected elsewhere; the policy versions in it are numbers of gradient steps."""
         with _threads(self.threads):
             metrics = self.algorithm.learn(rollout)
         self._count_call()
@@ -76,9 +76,9 @@ class Agent:
         return metrics
 
     def check_rarely(self, rarely: bool) -> None:
-        """Set whether changes of nets and parameters by a user (see validity.py) are looked for in each update, or rarely.
+        """Set whether to check only rarely, instead of in each update, if a user has changed nets or parameters (see validity.py).
 
-        Rarely is enough while no code of the user can reach the agent. New hooks are noticed at once in both cases.
+        Rare checks suffice while no user code has access to the agent. New hooks are noticed immediately in both cases.
         """
         for trainer in self._trainers:
             trainer.flat.check_rarely = rarely
@@ -89,8 +89,8 @@ class Agent:
             trainer.count_call()
 
     def evaluator(self, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return (obs_N, first_N) → action_N: the present policy (or its mode) at the end value of explore_var, with a hidden state and
-        random stream of its own."""
+        """Return a function (obs_N, first_N) → action_N: the current policy (or its mode) at the end value of explore_var, with its own
+        hidden state and random stream."""
         if self._shared is not None:
             self._shared.refresh()
         self.policy.explore_var = self.final_explore_var or 0.0
@@ -98,41 +98,41 @@ class Agent:
 
     @property
     def acts_at_random(self) -> bool:
-        """Whether it acts uniformly at random now: before training_start_step, where the algorithm does so."""
+        """Whether the agent currently acts uniformly at random: before training_start_step, if the algorithm does so."""
         return self.clock.frame < self._random_frames
 
     @property
     def diagnostics(self) -> tuple[str, ...]:
-        """Names of the columns that updates report in Metrics.extra, in order; one is absent until it is known."""
+        """Names of the columns that updates report in Metrics.extra, in order; a column is absent until its value is known."""
         return self.algorithm.diagnostics
 
     @property
     def lr(self) -> float | None:
-        """Learning rate now; None for an algorithm that does not learn."""
+        """Current learning rate; None for an algorithm that does not learn."""
         return self.algorithm.lr
 
     @property
     def explore_var(self) -> float | None:
-        """ε or τ now; None if exploration does not depend on it."""
+        """Current ε or τ; None if exploration does not depend on it."""
         return None if self._explore is None else self._explore.value(self.clock.global_frame)
 
     @property
     def final_explore_var(self) -> float | None:
-        """The ε or τ of evaluation: the end value of its schedule."""
+        """ε or τ used in evaluations: the end value of the schedule."""
         return None if self._explore is None else self._explore.last
 
     @property
     def entropy_coef(self) -> float | None:
-        """Weight of the entropy bonus now."""
+        """Current weight of the entropy bonus."""
         return self.algorithm.entropy_coef
 
     @property
     def replay(self) -> Replay | SILReplay | None:
-        """The replay buffer, whose `contents` are not in the state; None for on-policy algorithms."""
+        """The replay buffer, whose `contents` are not part of `state_dict`; None for on-policy algorithms."""
         return self.algorithm.replay
 
     def target(self) -> tuple[int, torch.Tensor] | None:
-        """Return the number of target network updates, and a copy of the parameters; None for an agent without one."""
+        """Return the number of target network updates and a copy of its parameters; None for an agent without a target network."""
         target = self.algorithm.target
         if target is None:
             return None
@@ -140,18 +140,18 @@ class Agent:
         return target.updates_done, target.flat.clone()[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return copies of the policy net's parameters and buffers on the CPU, as it last acted or learned."""
+        """Return copies on the CPU of the policy net's parameters and buffers, as used when the policy last acted or learned."""
         return self.policy.weights()
 
     @property
     def has_own_critics(self) -> bool:
-        """Critics are learned in a net apart from the policy's (soft actor-critic)."""
+        """Whether the critics have a net separate from the policy's (soft actor-critic)."""
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
     def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
-        """Copy the entries of `weights` whose name and shape match this net's. Returns the names of this net's other entries.
+        """Copy the entries of `weights` whose name and shape match this net's. Return the names of this net's other entries.
 
-        Critics that have a net of their own, optimizers and temperature are not part of an agent's weights.
+        Critics with a separate net, optimizers and the temperature are not part of an agent's weights.
         """
         own = self.weights()
         taken = {name: weights[name] for name, value in own.items() if name in weights and weights[name].shape == value.shape}
@@ -175,10 +175,10 @@ class Agent:
         self._shared = None if trainer is None else trainer.shared
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, without what other processes train too, and every random stream.
+        """Return everything learned, except parts that other processes train too, and every random stream.
 
-        Not the replay buffer (see `replay`), and not the unfinished rollout (see `rollout_state`), which only a run whose open episodes
-        continue can use.
+        The replay buffer (see `replay`) is not included, nor is the unfinished rollout (see `rollout_state`), which is useful only for a
+        run whose open episodes continue.
         """
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
@@ -188,11 +188,11 @@ class Agent:
         self.policy.version = state["version"]
 
     def pull(self) -> None:
-        """Bring this process's copies up to date with shared arrays that were restored."""
+        """Update this process's copies from restored shared arrays."""
         self.algorithm.pull()
 
     def rollout_state(self) -> dict[str, Any]:
-        """Return the steps collected since the last update; of use if the envs continue from the same step."""
+        """Return the steps collected since the last update; useful only if the envs continue from the same step."""
         return {name: storage.state_dict() for name, storage in self.algorithm.storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ class Agent:
 
 
 def _threads(number: int) -> AbstractContextManager[None]:
-    """Return the context in which torch computes with `number` threads instead of one."""
+    """Return a context in which torch computes with `number` threads instead of one."""
     return nullcontext() if number == 1 else _several_threads(number)
 
 

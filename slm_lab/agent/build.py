@@ -1,4 +1,4 @@
-"""From a spec to an agent."""
+"""Build an agent from a spec."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", cores: int = 1) -> Agent:
-    """Build the agent of a spec for an env, its weights drawn from seeds.net. `cores`: those that its updates may use.
+    """Build the agent of a spec for an env, with weights drawn from seeds.net. `cores`: number of cores that its updates may use.
 
-    Raises SpecError if algorithm, net and env do not fit each other, or if this machine does not have what meta.matmul names.
+    Raises SpecError if algorithm, net and env do not fit each other, or if this machine does not support meta.matmul.
     """
     if device == "cpu" and spec.agent.net is not None and spec.agent.net.tf32:
         message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
@@ -61,7 +61,7 @@ def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, c
 
 
 def resolve_device(spec: Spec, session: int = 0) -> str:
-    """Return the device of agent.net.gpu and cuda_id: "cpu" or "cuda:i". Raises SpecError if cuda_id does not exist."""
+    """Return the device that agent.net.gpu and cuda_id select: "cpu" or "cuda:i". Raises SpecError if cuda_id does not exist."""
     net = spec.agent.net
     if net is None or net.gpu is False:
         return "cpu"
@@ -76,7 +76,7 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
 
 
 def check_arithmetic(spec: Spec, device: str) -> None:
-    """Raise SpecError if meta.matmul names what cannot be used on a device; give a notice if products in bfloat16 are slow there."""
+    """Raise SpecError if meta.matmul cannot be used on a device; print a notice if bfloat16 products are slow there."""
     resolve_matmul(spec.meta.matmul, device)
     keys = [key for key in ("net", "critic_net") if getattr(getattr(spec.agent, key), "dtype", "float32") == "bfloat16"]
     if keys and device == "cpu" and not has_bfloat16(processor()):
@@ -84,15 +84,15 @@ def check_arithmetic(spec: Spec, device: str) -> None:
 
 
 MOST_THREADS = 8
-"""Of "auto". Minibatches of 256 images have no work for more."""
+"""Maximum for "auto". Minibatches of 256 images are too small for more threads."""
 
 
 def resolve_threads(asked: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
-    """Return the number of threads of an update: on the CPU `asked`, or all `cores` for nets with convolutions and one for others.
+    """Return the number of threads of an update on the CPU: `asked`, or for "auto" all `cores` if a net has convolutions, else one.
 
-    Fully connected layers of usual sizes take microseconds, as long as waking a thread. Results differ by rounding with the number.
+    Fully connected layers of usual sizes take microseconds, as long as waking a thread. Results for different numbers differ by rounding.
 
-    Args: asked: meta.threads. cores: those that the Session has for itself.
+    Args: asked: meta.threads. cores: number of cores reserved for the Session.
     """
     if device != "cpu":
         return 1

@@ -1,1 +1,1 @@
-"""Algorithms, one file per family, in the order of the paper; formulas are in ops."""
+"""Algorithms, one file per family; each follows the order of its paper. The formulas are in `ops`."""

@@ -1,4 +1,4 @@
-"""Advantage actor-critic: A2C, and A3C if several processes train one net (arXiv:1602.01783)."""
+"""Advantage actor-critic: A2C, or A3C if several processes train one net (arXiv:1602.01783)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.spec.models.algorithm import ActorCriticSpec
 
 
 class ActorCritic(PolicyGradient):
-    """One gradient step per rollout: the policy follows its advantages, the critic follows the returns."""
+    """One gradient step per rollout: the policy loss is weighted by advantages, the critic is fitted to returns."""
 
     diagnostics = ("policy_loss", "value_loss", "explained_variance")
     in_closed_form = ("_objective", "_add_loss", "_advantages", "scaled", "value_std")
@@ -29,11 +29,11 @@ class ActorCritic(PolicyGradient):
     spec: ActorCriticSpec
 
     @silent()
-    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with its threads as envs side by side
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with parallel envs in place of threads
         return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
-        # advantages are computed in evaluation mode: a net with layers that have modes needs another pass to learn from
+        # advantages are computed in evaluation mode: layers that behave differently in training mode need a second pass for learning
         found = None if self.trainer.mode_layers else one_pass(self.net, rollout, graph=self.closed_form is None)
         if found is None:
             found = rollout, critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
@@ -41,7 +41,7 @@ class ActorCritic(PolicyGradient):
         return Batch(steps, values, *self._advantages(steps, values), self.seq_len)
 
     def _advantages(self, rollout: Rollout[A], values: Values[A]) -> tuple[A, A]:
-        """Return advantages as the policy loss weights them, and the targets of the critic."""
+        """Return the advantages used in the policy loss, and the targets of the critic."""
         spec = self.spec
         value_TN, next_value_TN = values.output_TN, values.next_output_TN
         reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN
@@ -55,13 +55,13 @@ class ActorCritic(PolicyGradient):
             advantage_TN = gae(*rows, spec.gamma, spec.lam)
             return_TN = advantage_TN + value_TN
         else:
-            steps = spec.num_step_returns or len(reward_TN)  # without: returns to the end of the episode or rollout
+            steps = spec.num_step_returns or len(reward_TN)  # by default: returns to the end of the episode or rollout
             return_TN = nstep_returns(reward_TN, next_value_TN, terminated_TN, done_TN, spec.gamma, steps)
             advantage_TN = return_TN - value_TN
         self.meter.report(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
         if spec.normalize_advantages:
             advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
-        if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only inside the weight
+        if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only if it is weighted too
             advantage_TN = rho_TN * advantage_TN
         if self.deviation is not None:
             self.deviation.update(tensor(return_TN[rollout.valid_TN]))

@@ -30,9 +30,9 @@ from slm_lab.spec.report import Problem, SpecError
 def agent_memory(
     agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, state_size: int, device: str = "cpu"
 ) -> RolloutStorage | Replay | None:
-    """Build the memory that the spec names. Raises SpecError if it does not fit this machine.
+    """Build the memory that the spec names. Raises SpecError if it does not fit into this machine's memory.
 
-    Returns None for an algorithm that does not learn. Args: state_size: of the hidden state. device: where the net computes.
+    Returns None for an algorithm that does not learn. Args: state_size: size of the hidden state. device: device of the net.
     """
     algorithm: Any = agent.algorithm
     memory: Any = agent.memory
@@ -54,7 +54,7 @@ def agent_memory(
 
 
 def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
-    """Raise SpecError if a rollout and its shuffled copy do not fit this machine, or the CUDA device to which they are moved."""
+    """Raise SpecError if a rollout and its shuffled copy do not fit into memory, or that of the CUDA device they are moved to."""
     needed, available = 2 * slab_bytes(info, agent.rollout_len), memory_bytes()
     where = "machine"
     if device != "cpu" and (on_device := devices.memory_bytes(device)) < available:
@@ -79,7 +79,7 @@ class Tuning(NamedTuple):
 
 
 class Part(Shareable, Protocol):
-    """A part of an algorithm that learns: several processes can train it, and checkpoints hold its state."""
+    """A part of an algorithm that learns: several processes can train it, and checkpoints contain its state."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned."""
@@ -89,26 +89,26 @@ class Part(Shareable, Protocol):
 
 
 class Algorithm:
-    """Learn a policy: store steps in a memory, and update when it is ready.
+    """Learn a policy: store steps in a memory, and update when the memory is ready.
 
-    Memory and trainer are built here; subclasses add to them in `build`, and list in `parts` what learns.
+    This class builds memory and trainer; subclasses build other parts in `build`, and return those that learn from `parts`.
     """
 
     diagnostics: tuple[str, ...] = ()
-    """Names of the columns that updates report in Metrics.extra, in order; one is absent until it is known."""
+    """Names of the columns that updates report in Metrics.extra, in order; a column is absent until its value is known."""
 
     memory: RolloutStorage | Replay | None = None
-    """Storage of what is learned from; None for an algorithm that does not learn."""
+    """Storage of the experience to learn from; None for an algorithm that does not learn."""
     replay: Replay | SILReplay | None = None
     """Replay buffer; None for an on-policy algorithm without self-imitation."""
     trainer: Trainer | None = None
-    """Steps the parameters (of the critics, if actor and critics have separate nets)."""
+    """Takes gradient steps on the parameters (those of the critics, if actor and critics have separate nets)."""
     target: TargetNet[Any] | None = None
     """Target network."""
     entropy_schedule: Schedule | None = None
-    """Weight of the entropy bonus over frames."""
+    """Schedule of the entropy bonus's weight over frames."""
     rng: np.random.Generator | None = None
-    """Random stream of the updates, beside that of the memory."""
+    """Random stream of the updates, separate from that of the memory."""
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
         self.spec: Any = agent.algorithm
@@ -124,32 +124,32 @@ class Algorithm:
         self.memory = agent_memory(agent, info, clock, seeds, policy.state_size, device)
         self.replay = self.memory if isinstance(self.memory, Replay) else None
         self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1
-        """Steps of the sequences that a recurrent net learns from; else 1."""
+        """Length of the sequences that a recurrent net learns from; 1 for other nets."""
         self.build()
 
     def build(self) -> None:
         """Build the other parts."""
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
+        """Store one step. `first_N`: whether obs_N begins an episode; `state_N`: hidden state before obs_N."""
         if self.memory is not None:
             self.memory.add(obs_N, first_N, state_N, out, step)
 
     def ready(self) -> bool:
-        """Return whether `update` has something to learn from."""
+        """Return whether enough is stored for `update`."""
         return self.memory is not None and self.memory.ready
 
     def update(self) -> Metrics:
-        """Learn from what was stored."""
+        """Learn from the stored steps."""
         if not isinstance(self.memory, RolloutStorage):
             raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
         return self.learn(self.memory.rollout())
 
     def end_step(self) -> None:
-        """Finish a vector step that was observed, trained or not."""
+        """Finish a vector step after `observe`, whether or not an update followed."""
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """Learn from a rollout, wherever it was collected."""
+        """Learn from a rollout, which another process may have collected."""
         raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
 
     @property
@@ -164,12 +164,12 @@ class Algorithm:
 
     @property
     def entropy_coef(self) -> float | None:
-        """Weight of the entropy bonus now."""
+        """Current weight of the entropy bonus."""
         return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.global_frame)
 
     @property
     def skipped_steps(self) -> int:
-        """Gradient steps skipped because loss or gradient was not finite."""
+        """Number of gradient steps skipped because loss or gradient was not finite."""
         return sum(part.skipped for part in self.parts().values() if isinstance(part, Trainer))
 
     def tune(self, tuning: Tuning) -> None:
@@ -186,7 +186,7 @@ class Algorithm:
         self.spec = self._untuned if tuning.gamma is None else self._untuned.model_copy(update={"gamma": tuning.gamma})
 
     def parts(self) -> dict[str, Part]:
-        """Return the parts that learn, by the names of their arrays and states."""
+        """Return the parts that learn, keyed by the names used for their shared arrays and states."""
         parts = {"trainer": self.trainer, "target": self.target}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -197,17 +197,17 @@ class Algorithm:
         attach_parts(self.parts(), store, arrays)
 
     def storages(self) -> dict[str, RolloutStorage]:
-        """Return the storages that collect an unfinished rollout."""
+        """Return the storages that contain an unfinished rollout."""
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, without what other processes train too and without the transitions that it is learned from."""
+        """Return everything learned, except parts that other processes train too; stored transitions are not included."""
         state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
 
     def copy_to_target(self) -> None:
-        """Start the target network, if there is one, from the present parameters."""
+        """Copy the current parameters to the target network, if there is one."""
         if self.target is not None:
             self.target.copy_source()
 

@@ -48,7 +48,7 @@ class ValueLearning(Algorithm):
 
 
 class Sarsa(ValueLearning):
-    """Values of the policy that acts, exploration included: the target uses the next action that was taken."""
+    """Learn action values of the acting policy, including its exploration: the target uses the next action taken."""
 
     spec: SARSASpec
 
@@ -68,7 +68,7 @@ class Sarsa(ValueLearning):
         return self.meter.end()
 
     def _next_actions(self, rollout: Rollout, next_q_TNA: Tensor) -> Tensor:
-        """Return a' [T, N]: the action of the next row; drawn from the policy at truncations and after the last row."""
+        """Return the next actions a' [T, N]: those of the next row, or drawn from the policy at truncations and for the last row."""
         next_action_TN = torch.cat([rollout.action_TN[1:], rollout.action_TN[-1:]])
         drawn_TN = rollout.truncated_TN.clone()
         drawn_TN[-1] = True
@@ -78,22 +78,22 @@ class Sarsa(ValueLearning):
 
 
 NextValue = Callable[[Callable[[], Any], Callable[[], Any]], Any]
-"""(the net's action values of s' [B, A], the target net's) → V(s') [B]: tensors, or arrays of small nets."""
+"""(function for the net's action values of s' [B, A], the same for the target net) → V(s') [B]: tensors, or arrays for small nets."""
 
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
     VanillaDQNSpec: lambda q, target_q: max_value(q()),
     DQNSpec: lambda q, target_q: max_value(target_q()),
     DoubleDQNSpec: lambda q, target_q: double_q_value(q(), target_q()),
 }
-"""The value of the next state: the only difference between the algorithms."""
+"""Value of the next state, the only difference between the algorithms."""
 
 
 class QLearning(ValueLearning):
-    """VanillaDQN, DQN and DoubleDQN. Prioritised replay comes with the memory, the dueling form with the net."""
+    """VanillaDQN, DQN and DoubleDQN. Prioritised replay is a choice of memory, the dueling architecture a choice of net."""
 
     spec: QLearningSpec
     memory: Replay | SequenceReplay
-    """Of sequences for a recurrent net."""
+    """Stores sequences if the net is recurrent."""
 
     def build(self) -> None:
         super().build()
@@ -109,7 +109,7 @@ class QLearning(ValueLearning):
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
         for _ in range(self.spec.training_iter):
-            batch = self.memory.sample().to(self.device)  # sequences with a recurrent net
+            batch = self.memory.sample().to(self.device)  # sequences if the net is recurrent
             for _ in range(self.spec.training_batch_iter):
                 self._step(batch)
         return self.meter.end()
@@ -146,22 +146,22 @@ class QLearning(ValueLearning):
     def _targets(self, batch: Transitions) -> Any:
         if self.target is not None:
             self.target.refresh()
-        self.trainer.set_train_mode(False)  # next states are valued as they would be when acting
+        self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
         next_obs_B = batch.next_obs_B
         next_value_B = self.next_value(lambda: self._each(self.values(next_obs_B)), lambda: self._each(self.target_values(next_obs_B)))
         self.trainer.set_train_mode(True)
         return self._bootstrapped(batch, next_value_B)
 
     def _each(self, q_BA: Any) -> Any:
-        """Return the values of a multi-discrete action with D components as [..., D, A]; those of a discrete action unchanged."""
+        """Return action values [..., D, A] per component of a multi-discrete action; values of a discrete action are unchanged."""
         return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
 
     def _joined(self, grad: Any) -> Any:
-        """Return the gradient of all values [..., A], given that of `_each`."""
+        """Return the gradient with respect to all values [..., A], given that with respect to the result of `_each`."""
         return grad if self.info.action.kind == "discrete" else from_components(grad, self.info.action.nvec)
 
     def _bootstrapped(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
-        """Return the targets [B]; [B, D] for D components of an action, each with the whole reward and the value of its own next choice."""
+        """Return the targets [B], or [B, D] for D components of an action: each uses the full reward and its own next value."""
         reward_B, terminated_B = like(next_value_B, batch.reward_B), like(next_value_B, batch.terminated_B)
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
             reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (batch.reward_B, batch.terminated_B))
@@ -170,9 +170,9 @@ class QLearning(ValueLearning):
     def _unrolled(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
         """Return the pass over sequences, whose output is Q(s, ·) [B, A], and targets [B].
 
-        Each net begins from the stored state with its own burn-in.
+        Each net starts from the stored state and runs its own burn-in.
 
-        Kapturowski et al. 2019 (R2D2), section 3; with the plain return of one step and rewards as they are.
+        Kapturowski et al. 2019 (R2D2), section 3, but with one-step returns and unscaled rewards.
         """
         _, q_SA = batch.unroll(self.net)
         target_net = self.net if self.target is None else self.target.net

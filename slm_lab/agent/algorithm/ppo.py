@@ -23,21 +23,21 @@ from slm_lab.spec.models.algorithm import PPOSpec
 
 
 class PPO(PolicyGradient):
-    """Several epochs over each rollout; the clipped objective keeps the policy close to the one that acted."""
+    """Several epochs over each rollout; the clipped objective keeps the policy close to the behaviour policy."""
 
     diagnostics = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
     in_closed_form = ("_objective", "_value_loss", "scaled", "value_std")
 
     spec: PPOSpec
     rng: np.random.Generator
-    """Orders minibatches."""
+    """Random stream of the minibatch order."""
 
     def build(self) -> None:
         super().build()
         self.percentile = PercentileScale()
         self.rng = np.random.default_rng(self.seeds.update)
 
-    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1, from its second line: the actors' rollouts are here
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1 after the rollouts are collected
         frame = self.clock.global_frame
         clip_eps, entropy_coef = self.spec.clip_eps_spec.value(frame), self.entropy_schedule.value(frame)
         batch, explained = self._with_advantages(rollout.to(self.device))
@@ -54,12 +54,12 @@ class PPO(PolicyGradient):
         return metrics
 
     def _with_advantages(self, rollout: Rollout) -> tuple[Batch, float]:
-        """Return the rollout with advantages Â (eq. 11) and value targets, and the variance of returns that the critic explains."""
+        """Return the rollout with advantages Â (eq. 11) and value targets, and the critic's explained variance."""
         spec, valid_TN = self.spec, rollout.valid_TN
         values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
         value_TN = values.output_TN
         rows = (rollout.reward_TN, value_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN)
-        if spec.with_vtrace:  # not weighted by ρ: the surrogate contains the ratio to the policy that acted
+        if spec.with_vtrace:  # not weighted by ρ: the surrogate contains the ratio to the behaviour policy
             ratio_TN = log_ratio(self.distribution, rollout, values)
             return_TN, advantage_TN, _ = vtrace(ratio_TN, *rows, spec.gamma, spec.lam, spec.rho_bar, spec.c_bar)
         else:
@@ -71,7 +71,7 @@ class PPO(PolicyGradient):
         return Batch(rollout, values, advantage_TN, return_TN, self.seq_len), explained
 
     def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float) -> Tensor:
-        """Take a gradient step on eq. 9; return log π(a|s) [B] before it."""
+        """Take a gradient step on eq. 9; return log π(a|s) [B] from before the step."""
         spec = self.spec
         if spec.normalize_advantages in (True, "standardize"):
             batch = replace(batch, advantage_B=standardize(batch.advantage_B))

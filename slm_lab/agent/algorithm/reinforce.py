@@ -17,7 +17,7 @@ from slm_lab.spec.models.algorithm import ReinforceSpec
 
 
 class Reinforce(PolicyGradient):
-    """Monte Carlo policy gradient: each action becomes likelier in proportion to the return that followed it."""
+    """Monte Carlo policy gradient: log-probabilities of actions are weighted by the returns that followed."""
 
     in_closed_form = ("_objective",)
 
@@ -28,7 +28,7 @@ class Reinforce(PolicyGradient):
         return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
 
     def _with_returns(self, rollout: Rollout) -> Batch:
-        # without a critic the bootstrap is 0: the return of a truncated episode ends there
+        # without a critic the bootstrap value is 0: returns of a truncated episode end at the truncation
         values = critic_outputs(self.net, rollout, self.seq_len)
         return_TN = discounted_returns(rollout.reward_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN, self.spec.gamma)
         if self.spec.center_return:

@@ -24,14 +24,14 @@ from slm_lab.spec.models.algorithm import PPOSILSpec, SILSpec
 
 
 class SelfImitation(PolicyGradient):
-    """After each update of an on-policy algorithm, steps towards past actions that turned out better than V."""
+    """After each update of an on-policy algorithm, take gradient steps towards past actions whose return exceeded V."""
 
     spec: SILSpec | PPOSILSpec
     replay: SILReplay
 
     def build(self) -> None:
         super().build()
-        rng = np.random.default_rng([self.seeds.update, 1])  # not the stream that orders PPO's minibatches
+        rng = np.random.default_rng([self.seeds.update, 1])  # separate from the stream of PPO's minibatch order
         sequences = {"state_size": self.policy.state_size, "seq_len": self.seq_len}
         self.replay = SILReplay(self.agent_spec.memory.sil_replay, self.info, self.clock, rng, self.spec.gamma, self._value, **sequences)
 
@@ -39,10 +39,10 @@ class SelfImitation(PolicyGradient):
         super().observe(obs_N, first_N, state_N, out, step)
         self.replay.add(obs_N, first_N, state_N, out, step)
 
-    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay buffer holds what was observed here
+    def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay buffer contains what this process observed
         metrics = super().learn(rollout)
         self.replay.add_finished_episodes()
-        # without a loss a step would still follow the optimizer's momentum
+        # with both coefficients 0 a step would still follow the optimizer's momentum
         if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
             imitation = self._imitate()
             metrics.extra = {"sil_loss": imitation.loss, **imitation.extra, **metrics.extra}
@@ -50,7 +50,7 @@ class SelfImitation(PolicyGradient):
 
     def _imitate(self) -> Metrics:
         for _ in range(self.spec.training_iter):
-            batch = self.replay.sample().to(self.device)  # the critic computes V here, while layers are in evaluation mode
+            batch = self.replay.sample().to(self.device)  # computes V, so layers must be in evaluation mode
             self.meter.begin()
             for _ in range(self.spec.training_batch_iter):
                 better_B = self._imitation_step(batch)
@@ -59,7 +59,7 @@ class SelfImitation(PolicyGradient):
         return self.meter.end()
 
     def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
-        """Take one gradient step on a batch; return (R − V)₊ [B] before it."""
+        """Take one gradient step on a batch; return (R − V)₊ [B] from before the step."""
         if isinstance(batch, SequenceBatch):
             params_BP, output_B = (batch.now(outputs) for outputs in batch.unroll(self.net))
         else:
@@ -77,7 +77,7 @@ class SelfImitation(PolicyGradient):
 
     @silent()
     def _value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-        """Return V of last observations, given the hidden state before them."""
+        """Return V of the last observations of episodes, given the hidden state before them."""
         return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 
     def tune(self, tuning: Tuning) -> None:

@@ -1,6 +1,6 @@
-"""Soft actor-critic (arXiv:1812.05905; discrete actions arXiv:1910.07207) with its temperature, the weight of the entropy.
+"""Soft actor-critic (arXiv:1812.05905; discrete actions arXiv:1910.07207) and its temperature, the weight of the entropy.
 
-CrossQ (arXiv:1902.05605) is the same without target nets.
+CrossQ (arXiv:1902.05605) is the same algorithm without target nets.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ from slm_lab.spec.models.spec import AgentSpec
 from slm_lab.spec.report import Problem, SpecError
 
 LARGEST_GRADIENT = 1e15
-"""Gradient beyond which a step is skipped: its square would overflow in the optimizer's statistics."""
+"""A step with a greater gradient is skipped: its square would overflow in the optimizer's statistics."""
 
 
 class Temperature:
-    """α, the weight of the entropy: tuned until the policy has the target entropy (arXiv:1812.05905, section 5), or fixed.
+    """α, the weight of the entropy: tuned towards a target entropy of the policy (arXiv:1812.05905, section 5), or fixed.
 
-    On a CUDA device it is computed there, so that nothing waits for the entropies; shared by several processes it is on the CPU.
+    If the net is on a CUDA device, α is computed there, without waiting for the entropies; if several processes share α, it is on the CPU.
 
-    Args: actor: its optimizer and learning rate schedule are those of log α too, with the initial learning rate alpha_lr if that is given.
+    Args: actor: log α uses the actor's optimizer and learning rate schedule, with the initial learning rate alpha_lr if that is given.
     """
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: Group, device: str = "cpu") -> None:
         self.spec, anneal = spec, spec.entropy_anneal
-        # Muon and Adafactor need matrices
+        # Muon and Adafactor support only matrices
         self._optim = actor.optim if actor.optim.name not in SHAPED else OptimSpec(name="Adam", lr=actor.optim.rate)
         self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.rate)
         own = isinstance(anneal, EntropyAnneal) and anneal.frames
         self.anneal_frames = own or info.max_frame
-        """Frames until the target entropy has its last value: a number of global frames, or those of the run."""
+        """Number of global frames until the target entropy reaches its last value; by default all frames of the run."""
         self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: Store | None = None
@@ -108,7 +108,7 @@ class Temperature:
             self._store.run("update", self._step, gap, lr)
 
     def _step(self, gap: float, lr: float) -> None:
-        # eq. 18; its derivative by log α, with which α stays positive, is α times the distance to the target
+        # eq. 18; its derivative with respect to log α (optimised so that α stays positive) is α times the distance to the target
         grad = math.exp(self.log_alpha.item()) * gap
         if not abs(grad) < LARGEST_GRADIENT:  # NaN too
             return
@@ -118,7 +118,7 @@ class Temperature:
         self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return log α and the optimizer; if several processes train, what they do not share of the optimizer."""
+        """Return log α and the optimizer's state; if several processes train, only the optimizer state that they do not share."""
         if self._store is not None and self._store.remote:
             return self._store.run("update", self.state_dict)
         if several(self._store):
@@ -135,7 +135,7 @@ class Temperature:
 
 
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
-    """Return the target entropy at the first frame and at the last, in nats."""
+    """Return the target entropies at the first and the last frame, in nats."""
     discrete, anneal = action.kind == "discrete", spec.entropy_anneal
     if isinstance(anneal, EntropyAnneal) and not discrete:  # no effect, see fit.check_soft_actor_critic
         anneal = False
@@ -151,16 +151,16 @@ def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[fl
 
 
 ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
-"""Loss, entropy and gradient norm of a step of the actor."""
+"""Loss, entropy and gradient norm of an actor step."""
 
 CriticPass = CriticsPass | GraphPass
 
 
 class SoftActorCritic(Algorithm):
-    """Learn the policy of greatest reward and entropy from replayed transitions.
+    """Learn a policy that maximises reward and entropy from replayed transitions.
 
-    CrossQ differs only in its critics: they value states and next states in one batch, so that batch statistics are those of both, and
-    need no target net (arXiv:1902.05605, eq. 2).
+    CrossQ differs only in its critics: they process states and next states in one batch, so that batch statistics cover both, and need no
+    target net (arXiv:1902.05605, eq. 2).
     """
 
     diagnostics = ("critic_loss", "actor_loss", "alpha", "q_mean")
@@ -169,11 +169,11 @@ class SoftActorCritic(Algorithm):
     net: ActorCriticNet
     memory: Replay
     trainer: Trainer
-    """Steps the critics."""
+    """Trains the critics."""
     actor_trainer: Trainer
     target: TargetNet[QCritics] | None = None
     rng: np.random.Generator
-    """Draws the noise of actions; seeds.update itself is the stream of the memory."""
+    """Random stream of action noise; the memory's stream is seeded with seeds.update itself."""
 
     def build(self) -> None:
         agent, info, device = self.agent_spec, self.info, self.device
@@ -199,9 +199,9 @@ class SoftActorCritic(Algorithm):
         self.rng = np.random.default_rng([self.seeds.update, 1])
         self.critic_steps = 0
         self.mean_entropy: Tensor | None = None
-        """Moving average of the policy's entropy []; None before its first gradient step. Only for entropy_penalty_coef."""
+        """Moving average of the policy's entropy []; None before the actor's first step. Used only with entropy_penalty_coef."""
         self.actor_report: tuple[float, float, float] | None = None
-        """Loss, entropy and gradient norm of the last step of the actor."""
+        """Loss, entropy and gradient norm of the last actor step."""
 
     @silent()
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
@@ -225,12 +225,12 @@ class SoftActorCritic(Algorithm):
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:
-        """Take a gradient step of the critics. Returns their outputs from before the step: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
+        """Take a gradient step on the critics. Return their outputs from before the step: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
         self.trainer.refresh()
         if self.target is not None:
             self.target.refresh()
         outputs, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
-        # eq. 6; a truncated episode keeps its bootstrap
+        # eq. 6; truncated episodes are bootstrapped
         target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
         action_CB = batch.action_B.expand(len(q), -1) if self.discrete else None
         q_CB = q if action_CB is None else action_value(q, action_CB)
@@ -238,7 +238,7 @@ class SoftActorCritic(Algorithm):
         compare = self.value_loss.symlog_with_gradient if self.spec.symlog else self.value_loss.with_gradient
         loss, grad_q_CB = compare(q_CB, target_B.expand_as(q_CB), len(target_B), batch.weight_B)
         grad_q = grad_q_CB if action_CB is None else action_value_gradient(q, action_CB, grad_q_CB)
-        # the values of next states, which CrossQ computes in the same pass, carry no gradient
+        # CrossQ computes values of next states in the same pass; they have no gradient
         outputs.backward(grad_q if self.target is not None else torch.cat((grad_q, torch.zeros_like(grad_q)), dim=1))
         if self.memory.prioritized:
             self.memory.update_priorities(batch.row_B, q_CB.amin(0) - target_B)
@@ -248,7 +248,7 @@ class SoftActorCritic(Algorithm):
         return q
 
     def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, and its outputs for s and those for s': [C, B] of actions, [C, B, A] without any."""
+        """Return the critics' pass, and the critics' outputs for s and for s': [C, B] with actions, [C, B, A] without."""
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
             outputs = self.critics.forward_pass(batch.obs_B, action_BD)
@@ -272,7 +272,7 @@ class SoftActorCritic(Algorithm):
         return outputs, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), alpha)
 
     def _actor_step(self, batch: Transitions, q: Tensor, alpha: Tensor | float) -> ActorReport:
-        """Take a gradient step of the actor, given the result of `_critic_step`. Returns the actor's loss, entropy and gradient norm."""
+        """Take a gradient step on the actor, given the result of `_critic_step`. Return the actor's loss, entropy and gradient norm."""
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)
@@ -300,7 +300,7 @@ class SoftActorCritic(Algorithm):
     def _discrete_gradient(self, batch: Transitions, q_CBA: Tensor, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.
 
-        q_CBA are the values before the critics' step: another pass through the critics would take a fifth of an update.
+        q_CBA are values from before the critics' step: another pass through the critics would take a fifth of the time of an update.
         """
         actor, penalty = self.net.forward_pass(batch.obs_B), self.spec.entropy_penalty_coef
         found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), alpha, penalty, self.mean_entropy)
@@ -317,7 +317,7 @@ class SoftActorCritic(Algorithm):
         return self.distribution.rsample(params_BP, noise_BD)
 
     def _metrics(self, reports: list[ActorReport]) -> Metrics:
-        """Return means over the gradient steps: the sum of both losses, and the norm of both gradients together."""
+        """Return means over the gradient steps: the sum of both losses, and the norm of both gradients combined."""
         critics = self.meter.end()
         extra = {"critic_loss": critics.loss, "alpha": self.entropy_coef, **critics.extra}
         if not reports:  # before the actor's first step
@@ -354,7 +354,7 @@ class SoftActorCritic(Algorithm):
 
 
 def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
-    """Return the gradients of each critic, as parts of `flat.grad`."""
+    """Return the gradients of each critic, as views of `flat.grad`."""
     if isinstance(critics, SeparateCritics):
         return [[flat.grad[flat.span(list(critic.parameters()))]] for critic in critics.critics]
     stacked = [flat.grad[flat.span([parameter])].view_as(parameter) for parameter in critics.parameters()]
@@ -363,7 +363,7 @@ def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]
 
 @contextmanager
 def _problems_of_critic_net(agent: AgentSpec) -> Iterator[None]:
-    """Report problems of the critics' own net at agent.critic_net."""
+    """Context in which problems of the critics' own net are reported with the path agent.critic_net."""
     try:
         yield
     except SpecError as error:

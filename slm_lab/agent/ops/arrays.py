@@ -1,4 +1,4 @@
-"""Tensors or numpy arrays: formulas take either, because small nets learn in numpy, whose calls cost less than torch's.
+"""Helpers for formulas that take tensors or numpy arrays: small nets learn in numpy, whose calls cost less than torch's.
 
 For an update of 32 rows, torch's dispatch takes longer than the arithmetic.
 """
@@ -19,17 +19,17 @@ A = TypeVar("A", Tensor, np.ndarray, default=Tensor)
 
 
 def tensor(x: Tensor | np.ndarray) -> Tensor:
-    """Return a tensor as it is, and an array as a tensor in the same memory."""
+    """Return x as a tensor; an array and its tensor share memory."""
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else x
 
 
 def array(x: Tensor | np.ndarray) -> np.ndarray:
-    """Return an array as it is, and a tensor as an array, in the same memory if it is on the CPU."""
+    """Return x as an array; a tensor on the CPU and its array share memory."""
     return x if isinstance(x, np.ndarray) else (x if x.is_cpu else x.cpu()).numpy()
 
 
 def like(example: A, x: Tensor | np.ndarray) -> A:
-    """Return a tensor or an array in the form of `example`."""
+    """Return x as an array if `example` is one, else as a tensor."""
     return array(x) if isinstance(example, np.ndarray) else tensor(x)
 
 
@@ -39,7 +39,7 @@ def copy(x: A) -> A:
 
 
 def full_like(x: A, value: float) -> A:
-    """Return as many numbers of the same type, all of the same value."""
+    """Return an array or tensor of x's shape and dtype, filled with `value`."""
     return np.full_like(x, value) if isinstance(x, np.ndarray) else torch.full_like(x, value)
 
 
@@ -59,14 +59,14 @@ def tanh(x: A) -> A:
 
 
 def stack(xs: Sequence[A], axis: int) -> A:
-    """Return arrays, or tensors, stacked along a new axis."""
+    """Return arrays or tensors stacked along a new axis."""
     if isinstance(xs[0], np.ndarray):
         return np.stack(xs, axis)
     return torch.stack(list(xs), axis)
 
 
 def clip(x: A, low: Any, high: Any) -> A:
-    """Return x within the bounds: floats, or tensors if x is one."""
+    """Return x clipped to the bounds, which are floats, or tensors if x is one."""
     if isinstance(x, np.ndarray):
         return np.minimum(np.maximum(x, low), high)  # np.clip takes three times as long
     return torch.clamp(x, low, high)
@@ -78,12 +78,12 @@ def flat(x_TN: A) -> A:
 
 
 def silent() -> np.errstate:
-    """Return a context in which numpy does not warn of numbers that are not finite, as torch does not: the trainer reports them."""
+    """Return a context in which numpy, like torch, does not warn about numbers that are not finite: the trainer reports them."""
     return np.errstate(all="ignore")
 
 
 def where_true(x_B: A) -> A:
-    """Return the rows [K] at which x is true, int64."""
+    """Return the indices of the rows where x is true, int64 [K]."""
     return np.flatnonzero(x_B) if isinstance(x_B, np.ndarray) else x_B.nonzero().squeeze(1)
 
 

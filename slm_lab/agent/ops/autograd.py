@@ -1,4 +1,4 @@
-"""Gradients by autograd: those of a net, given those of its outputs, and those of an objective, given the outputs."""
+"""Forward passes of nets, and their backward passes by autograd from given gradients of the outputs."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from slm_lab.agent.ops.arrays import tensor
 
 
 class Pass(Protocol):
-    """A forward pass of a net, whose gradient can be propagated once."""
+    """A forward pass of a net, through which gradients can be propagated back once."""
 
     values: tuple[Any, ...]
-    """The outputs, without a graph: all tensors, or all arrays."""
+    """Outputs without an autograd graph: all tensors, or all arrays."""
 
     def select(self, rows: Any, /) -> Pass:
-        """Return the same pass with the outputs of some rows, a slice or places [K]. The gradient of the others is 0."""
+        """Return this pass with only some rows of the outputs, a slice or indices [K]. Gradients of other rows are 0."""
 
     def backward(self, *grads: Any) -> None:
-        """Add the gradients of the net's parameters to `Parameter.grad`, given those of the outputs.
+        """Add the gradients of the net's parameters to `Parameter.grad`, given the gradients of the outputs.
 
-        Args: grads: tensors or arrays, which may be modified; None for an output that the loss does not depend on.
+        Args: grads: tensors or arrays, which this method may modify; None for an output that the loss does not depend on.
         """
 
 
 class GraphPass:
-    """Outputs of modules; autograd computes the gradients. Args: inputs: tensor whose gradient `input_grad` returns."""
+    """A pass whose gradients autograd computes. Args: inputs: tensor whose gradient `input_grad` returns."""
 
     def __init__(self, *outputs: Tensor, inputs: Tensor | None = None) -> None:
         self.outputs, self._inputs = outputs, inputs
-        """outputs: with their graph."""
+        """outputs: the outputs with their autograd graph."""
         self.values = tuple(out.detach() for out in outputs)
 
     def select(self, rows: Any) -> GraphPass:
@@ -45,19 +45,19 @@ class GraphPass:
             _scalar(*zip(*pairs, strict=True)).backward()
 
     def input_grad(self, grad: Tensor) -> Tensor:
-        """Return the gradient of `inputs`, given that of the only output; in place of `backward`."""
+        """Return the gradient of `inputs`, given the gradient of the only output. Call this instead of `backward`."""
         assert self._inputs is not None
         return torch.autograd.grad(_scalar(self.outputs, [grad]), self._inputs)[0]
 
 
 def _scalar(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-    """Return a scalar whose gradients by the outputs are `grads`. (If `backward` is given them, torch imports sympy, 0.5 s.)"""
+    """Return a scalar whose gradients with respect to `outputs` are `grads`. (If `backward` gets them, torch imports sympy, 0.5 s.)"""
     scalar: Tensor = _KnownGradients.apply(grads, *outputs)
     return scalar
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A scalar, given its gradients with respect to tensors, and the tensors."""
+    """A scalar with given gradients with respect to given tensors."""
 
     @staticmethod
     def forward(ctx: Any, grads: Sequence[Tensor], *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Numbers that practitioners watch, without gradients: Python floats, or scalar tensors where a CUDA device would have to be waited for."""
+"""Training diagnostics, without gradients: Python floats, or scalar tensors where a float would require waiting for a CUDA device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from slm_lab.agent.ops.device import is_asynchronous, read
 
 
 def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:
-    """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 for a perfect critic, 0 for one that predicts a constant.
+    """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 for a perfect critic, 0 for a constant prediction.
 
-    0 if all returns are equal; NaN if one is not finite.
+    The result is 0 if all returns are equal, and NaN if a return or value is not finite.
     """
     value, target, valid = array(value_TN).ravel(), array(return_TN).ravel(), array(valid_TN)
     if b"\0" in valid.tobytes():  # a sixth of the time of .all()
@@ -36,7 +36,7 @@ def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip
     """Return approx_kl and clip_fraction over the minibatches [B] of an update.
 
     approx_kl is the mean of (r − 1) − log r, an estimate of KL[π_old, π] with r = π/π_old (http://joschu.net/blog/kl-approx.html);
-    clip_fraction the share of transitions with |r − 1| > ε.
+    clip_fraction is the share of transitions with |r − 1| > ε.
     """
     log_ratio_B = torch.cat(list(logps)) - torch.cat(list(old_logps))
     change_B = torch.expm1(log_ratio_B.clamp(-20.0, 20.0))  # as in clipped_surrogate_loss

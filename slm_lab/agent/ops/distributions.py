@@ -21,24 +21,24 @@ from slm_lab.lib.records import ActionKind, ActionSpace
 
 LOG_2PI = math.log(2.0 * math.pi)
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
-"""Bounds of a log standard deviation: beyond them samples are constant or overflow."""
+"""Bounds of log standard deviations: beyond them samples are constant or overflow."""
 
 
 class ActionDistribution(ABC):
     """π(·|s), parametrised by params_BP [B, P], over the actions of an ActionSpace."""
 
     kinds: tuple[ActionKind, ...]
-    """Kinds of action spaces that it supports."""
+    """Supported kinds of action spaces."""
     needs_bounds = False
     """Whether all components of the actions must be bounded."""
 
     def __init__(self, action: ActionSpace) -> None:
         self.action = action
         self.param_dim = 2 * action.dim
-        """P: number of parameters, the outputs of the actor."""
+        """P: number of parameters, which are the actor's outputs."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Sample actions [N] given float32 params_NP; return them with their log-probabilities [N]."""
+        """Sample actions [N] given float32 params_NP; return the actions and their log-probabilities [N]."""
         action_N = self.draw(params_NP, rng)
         with torch.inference_mode():
             logp_N = self.log_prob(torch.from_numpy(params_NP), torch.from_numpy(action_N)).numpy()
@@ -50,10 +50,10 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def mode(self, params_BP: A) -> A:
-        """Return the actions [B] at the mode, one of each component."""
+        """Return the actions [B] at the mode of each component."""
 
     def env_action(self, action_B: A) -> A:
-        """Return actions [B] as the env takes them, from actions as they are sampled and learned from."""
+        """Convert actions [B] from the form in which they are sampled and stored to the form that the env takes."""
         return action_B
 
     @abstractmethod
@@ -85,7 +85,7 @@ class Categorical(ActionDistribution):
     def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         # Gumbel-max trick: argmax(logits + Gumbel noise) is a sample of softmax(logits)
         noise_NP = rng.gumbel(size=params_NP.shape)
-        noise_NP += params_NP.astype(np.float64)  # a sum of two types takes longer than both
+        noise_NP += params_NP.astype(np.float64)  # adding mixed dtypes takes longer than conversion and sum
         return noise_NP.argmax(axis=1)
 
     def mode(self, params_BP: A) -> A:
@@ -112,7 +112,7 @@ class Argmax(Categorical):
 
 def categorical_logp(logits_NA: np.ndarray, action_N: np.ndarray) -> np.ndarray:
     """Return log softmax(logits)[action], float32 [N]."""
-    # logaddexp is stable, and one call: with few envs the number of calls determines the time
+    # logaddexp is stable and only one call: with few envs the number of calls determines the time
     return np.asarray(logits_NA[np.arange(len(action_N)), action_N] - np.logaddexp.reduce(logits_NA, axis=1))
 
 
@@ -180,7 +180,7 @@ class _LocationScale(ActionDistribution):
     kinds = ("continuous",)
 
     def split(self, params_BP: A) -> tuple[A, A]:
-        """Return loc [B, D], and the log scale [B, D] within its bounds."""
+        """Return loc [B, D], and the log scale [B, D] clipped to its bounds."""
         return params_BP[:, : self.action.dim], _bounded(params_BP[:, self.action.dim :])
 
     def mode(self, params_BP: A) -> A:
@@ -196,20 +196,20 @@ def _bounded(log_std: A) -> A:
 class Normal(_LocationScale):
     """Independent Gaussians; the env clips actions to its bounds.
 
-    Args: log_std: float32 [D], a parameter that does not depend on the state; the actor then gives only the means. (Concatenated with the
-    actor's outputs instead, it would make a gradient step on HalfCheetah 5 % slower.)
+    Args: log_std: float32 [D], a parameter that does not depend on the state; the actor then outputs only the means. (Concatenating log_std
+    with the actor's outputs would make a gradient step on HalfCheetah 5 % slower.)
     """
 
     def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
         super().__init__(action)
         self.log_std = log_std
         self._view: tuple[int, np.ndarray] | None = None
-        """Address of log_std on the CPU, and a view of it."""
+        """Memory address of log_std on the CPU, and a view of log_std."""
         if log_std is not None:
             self.param_dim = action.dim
 
     def free_log_std(self) -> np.ndarray:
-        """Return the parameter log_std [1, D], not to be modified: on the CPU a view."""
+        """Return the parameter log_std [1, D], on the CPU as a view. The result must not be modified."""
         assert self.log_std is not None
         if self._view is not None and self._view[0] == self.log_std.data_ptr():
             return self._view[1]
@@ -218,7 +218,7 @@ class Normal(_LocationScale):
         return log_std_1D
 
     def split(self, params_BP: A) -> tuple[A, A]:
-        """Return loc [B, D], and the log standard deviation within its bounds: [1, D] if it does not depend on the state."""
+        """Return loc [B, D], and the log standard deviation clipped to its bounds, [B, D], or [1, D] if independent of the state."""
         if self.log_std is None:
             return super().split(params_BP)
         if isinstance(params_BP, np.ndarray):
@@ -228,7 +228,7 @@ class Normal(_LocationScale):
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         loc_ND, log_std_ND = self.split(params_NP)
         noise_ND, dim = rng.standard_normal(loc_ND.shape, dtype=np.float32), self.action.dim
-        # sums over short rows are products with a vector, in less time than np.add.reduce
+        # sums over short rows are computed as products with a vector, which take less time than np.add.reduce
         logp_N = np.dot(noise_ND * noise_ND, equal_numbers(-0.5, dim))
         logp_N -= np.dot(log_std_ND, equal_numbers(1.0, dim)) + np.float32(0.5 * LOG_2PI * dim)
         action_ND = np.exp(log_std_ND) * noise_ND
@@ -253,7 +253,7 @@ class Normal(_LocationScale):
 
 
 def _log_tanh_slope(u: A) -> A:
-    """Return log(1 - tanh²(u)), as 2 (log 2 - u - log(1 + exp(-2u))), which stays exact where tanh is near ±1. Any shape."""
+    """Return log(1 - tanh²(u)), computed as 2 (log 2 - u - log(1 + exp(-2u))), which is exact even for tanh near ±1. Any shape."""
     rest = np.logaddexp(np.float32(0.0), -2.0 * u) if isinstance(u, np.ndarray) else F.softplus(-2.0 * u)
     return 2.0 * (math.log(2.0) - u - rest)
 
@@ -261,12 +261,13 @@ def _log_tanh_slope(u: A) -> A:
 class NormalTanh(Normal):
     """tanh of independent Gaussians. Rollouts store the Gaussian sample u; the env receives tanh(u).
 
-    log π is that of tanh(u) in [-1, 1], as in SquashedNormal, but u is not recovered from an action near ±1, where float32 has lost it.
+    log π is that of tanh(u) in [-1, 1], as in SquashedNormal. Since u is stored, it need not be recovered from actions near ±1, where
+    float32 is too imprecise.
     """
 
     needs_bounds = True
     NODES = 32
-    """Of the Gauss-Hermite quadrature of the entropy: off by less than 1e-6 nats for a standard deviation up to 1, 0.1 for the greatest."""
+    """Nodes of the entropy's Gauss-Hermite quadrature: error below 1e-6 nats for standard deviations up to 1, 0.1 for the greatest."""
 
     def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
         super().__init__(action, log_std)
@@ -284,7 +285,7 @@ class NormalTanh(Normal):
         return super().evaluate(params_BP, action_B)[0] - _log_tanh_slope(action_B).sum(1)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        """Return the entropy [B] of tanh(u): that of u plus the mean of log(1 − tanh²(u)), by quadrature."""
+        """Return the entropy [B] of tanh(u): the entropy of u plus the mean of log(1 − tanh²(u)), by quadrature."""
         loc_BD, log_std_BD = self.split(params_BP)
         std_BD, entropy_B = log_std_BD.exp(), super().entropy(params_BP)
         for node, weight in zip(self._node_K, self._weight_K, strict=True):
@@ -304,16 +305,16 @@ class SquashedSample(NamedTuple):
     shift_BD: Any
     """σ ε."""
     log_std_BD: Any
-    """log σ within its bounds; [1, D] if it does not depend on the state."""
+    """log σ clipped to its bounds; [1, D] if it does not depend on the state."""
     state_dependent: bool
     """Whether log σ depends on the state."""
 
     def gradient(self, grad_action_BD: Any, grad_logp: Any) -> tuple[Any, Any]:
-        """Return the gradient of the parameters [B, P], and that of a log σ [D] which does not depend on the state (else None).
+        """Return the gradients of the parameters [B, P], and of log σ [D] if it does not depend on the state (else None).
 
         Args: grad_action_BD: gradient of the actions. grad_logp: gradient of each row's log π(a|s), the same for all rows.
         """
-        # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), at given ε;  ∂ log π / ∂ log σ = −1
+        # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), for fixed ε;  ∂ log π / ∂ log σ = −1
         action_BD = self.action_BD
         grad_u_BD = grad_action_BD * (1.0 - action_BD * action_BD) + (2.0 * grad_logp) * action_BD
         grad_log_std_BD = grad_u_BD * self.shift_BD - grad_logp
@@ -325,10 +326,10 @@ class SquashedSample(NamedTuple):
 
 
 class SquashedNormal(NormalTanh):
-    """NormalTanh whose actions are tanh(u), in [-1, 1], when they are stored and learned from too (arXiv:1812.05905, appendix C)."""
+    """NormalTanh whose stored actions are tanh(u), in [-1, 1], instead of u (arXiv:1812.05905, appendix C)."""
 
     MARGIN = 1e-6
-    """Actions are kept this far from ±1 before atanh, where it is infinite; or by one step of a less precise dtype."""
+    """Actions are clamped to this distance from ±1 before atanh, which is infinite at ±1; a less precise dtype uses its own epsilon."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         u_ND, logp_N = super().sample(params_NP, rng)
@@ -343,7 +344,7 @@ class SquashedNormal(NormalTanh):
 
     @torch.no_grad()
     def rsample(self, params_BP: A, noise_BD: A) -> SquashedSample:
-        """Return actions for standard normal noise [B, D], as a function of the parameters."""
+        """Return reparametrised actions for standard normal noise [B, D]."""
         loc_BD, log_std_BD = self.split(params_BP)
         shift_BD = exp(log_std_BD) * noise_BD
         u_BD, constant = loc_BD + shift_BD, 0.5 * LOG_2PI * self.action.dim
@@ -351,7 +352,7 @@ class SquashedNormal(NormalTanh):
         logp_B: Any
         if isinstance(u_BD, np.ndarray):
             size_BD = np.abs(u_BD)
-            slope_BD = 2.0 * (math.log(2.0) - size_BD - np.log1p(np.exp(-2.0 * size_BD)))  # less time than np.logaddexp
+            slope_BD = 2.0 * (math.log(2.0) - size_BD - np.log1p(np.exp(-2.0 * size_BD)))  # faster than np.logaddexp
             logp_B = -np.add.reduce(0.5 * noise_BD * noise_BD + log_std_BD + slope_BD, axis=1) - np.float32(constant)
         else:
             logp_B = -(0.5 * noise_BD * noise_BD + log_std_BD + _log_tanh_slope(u_BD)).sum(1) - constant
@@ -403,7 +404,7 @@ class Gumbel(_LocationScale):
 
 
 class Beta(ActionDistribution):
-    """Independent Beta distributions scaled to [-1, 1] (Chou et al. 2017), with α, β > 1, so that each has one mode."""
+    """Independent Beta distributions scaled to [-1, 1] (Chou et al. 2017). α and β are above 1, so that each has one mode."""
 
     kinds = ("continuous",)
     needs_bounds = True
@@ -484,9 +485,9 @@ DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
     "MultivariateNormal": MultivariateNormal,
 }
 ACTOR_DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {"Categorical": Categorical, "SquashedNormal": SquashedNormal}
-"""Those that an algorithm chooses itself (AlgorithmSpec.actor_distribution)."""
+"""Distributions that an algorithm can choose itself (AlgorithmSpec.actor_distribution)."""
 MULTI_DISCRETE: dict[str, type[ActionDistribution]] = {"Argmax": MultiArgmax}
-"""What names of distributions of one discrete action mean for several."""
+"""Distributions for multi-discrete actions that have the name of a distribution for one discrete action."""
 DEFAULT_DISTRIBUTION: dict[ActionKind, str] = {
     "discrete": "Categorical",
     "multi_discrete": "MultiCategorical",

@@ -1,7 +1,7 @@
-"""Matrix products of linear layers, for one net and for a stack of C nets with weights of their own.
+"""Matrix products of linear layers, for one net or a stack of C nets with separate weights.
 
-Shapes: x [B, I], weight [O, I], bias [O]; of a stack x [C, B, I], weight [C, O, I], bias [C, 1, O]. A product whose result is much
-narrower than high is computed as its transpose: BLAS kernels are laid out for wide results (layer 23 → 256, 256 rows: 100 µs become 55).
+Shapes: x [B, I], weight [O, I], bias [O]; for a stack x [C, B, I], weight [C, O, I], bias [C, 1, O]. A product whose result has many more
+rows than columns is computed as its transpose: BLAS kernels are optimised for wide results (layer 23 → 256, 256 rows: 55 µs, not 100).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _NARROW = 4
-"""Ratio of height to width of the weight from which the gradient of the input is computed as its transpose."""
+"""From this ratio of the weight's rows to columns, the gradient of the input is computed as its transpose."""
 
 
 @dataclass
 class Products:
-    """How a layer computes its product and the two of its gradients. Results are float32, and equal to rounding.
+    """How a layer computes its matrix product and the two products of its gradients. Results are float32, and equal up to rounding.
 
     Args:
-        onednn: smallest number of rows, columns and inner terms from which oneDNN computes a float32 product; 0: never. Other products are
-            computed by the library that torch uses by itself. It may be set later: layers that share this object follow.
-        bfloat16: factors are rounded to bfloat16, and so is the product.
+        onednn: oneDNN computes float32 products with at least this many rows, columns and inner terms; 0: none. Other products are computed
+            by torch's default library. The value may be changed later, for all layers that share this object.
+        bfloat16: factors and products are rounded to bfloat16.
     """
 
     onednn: int = 0
     bfloat16: bool = False
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return x weightᵀ + bias, in a new tensor [B, O]; of a stack [C, B, O]."""
+        """Return x weightᵀ + bias as a new tensor [B, O]; for a stack [C, B, O]."""
         if self.bfloat16:
             return self._product(x, weight.mT).add_(bias)
         if self._by_onednn(x, weight.mT):
@@ -44,14 +44,14 @@ class Products:
         return torch.addmm(bias, x, weight.t())
 
     def weight_grad(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of the weight, given that of the output: gradᵀ x."""
+        """Return the gradient of the weight, gradᵀ x, given the gradient of the output."""
         if x.shape[-1] < grad.shape[-1]:
             return self._product(x.mT, grad).mT
         return self._product(grad.mT, x)
 
     def add_weight_grad(self, total: Tensor, grad: Tensor, x: Tensor) -> None:
         """Add the gradient of the weight to `total` [O, I]."""
-        # with few inputs the transposed product is twice as fast, which outweighs one more addition
+        # with few inputs the transposed product is twice as fast, which outweighs the additional sum
         if self.bfloat16 or 2 * x.shape[-1] <= grad.shape[-1] or self._by_onednn(grad.mT, x):
             total += self.weight_grad(grad, x)
         elif x.dim() == 3:
@@ -60,19 +60,19 @@ class Products:
             total.addmm_(grad.mT, x)
 
     def input_grad(self, grad: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the input, given that of the output: grad weight."""
+        """Return the gradient of the input, grad weight, given the gradient of the output."""
         if weight.shape[-1] * _NARROW <= weight.shape[-2]:
             return self._product(weight.mT, grad.mT).mT
         return self._product(grad, weight)
 
     def run(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Return function(*args), a float32 tensor, with the products of its linear layers computed in this way.
+        """Return function(*args) as a float32 tensor; this object computes the products of its linear layers.
 
-        With bfloat16, torch.autocast computes convolutions and products of other modules.
+        With bfloat16, convolutions and products of other modules use torch.autocast.
         """
         if not self.bfloat16 and not self.onednn:
             return function(*args)
-        linear = nullcontext() if torch.compiler.is_compiling() else _LinearLayers(self)  # an exported net keeps its modules
+        linear = nullcontext() if torch.compiler.is_compiling() else _LinearLayers(self)  # do not change the modules of an exported net
         with torch.autocast(args[0].device.type, torch.bfloat16) if self.bfloat16 else nullcontext(), linear:
             return function(*args).float()
 
@@ -87,11 +87,11 @@ class Products:
 
 
 FLOAT32 = Products()
-"""As torch does by itself."""
+"""Products as torch computes them by default."""
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x weightᵀ + bias by oneDNN, which copies an x that is transposed, but not such a weight."""
+    """Return x weightᵀ + bias, computed by oneDNN, which copies x if it is transposed, but not the weight."""
     if x.dim() == 3:
         return torch.stack([_onednn(x[c], weight[c], None if bias is None else bias[c, 0]) for c in range(len(x))])
     product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -99,7 +99,7 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class LinearFunction(torch.autograd.Function):
-    """x, weight and bias, and their Products → x weightᵀ + bias."""
+    """(x, weight, bias, Products) → x weightᵀ + bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, products: Products) -> Tensor:
@@ -110,7 +110,7 @@ class LinearFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        # oneDNN's products have no derivative, for gradients of gradients
+        # oneDNN's products have no derivative, which second-order gradients need
         products = replace(ctx.products, onednn=0) if torch.is_grad_enabled() else ctx.products
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         return (
@@ -122,7 +122,7 @@ class LinearFunction(torch.autograd.Function):
 
 
 class _LinearLayers(TorchFunctionMode):
-    """Context in which F.linear of a batch [B, I], with a bias, is a LinearFunction."""
+    """Context in which F.linear of a batch [B, I] with a bias calls LinearFunction."""
 
     def __init__(self, products: Products) -> None:
         super().__init__()

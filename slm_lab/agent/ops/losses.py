@@ -1,4 +1,4 @@
-"""Losses over a batch [B], each the mean, to be minimised; and the regression losses that specs name, with their gradients."""
+"""Mean losses over a batch [B], to be minimised, and the regression losses that a spec can name, with their gradients."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:
 def clipped_surrogate_loss(logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tensor, clip_eps: float) -> Tensor:
     """−E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old, eq. 7 of arXiv:1707.06347.
 
-    Computed as min(r Â, Â + ε|Â|), which is the same: the clip binds only above 1+ε for Â > 0 and below 1−ε for Â < 0. It takes
-    half the kernels forward and backward. log r is kept within ±20: beyond that exp overflows, and its gradient would be NaN.
+    Computed as min(r Â, Â + ε|Â|), which is equal: the clip has an effect only above 1+ε for Â > 0 and below 1−ε for Â < 0. This needs
+    half the kernels forward and backward. log r is clamped to ±20: beyond that exp overflows, and its gradient would be NaN.
     """
     _check(logp_B, old_logp_B, advantage_B)
     bound_B = torch.add(advantage_B, advantage_B.abs(), alpha=clip_eps)
@@ -41,14 +41,14 @@ def clipped_surrogate_loss(logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tens
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float) -> Tensor:
-    """½ E[the larger of the squared errors of V and of V kept within ±ε of its old prediction] (as in OpenAI's PPO code)."""
+    """½ E[the larger of the squared errors of V and of V clipped to ±ε around its old prediction] (as in OpenAI's PPO code)."""
     _check(value_B, old_value_B, target_B)
     near_B = old_value_B + (value_B - old_value_B).clamp(-clip_eps, clip_eps)
     return 0.5 * torch.maximum((value_B - target_B).square(), (near_B - target_B).square()).mean()
 
 
 def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """−E[w log π(a|s) · (R − V(s))₊], eq. 2 of arXiv:1806.05635: actions that turned out better than V are made likelier.
+    """−E[w log π(a|s) · (R − V(s))₊], eq. 2 of arXiv:1806.05635: make actions likelier whose return exceeded V.
 
     `weight_B` are importance weights. No gradient flows into V.
     """
@@ -57,7 +57,7 @@ def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor
 
 
 def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tensor) -> Tensor:
-    """E[w ½ ((R − V(s))₊)²], eq. 3 of arXiv:1806.05635: V is only ever raised, towards returns above it."""
+    """E[w ½ ((R − V(s))₊)²], eq. 3 of arXiv:1806.05635: V is only raised, towards returns above V."""
     _check(value_B, return_B, weight_B)
     return 0.5 * (weight_B * (return_B - value_B).clamp(min=0.0).square()).mean()
 
@@ -94,8 +94,8 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] 
     "HuberLoss": (F.huber_loss, _huber),
     "L1Loss": (F.l1_loss, _absolute),
 }
-"""Regression losses for values, by the names of torch.nn's modules: (prediction, target) → the mean loss, with a graph;
-(error) → the loss of each element, and its derivative."""
+"""Regression losses for values, by the names of torch.nn's modules. Each is a pair of functions: (prediction, target) → mean loss with an
+autograd graph; (error) → loss of each element, and its derivative."""
 
 
 class LossAndGradient(NamedTuple):
@@ -103,7 +103,7 @@ class LossAndGradient(NamedTuple):
 
     loss: Tensor | float
     grad: Any
-    """Of the type and shape of the predictions."""
+    """Same type and shape as the predictions."""
 
 
 class ValueLoss:
@@ -122,13 +122,13 @@ class ValueLoss:
             raise SpecError("agent", [Problem("agent.net.loss_spec", f"{spec.name}: {error}")]) from error
 
     def __call__(self, prediction: Tensor, target: Tensor) -> Tensor:
-        """Return the mean loss, as the function of torch.nn.functional."""
+        """Return the mean loss, computed by the function of torch.nn.functional."""
         return self.function(prediction, target, **self.arguments)
 
     def with_gradient(self, prediction: A, target: A, count: int, weight: A | None = None) -> LossAndGradient:
         """Return the sum of all elements' losses divided by `count`, and its gradient with respect to the predictions.
 
-        For arrays the loss is a float. No argument carries an autograd graph. Args: weight: of each element, broadcast; None: all 1.
+        For arrays the loss is a float. Arguments must not have an autograd graph. Args: weight: of each element, broadcast; None: all 1.
         """
         each, slope = self.each(prediction - target, **self.arguments)
         if weight is not None:
@@ -138,6 +138,6 @@ class ValueLoss:
         return LossAndGradient(each.sum() / count, slope / count)
 
     def symlog_with_gradient(self, prediction: Tensor, target: Tensor, count: int, weight: Tensor | None = None) -> LossAndGradient:
-        """Do what `with_gradient` does for predictions and targets that are compared as symlog(x)."""
+        """Return the result of `with_gradient` for a loss between symlog(prediction) and symlog(target)."""
         loss, grad = self.with_gradient(symlog(prediction), symlog(target), count, weight)
         return LossAndGradient(loss, grad / (1.0 + prediction.abs()))  # the derivative of symlog

@@ -1,7 +1,7 @@
-"""The objectives of on-policy algorithms, in numpy, and of soft actor-critic, with their gradients in closed form.
+"""Objectives of on-policy algorithms, in numpy, and of soft actor-critic, with their gradients in closed form.
 
-A minibatch has a few hundred rows, so that autograd's 25 nodes cost more than their arithmetic: with them, loss and gradient of 256 rows
-take 400 µs, in closed form 100. The same formulas as in `losses` and `distributions`, where they are written for autograd.
+A minibatch has a few hundred rows, so that autograd's 25 nodes cost more than their arithmetic: loss and gradient of 256 rows take 400 µs
+with autograd, 100 in closed form. The formulas are the same as in `losses` and `distributions`, which use autograd.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
 CLOSED_FORM = True
-"""Whether objectives are computed here where that is supported; False: through autograd."""
+"""Whether to compute objectives in closed form where supported; False: always use autograd."""
 
 
 class Terms(NamedTuple):
-    """An objective and what it is made of."""
+    """An objective and its terms."""
 
     loss: Tensor | float
-    """To be minimised. It has a graph while autograd is to differentiate it."""
+    """The objective, to be minimised; with an autograd graph until autograd has differentiated it."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
@@ -35,27 +35,27 @@ class Terms(NamedTuple):
 
 
 VALUE_LIMIT = 10.0
-"""Maximum absolute value of what was divided by value_std."""
+"""Maximum absolute value of values and targets divided by value_std."""
 
 
 class Coefs(NamedTuple):
-    """Weights of the terms."""
+    """Weights and parameters of the terms."""
 
     value: float
     entropy: float
     policy: float = 1.0
     clip_eps: float | None = None
-    """ε of the clipped surrogate; None: the loss of the policy gradient."""
+    """ε of the clipped surrogate loss; None: use the policy gradient loss."""
     value_std: float | None = None
-    """Values and targets are divided by it, and clamped to ±VALUE_LIMIT, in the value loss; None: they are compared as they are."""
+    """In the value loss, values and targets are divided by value_std and clamped to ±VALUE_LIMIT; None: they are not scaled."""
 
 
 Gradient = Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray | None]]
-"""From the derivative by each log π(a|s) [B], and by the entropies (one number), to those by parameters [B, P] and a free log_std [D]."""
+"""(derivatives with respect to log π(a|s) [B], to each entropy (one number)) → (to parameters [B, P], to a free log_std [D] or None)."""
 
 
 def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
-    # parameters in rows: there are few, and numpy is slow over short rows
+    # transposed, since numpy is slow over short rows and there are few parameters
     logp_PB = np.subtract(params_BP.T, np.maximum.reduce(params_BP.T, axis=0), order="C")
     p_PB = np.exp(logp_PB)
     total_B = np.add.reduce(p_PB, axis=0)
@@ -77,7 +77,7 @@ def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.
 
 
 def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
-    # components in rows, as in _categorical; sums over them are products with a vector, in a tenth of the time of np.add.reduce
+    # transposed, as in _categorical; sums over components are products with a vector, in a tenth of the time of np.add.reduce
     loc_BD, log_std_BD = distribution.split(params_BP)  # [1, D] if it does not depend on the state
     is_free, dim = distribution.log_std is not None, distribution.action.dim
     unclipped_BD = distribution.free_log_std() if is_free else params_BP[:, dim:]
@@ -112,40 +112,40 @@ EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray],
     Argmax: _categorical,
     Normal: _normal,
 }
-"""Distribution → the function of its parameters [B, P] and of actions [B] that returns log π(a|s) [B], the entropy [B] and its gradient."""
+"""Distribution → function of the distribution, parameters [B, P] and actions [B] that returns log π(a|s) [B], entropy [B] and Gradient."""
 
 
 class TermsAndGradients(NamedTuple):
     """An objective with its gradients."""
 
     terms: Terms
-    """Without a graph."""
+    """Terms without an autograd graph."""
     outputs: tuple[Any, ...]
-    """By each output of the net: distribution parameters [B, P] and values [B]."""
+    """Gradients with respect to the net's outputs: distribution parameters [B, P] and values [B]."""
     log_std_D: np.ndarray | None = None
-    """By a free log_std."""
+    """Gradient with respect to a free log_std."""
 
 
 def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
-    """Return an objective of tensors, and `weight` times its gradients, by autograd.
+    """Return the objective for the outputs, and `weight` times its gradients, computed by autograd.
 
-    Parameters that the objective depends on directly, such as a free log_std, get their gradients in `Parameter.grad`.
+    Gradients of parameters that the objective depends on directly, such as a free log_std, are added to `Parameter.grad`.
     """
     leaves = [out.detach().requires_grad_() for out in outputs]
     terms = objective(*leaves)
     loss = terms.loss
     assert isinstance(loss, Tensor)
     if loss.requires_grad:
-        # without an explicit gradient: torch imports sympy (0.5 s) to check one
+        # without an explicit gradient, since torch would import sympy (0.5 s) to check it
         (loss if weight == 1.0 else weight * loss).backward()
     detached: list[Any] = [term.detach() if isinstance(term, Tensor) else term for term in terms]
     return TermsAndGradients(Terms(*detached), tuple(leaf.grad for leaf in leaves))
 
 
 class Objective:
-    """Policy loss, mean squared error of the value and entropy bonus, with the weights of Coefs.
+    """Weighted sum (see Coefs) of the policy loss, the mean squared error of the value and the entropy bonus.
 
-    The policy loss is `losses.clipped_surrogate_loss`, or without clip_eps `losses.policy_gradient_loss`.
+    The policy loss is `losses.clipped_surrogate_loss`, or `losses.policy_gradient_loss` without clip_eps.
     """
 
     def __init__(self, distribution: ActionDistribution) -> None:
@@ -153,7 +153,7 @@ class Objective:
 
     @staticmethod
     def supports(distribution: ActionDistribution, device: str) -> bool:
-        """Whether the objective has a closed form here, and its tensors are on the CPU."""
+        """Return whether this class supports a distribution, and tensors are on the CPU."""
         return CLOSED_FORM and type(distribution) in EVALUATE and not is_asynchronous(torch.device(device))
 
     def __call__(
@@ -166,7 +166,7 @@ class Objective:
         coefs: Coefs,
         weight: float = 1.0,
     ) -> TermsAndGradients:
-        """Return the objective of a minibatch, and `weight` times its gradients. To be called inside `silent()`.
+        """Return the objective of a minibatch, and `weight` times its gradients. Call this inside `silent()`.
 
         Args: outputs: distribution parameters [B, P] and values [B].
         """
@@ -196,7 +196,7 @@ class Objective:
 
 
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the loss of each row, and its derivative by log π(a|s)."""
+    """Return the loss of each row, and its derivative with respect to log π(a|s)."""
     return -logp_B * advantage_B, -advantage_B
 
 
@@ -210,7 +210,7 @@ def _clipped_surrogate(
     bound_B = np.abs(advantage_B)
     bound_B *= clip_eps
     bound_B += advantage_B
-    inside_B &= unclipped_B <= bound_B  # equal: only where both are 0
+    inside_B &= unclipped_B <= bound_B  # they are equal only if both are 0
     return -np.minimum(unclipped_B, bound_B), -unclipped_B * inside_B
 
 
@@ -220,17 +220,17 @@ REDUCTIONS: dict[str, Reduction] = {
     "min": lambda q_CX: torch.minimum(*q_CX),
     "mean": lambda q_CX: q_CX.mean(0),
 }
-"""The values of the two critics [2, …] as one […], by critic_reduction."""
+"""Functions that reduce the values of two critics [2, …] to one […], by critic_reduction."""
 
 REDUCTION_GRADIENTS: dict[str, Reduction] = {
     "min": lambda q_CX: torch.stack((lower_X := (q_CX[0] <= q_CX[1]).float(), 1.0 - lower_X)),
     "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
 }
-"""Their derivatives with respect to the values of each critic [2, …]."""
+"""Derivatives of the REDUCTIONS with respect to the values of each critic [2, …]."""
 
 
 def reduction_gradient(reduce: Reduction, q_CX: Tensor) -> Tensor:
-    """Return the derivative of a reduction with respect to the values of each critic [C, …]; of one not in REDUCTIONS, by autograd."""
+    """Return the derivative of a reduction with respect to the values of each critic [C, …]; by autograd if not in REDUCTIONS."""
     for name, known in REDUCTIONS.items():
         if reduce is known:
             return REDUCTION_GRADIENTS[name](q_CX)
@@ -239,7 +239,7 @@ def reduction_gradient(reduce: Reduction, q_CX: Tensor) -> Tensor:
 
 
 def discrete_soft_value(params_BA: Tensor, q_BA: Tensor, alpha: Tensor | float) -> Tensor:
-    """Return V(s) = Σ π(a|s) (Q(s, a) − α log π(a|s)) [B] of a categorical policy with logits [B, A] (arXiv:1910.07207, eq. 10)."""
+    """Return V(s) = Σ π(a|s) (Q(s, a) − α log π(a|s)) [B] for a categorical policy with logits [B, A] (arXiv:1910.07207, eq. 10)."""
     logp_BA = F.log_softmax(params_BA, dim=1)
     return (logp_BA.exp() * (q_BA - alpha * logp_BA)).sum(1)
 
@@ -252,17 +252,17 @@ class DiscreteActorLoss(NamedTuple):
     """Mean entropy of the policy."""
     grad_params_BA: Tensor
     mean_entropy: Tensor | None
-    """Moving average of the entropy; without a penalty as it was."""
+    """Moving average of the entropy; unchanged without a penalty."""
 
 
 def discrete_actor_loss(
     params_BA: Tensor, q_BA: Tensor, alpha: Tensor | float, penalty: float = 0.0, mean_entropy: Tensor | None = None
 ) -> DiscreteActorLoss:
-    """Return E[Σ π(a|s) (α log π(a|s) − Q(s, a))] of logits [B, A] (arXiv:1910.07207, eq. 12).
+    """Return E[Σ π(a|s) (α log π(a|s) − Q(s, a))] for logits [B, A] (arXiv:1910.07207, eq. 12).
 
-    With a penalty, plus `penalty` / 2 times the squared distance of the entropy to its moving average (after arXiv:2209.10081, eq. 11).
+    `penalty` / 2 times the squared distance of the entropy from its moving average is added (adapted from arXiv:2209.10081, eq. 11).
 
-    Args: mean_entropy: the average before; None: there is none yet.
+    Args: mean_entropy: the previous moving average; None: there is none yet.
     """
     logp_BA = F.log_softmax(params_BA, dim=1)
     p_BA = logp_BA.exp()

@@ -1,8 +1,8 @@
 """Returns and advantages over rollouts [T, N].
 
-One primitive serves all of them: the backward recursion y_t = x_t + c_t · y_{t+1}. Everywhere `terminated` cuts the
-bootstrap, `done` (terminated or truncated) ends the episode, and `next_value_TN` is V of the true next observation, so
-that a truncated episode keeps its bootstrap and none leaks into the next. All take tensors or numpy arrays.
+Most of them use the backward recursion y_t = x_t + c_t · y_{t+1}. Everywhere `terminated` prevents bootstrapping,
+`done` (terminated or truncated) ends the episode, and `next_value_TN` is V of the true next observation, so that
+truncated episodes are bootstrapped without values of the next episode. All functions take tensors or numpy arrays.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def discounted_scan(x_TN: A, decay_TN: A) -> A:
 
 
 def _scan(y_TN: Any, c_TN: Any) -> None:
-    """Compute `discounted_scan` of arrays or tensors in place of y; overwrites the decays."""
+    """Compute `discounted_scan` of arrays or tensors in place: y becomes the result, and c is overwritten."""
     shift = 1
     while shift < len(y_TN):
-        # after each round y_t covers 2·shift terms and c_t is the product of that many decays
+        # after each iteration y_t covers 2·shift terms and c_t is the product of 2·shift decays
         head_TN, decay_TN = y_TN[:-shift], c_TN[:-shift]
         head_TN += decay_TN * y_TN[shift:]
         c_TN[:-shift] = decay_TN * c_TN[shift:]
@@ -47,12 +47,12 @@ def _scan(y_TN: Any, c_TN: Any) -> None:
 
 
 def _light(*rows: Tensor | np.ndarray) -> list[Any]:
-    """Return numpy views of tensors on the CPU: numpy's calls cost less, `gae` of 32 × 4 takes a third of the time."""
+    """Return numpy views of tensors on the CPU: numpy's calls cost less, so that `gae` of 32 × 4 takes a third of the time."""
     return [x if isinstance(x, np.ndarray) or is_asynchronous(x) else x.numpy() for x in rows]
 
 
 def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float) -> A:
-    """Returns to the end of the episode, bootstrapped if it was truncated or the rollout ends.
+    """Return discounted returns to the end of the episode, bootstrapped if the episode is truncated or the rollout ends.
 
     R_t = r_t + γ R_{t+1}, with R_{t+1} replaced by V(s_{t+1}) at a truncation and at the last row, by 0 at a
     termination (arXiv:1602.01783, Algorithm S3). Args: float32 or bool [T, N]. Returns [T, N].
@@ -66,7 +66,7 @@ def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN
 
 
 def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, n: int) -> A:
-    """n-step returns: Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}), shorter if the episode or the rollout ends sooner.
+    """Return n-step returns Σ_{k<n} γ^k r_{t+k} + γ^n V(s_{t+n}), with fewer steps if the episode or the rollout ends earlier.
 
     Args: float32 or bool [T, N]; n ≥ 1. Returns [T, N]. Source: arXiv:1602.01783, section 4.
     """
@@ -83,7 +83,7 @@ def nstep_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, 
 
 
 def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, lam: float) -> A:
-    """Generalised advantage estimates, eq. 16 of arXiv:1506.02438.
+    """Return generalised advantage estimates, eq. 16 of arXiv:1506.02438.
 
     Args: float32 [T, N], `terminated_TN` and `done_TN` bool; `next_value_TN` is V of the true next observation. Returns advantages [T, N].
     """
@@ -100,14 +100,14 @@ def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
 
 
 class VTrace(NamedTuple, Generic[A]):
-    """What `vtrace` returns, float32 [T, N] each."""
+    """Result of `vtrace`, float32 [T, N] each."""
 
     target_TN: A
-    """v_s: target of the critic, the value of the current policy."""
+    """v_s: target of the critic, an estimate of the current policy's value."""
     advantage_TN: A
-    """Â, unweighted: the policy gradient is that of ρ Â log π, or of π/μ Â if a surrogate loss contains the ratio."""
+    """Â, unweighted: the policy gradient is the gradient of ρ Â log π, or of π/μ Â if a surrogate loss contains the ratio."""
     rho_TN: A
-    """ρ: the ratio π/μ, at most ρ̄."""
+    """ρ: the ratio π/μ, clipped at ρ̄."""
 
 
 def vtrace(
@@ -122,7 +122,7 @@ def vtrace(
     rho_bar: float,
     c_bar: float,
 ) -> VTrace[A]:
-    """V-trace: targets and advantages of the policy π from transitions that an older policy μ collected (arXiv:1802.01561).
+    """Return V-trace targets and advantages of the policy π from transitions collected by an older policy μ (arXiv:1802.01561).
 
     With ρ_t = min(ρ̄, π/μ) and c_t = λ min(c̄, π/μ),
 
@@ -130,11 +130,11 @@ def vtrace(
         vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        eq. 1, by the recursion of remark 1; λ: remark 2
         Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, there with λ = 1
 
-    where vs_{t+1} is V(s_{t+1}) at the end of an episode or of the rollout, and both are 0 at a termination. Where π = μ and ρ̄, c̄ ≥ 1,
-    Â is `gae`, and with λ = 1 vs are the `discounted_returns`.
+    where vs_{t+1} is V(s_{t+1}) at the end of an episode or of the rollout, and both are 0 at a termination. If π = μ and ρ̄, c̄ ≥ 1,
+    Â equals `gae`, and with λ = 1 vs equals `discounted_returns`.
 
     Args: all float32 or bool [T, N]; `log_ratio_TN` is log π(a|s) − log μ(a|s), `next_value_TN` V of the true next observation.
-    ρ̄ and c̄ bound a log ratio of +inf as any other; NaN spreads to the rows before it.
+    A log ratio of +inf is bounded by ρ̄ and c̄ too; NaN spreads to earlier rows.
     """
     _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     ratio, reward, value, next_value = tensor(log_ratio_TN).exp(), tensor(reward_TN), tensor(value_TN), tensor(next_value_TN)
@@ -149,7 +149,7 @@ def vtrace(
 def standardize(x_B: A) -> A:
     """Return x with zero mean and unit standard deviation; only centred if all values are equal. Any shape.
 
-    A single value, which has no deviation, is returned as it is: centred it would be 0, and nothing could be learned from it.
+    A single value, which has no deviation, is returned unchanged: centred it would be 0, and nothing could be learned from it.
     """
     tensor_B = tensor(x_B)
     if tensor_B.numel() < 2:

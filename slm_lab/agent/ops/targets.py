@@ -1,4 +1,4 @@
-"""Targets of action values, over a batch [B] or any leading axes. None of them carries a gradient back."""
+"""Targets of action values, over a batch [B] or any leading axes. Targets have no gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.agent.ops.arrays import A
 
 
 def one_step_target(reward: A, next_value: A, terminated: A, gamma: float) -> A:
-    """r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not. All of one shape, terminated 0 or 1.
+    """Return r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not. terminated is 0 or 1.
 
     Raises ValueError if shapes differ.
     """
@@ -29,14 +29,14 @@ def one_step_target(reward: A, next_value: A, terminated: A, gamma: float) -> A:
 
 
 def action_value(q_BA: A, action_B: A) -> A:
-    """Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]; of arrays [B, A] and [B]."""
+    """Return Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]; arrays must be [B, A] and [B]."""
     if isinstance(q_BA, np.ndarray):
         return q_BA[np.arange(len(q_BA)), action_B]
     return q_BA.gather(-1, action_B.unsqueeze(-1)).squeeze(-1)
 
 
 def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
-    """Return the gradient of all values, given that of `action_value`; shapes as there."""
+    """Return the gradient with respect to all values, given that with respect to the result of `action_value`; shapes as there."""
     if isinstance(q_BA, np.ndarray):
         grad_BA = np.zeros_like(q_BA)
         grad_BA[np.arange(len(q_BA)), action_B] = grad_B
@@ -47,7 +47,7 @@ def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
 def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     """Split the values of a multi-discrete action with D components: [..., Σ nvec] → [..., D, max nvec]; unused entries are −∞.
 
-    The functions below then give one value for each component.
+    `max_value` and `double_q_value` then return one value for each component.
     """
     if len(set(nvec)) == 1:
         return q_BA.unflatten(-1, (len(nvec), nvec[0]))
@@ -56,15 +56,15 @@ def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Return the gradient of the values [..., Σ nvec], given that of `by_component`."""
+    """Return the gradient with respect to the values [..., Σ nvec], given that with respect to the result of `by_component`."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 
 def max_value(q_BA: A) -> A:
-    """max_a Q(s, a), the value of Q-learning (Mnih et al. 2015): [..., A] → [...]."""
+    """Return max_a Q(s, a), the next value of Q-learning (Mnih et al. 2015): [..., A] → [...]."""
     return np.maximum.reduce(q_BA, axis=-1) if isinstance(q_BA, np.ndarray) else q_BA.amax(-1)
 
 
 def double_q_value(selector_q_BA: A, evaluator_q_BA: A) -> A:
-    """Q_evaluator(s, argmax_a Q_selector(s, a)), the value of double Q-learning (arXiv:1509.06461, eq. 4): [..., A] each → [...]."""
+    """Return Q_evaluator(s, argmax_a Q_selector(s, a)), as in double Q-learning (arXiv:1509.06461, eq. 4): [..., A] each → [...]."""
     return action_value(evaluator_q_BA, selector_q_BA.argmax(-1))

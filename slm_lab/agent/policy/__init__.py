@@ -1,1 +1,1 @@
-"""Policies: what acts, without anything that learns."""
+"""Policies, which choose actions, without any learning code."""

@@ -1,4 +1,4 @@
-"""From a spec to a policy: net, distribution and action rule."""
+"""Build a policy from a spec: net, distribution and action rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fits(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:
 
 
 def algorithms_for(action: ActionSpace) -> str:
-    """Return the names of the built-in algorithms that learn such actions."""
+    """Return the names of the built-in algorithms that can learn in an action space."""
     return ", ".join(name for name, model in ALGORITHMS.items() if model.learns and fits(model, action))
 
 
@@ -70,7 +70,7 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
 
 
 def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> None:
-    """Raise SpecError with every key of soft actor-critic that does not fit the env's actions; notice those without effect."""
+    """Raise SpecError naming every key of soft actor-critic that does not fit the env's actions; print notices for keys without effect."""
     discrete = action.kind == "discrete"
     problems = []
     names = ("default", "Categorical", "GumbelSoftmax") if discrete else ("default", "Normal")
@@ -90,7 +90,7 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> N
 
 
 def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
-    """Return the target entropies that no policy over `actions` discrete actions can have."""
+    """Return a problem for each target entropy that no policy over `actions` discrete actions can have."""
     greatest = math.log(actions)
     bounds = f"the entropy of {actions} discrete actions lies between 0 and ln {actions} = {greatest:.3g} nats"
     given = {"target_entropy": spec.target_entropy, "entropy_anneal": spec.entropy_anneal}
@@ -103,9 +103,9 @@ def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
 
 
 def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, device: str = "cpu") -> Policy:
-    """Build the policy of an agent, its weights drawn from torch's global generator.
+    """Build the policy of an agent, with weights drawn from torch's global generator.
 
-    Args: rng: draws actions. device: where the net computes. Raises SpecError if algorithm, net and env do not fit each other.
+    Args: rng: draws actions. device: device of the net. Raises SpecError if algorithm, net and env do not fit each other.
     """
     algorithm = agent.algorithm
     if not algorithm.learns:
@@ -130,7 +130,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
 
 
 def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
-    """Return the parts of the policy's net that have an optimizer each; if it is one, its keys may be the actor's."""
+    """Return the parts of the policy's net with separate optimizer keys; ("actor",): one optimizer, which may use the actor's keys."""
     assert agent.net is not None
     if not agent.algorithm.has_critic:
         return ()
@@ -139,14 +139,14 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
 
 
 def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:
-    """Return the gradients of actor and critic if they share no body, else None."""
+    """Return the gradients of actor and critic if their bodies are separate, else None."""
     if not isinstance(net, ActorCriticNet) or net.critic_body is None:
         return None
     return [[flat.grad[flat.span(parameters)]] for parameters in (net.actor_parameters(), net.critic_parameters())]
 
 
 def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[ActionDistribution, nn.Parameter | None]:
-    """Return the action distribution of the policy, and its learned log standard deviation [D]: None if net.log_std_init is absent."""
+    """Return the action distribution and its learned log standard deviation [D] (None if net.log_std_init is absent or has no effect)."""
     own = agent.algorithm.actor_distribution(action.kind)
     distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
     if net.log_std_init is None:

@@ -1,8 +1,8 @@
-"""The policy: a net, a distribution and an action rule. Rollout workers, evaluation and trained agents need nothing else.
+"""The policy: a net, a distribution and an action rule, all that rollout workers, evaluation and trained agents need.
 
-Small feed-forward nets act in numpy (NumpyActor). The weights are views of the net's own flat vectors (see FlatParams), so they are
-always current. One step of 8 envs through two hidden layers takes about a fifth of the time of torch's dispatch. A net that a user has
-changed acts through its modules (see validity.py).
+Small feed-forward nets act in numpy (NumpyActor). Their weights are views of the net's flat vectors (see FlatParams), so they are always
+current. One step of 8 envs through two hidden layers takes about a fifth of the time of torch's dispatch. If a user has changed the net,
+its modules are called instead (see validity.py).
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from slm_lab.lib.records import ActionSpace, ActOut
 from slm_lab.spec.models.algorithm import ActionPolicy
 
 NUMPY_ACTING = True
-"""Whether small nets act through numpy; False: always through torch."""
+"""Whether small nets act in numpy; False: always use torch."""
 
 CHECK_EVERY = 16
-"""Steps after which the net is checked completely, which takes a quarter of the time of a step of one env."""
+"""Number of steps between complete checks of the net, each of which takes a quarter of the time of a step of one env."""
 
 RARELY = 1024
-"""The same while `Agent.check_rarely` is set."""
+"""CHECK_EVERY while rare checks are set by `Agent.check_rarely`."""
 
 
 class NumpyActor:
-    """The function obs_N float32 [N, D] → distribution parameters float32 [N, P] of a body and the head on it.
+    """Function obs_N float32 [N, D] → distribution parameters float32 [N, P], computed in numpy by the layers of a body and its head.
 
-    It calls their modules while these compute something else than the layers it was built from.
+    It calls the modules instead if they were changed after it was built.
     """
 
     def __init__(self, body: Body, head: ActorHead, chain: DirectChain) -> None:
         self._body, self._head, self.layers = body, head, chain.outputs
-        """layers: the same function, whatever the modules compute now."""
+        """layers: the function in numpy, regardless of changes to the modules."""
         self._watch = Watch([*body.modules(), *head.modules()], data=True)
         self._left, self.check_every = 0, CHECK_EVERY
 
     def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
         """Compute the parameters.
 
-        Args: exact: whether every change of the modules is noticed at once; else only hooks that were added are, and other changes after
-        `check_every` calls at the latest.
+        Args: exact: whether every change of the modules is noticed immediately; if False, only added hooks are, and other changes after at
+        most `check_every` calls.
         """
         self._left -= 1
         if exact or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
@@ -67,7 +67,7 @@ class NumpyActor:
 
 
 def fast_actor(body: Body, head: ActorHead) -> NumpyActor | None:
-    """Return the actor of a body and the head on it in numpy, or None if they have no numpy implementation."""
+    """Return a NumpyActor for a body and its head, or None if they have no numpy implementation."""
     if not NUMPY_ACTING or body.products.bfloat16:
         return None
     chain = actor_chain(body, head)
@@ -80,10 +80,10 @@ class Policy:
     Args:
         action: the action space.
         rng: draws the actions.
-        net, distribution: absent for uniformly random actions.
+        net, distribution: None for uniformly random actions.
         action_policy: "default" samples the distribution; "epsilon_greedy" takes its mode, but with probability `explore_var` a random
-            action; "boltzmann" divides its logits by `explore_var`; "random" ignores it.
-        logp: whether `act` returns the log-probability of what it samples; else NaN, since on a few envs it costs as much as the draw.
+            action; "boltzmann" divides its logits by `explore_var`; "random" ignores the distribution.
+        logp: whether `act` returns log-probabilities of sampled actions; otherwise NaN, since on few envs they cost as much as the draw.
         flat: the parameters of the net in one vector.
     """
 
@@ -101,9 +101,9 @@ class Policy:
         self.action_policy: ActionPolicy = "random" if net is None else action_policy
         self.explore_var: float = 0.0
         self.uniform = False
-        """Ignore the distribution and act uniformly at random; not passed on to clones."""
+        """Whether to ignore the distribution and act uniformly at random; clones do not copy this value."""
         self.version = 0
-        """Updates that the weights have received."""
+        """Number of updates of the weights."""
         self.state_size = 0 if net is None else net.state_size
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
@@ -113,7 +113,7 @@ class Policy:
         self.env_action: Callable[[np.ndarray], np.ndarray] = (
             (lambda action_N: action_N) if distribution is None else distribution.env_action
         )
-        """Converts the actions of ActOut to those that the env takes."""
+        """Converts the actions of ActOut to the form that the env takes."""
         self._choose: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]] = {
             "default": self._sample if logp else self._draw,
             "boltzmann": self._boltzmann,
@@ -127,7 +127,7 @@ class Policy:
             self._numpy_actor.check_every = RARELY if rarely else CHECK_EVERY
 
     def clone(self, rng: np.random.Generator) -> Policy:
-        """Return a policy with the same net and another random stream."""
+        """Return a policy with the same net and the random stream `rng`."""
         other = Policy(self.action, rng, self.net, self.distribution, self.action_policy, self.logp, self.flat)
         other.explore_var = self.explore_var
         return other
@@ -139,8 +139,8 @@ class Policy:
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None, deterministic: bool = False) -> ActOut:
         """Choose actions for obs_N [N, *shape].
 
-        Args: state_N: hidden state, zero for an env at the start of its episode. deterministic: take the mode of the distribution;
-        random policies stay random.
+        Args: state_N: hidden state, zero for an env at the start of an episode. deterministic: take the mode of the distribution
+        (no effect on random policies).
         """
         if self.action_policy == "random" or self.uniform:
             return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
@@ -152,13 +152,13 @@ class Policy:
         return ActOut(*choose(params_NP), state_N, self.version)
 
     def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
-        """Choose actions by the outputs of `forward`, computed here or elsewhere."""
+        """Choose actions from the outputs of `forward`, which may be computed in another process."""
         if self.uniform:
             return ActOut(*self._uniform(len(params_NP)), state_N, self.version)
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return (obs_N, first_N) → the env's actions: this policy (or its mode) with a hidden state and a random stream of its own."""
+        """Return a function (obs_N, first_N) → the env's actions: this policy (or its mode) with its own hidden state and random stream."""
         policy = self.clone(rng)
         state_N: np.ndarray | None = None
 
@@ -192,7 +192,7 @@ class Policy:
 
     @torch.inference_mode()
     def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the distribution parameters [N, P] and the hidden state afterwards."""
+        """Return the distribution parameters [N, P] and the next hidden state."""
         assert self.net is not None
         device = next(self.net.parameters()).device
         obs = torch.from_numpy(obs_N).to(device)
@@ -229,12 +229,12 @@ class Policy:
             same_N = (action_N == greedy_N).reshape(len(action_N), -1).all(axis=1)
         else:
             action_N, same_N = greedy_N, True
-        # a random action may be the greedy one
+        # a random action may equal the greedy action
         lucky = self.explore_var / self._choices
         return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
 
     def _uniform(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw uniform actions; standard normal ones if a component has no bounds."""
+        """Draw uniform actions, or standard normal actions if a component is unbounded. Return them and their log-probabilities."""
         action, rng = self.action, self.rng
         if action.kind == "continuous":
             shape = (num_envs, action.dim)

@@ -1,1 +1,1 @@
-"""Replay buffers: transitions that are sampled many times."""
+"""Replay buffers: storage of transitions that are sampled many times."""

@@ -1,4 +1,4 @@
-"""Storage of observations in a replay buffer: whole vectors, or the frames of stacked images, each once."""
+"""Storage of observations in a replay buffer: whole observations, or the frames of stacked images, each stored once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
 
 _BLOCK = 10_000
-"""Frames that are moved at once: 70 MB of 84 × 84 pixels."""
+"""Number of frames moved at once: 70 MB of 84 × 84 pixels."""
 
 
 class DeviceRows:
-    """Rows in the memory of a CUDA device, with what replay buffers use of the interface of numpy's arrays."""
+    """Rows in the memory of a CUDA device, with the part of numpy's array interface that replay buffers use."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, device: str) -> None:
         self.tensor = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype, device=device)
@@ -32,7 +32,7 @@ class DeviceRows:
         self.tensor[rows if isinstance(rows, slice) else self._index(rows)] = values_K
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return a copy on the host."""
+        """Return a copy in host memory."""
         return self.tensor[rows].to("cpu", copy=True).numpy()
 
     def take(self, rows: np.ndarray, axis: int = 0) -> Tensor:
@@ -47,19 +47,19 @@ Rows = np.ndarray | DeviceRows
 
 
 def zero_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
-    """Return zeros [rows, …] on the host, or on `device`."""
+    """Return zeros [rows, …] in host memory, or on `device`."""
     return np.zeros(shape, dtype) if device is None else DeviceRows(shape, dtype, device)
 
 
 class ObservationStore(ABC):
-    """Observations of `capacity` transitions, by their row in the ring."""
+    """Observations of `capacity` transitions, indexed by their row in the ring."""
 
     arrays: dict[str, Rows]
-    """All contents."""
+    """All stored arrays by name."""
 
     @abstractmethod
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        """Store obs_N and its true successor of the envs env_K [K] in rows row_K [K]."""
+        """Store the observations and true next observations of the envs env_K [K] in rows row_K [K]."""
 
     @abstractmethod
     def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
@@ -74,11 +74,11 @@ class ObservationStore(ABC):
         return self.obs_of(row_B), self.next_obs_of(row_B)
 
     def lost(self, row: int) -> bool:
-        """Whether frames of a row were overwritten by newer ones."""
+        """Return whether frames of a row were overwritten by newer frames."""
         return False
 
     def used(self, rows: int) -> dict[str, int]:
-        """Return how much of each array is in use when the given number of rows is."""
+        """Return how many entries of each array are in use if the given number of rows is in use."""
         return dict.fromkeys(self.arrays, rows)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
@@ -93,14 +93,14 @@ class ObservationStore(ABC):
 
 
 def load_rows(name: str, array: Rows, saved: np.ndarray) -> None:
-    """Copy the saved first rows of an array. Raises ValueError if there are too many, or of another shape."""
+    """Copy saved rows to the first rows of an array. Raises ValueError if there are too many rows, or their shape differs."""
     if len(saved) > len(array) or saved.shape[1:] != array.shape[1:]:
         raise ValueError(f"incompatible replay buffer: {name} has shape {saved.shape}; expected {array.shape}")
     array[: len(saved)] = saved
 
 
 class VectorStore(ObservationStore):
-    """Both observations of each transition, whole."""
+    """Store of both complete observations of each transition."""
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
         shape, dtype = (capacity, *info.observation.shape), info.observation.dtype
@@ -124,11 +124,11 @@ class VectorStore(ObservationStore):
 
 
 class FrameStore(ObservationStore):
-    """Frames of images in a ring, each once; a transition is the numbers of the frames that its two observations consist of.
+    """Ring of image frames, each stored once; a transition consists of the numbers of the frames of its two observations.
 
-    The first observation of an episode adds all its frames (equal ones once), and each step adds one. After a lost life the first
-    observation is the env's last one, which is stored already. Frames are numbered consecutively; number f is in slot f mod slots. A frame
-    that was overwritten is lost, and with it the transitions that contain it; the replay buffer drops them from its end.
+    The first observation of an episode adds all its frames (repeated frames once), and each step adds one. After a lost life the first
+    observation equals the env's last observation, which is stored already. Frames are numbered consecutively; frame f is in slot
+    f mod slots. If a frame is overwritten, the transitions that contain it are lost; the replay buffer drops these, oldest first.
     """
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
@@ -136,10 +136,10 @@ class FrameStore(ObservationStore):
         stack = self.space.stack
         self.frames = zero_rows((self.slots, *self._frame_shape(self.space)), np.uint8, device)
         self.slot = np.zeros((capacity, 2, stack), np.int32)
-        """Slots of the frames of each transition's observation and next one."""
+        """Slots of the frames of each transition's observation and next observation."""
         self.oldest = np.zeros(capacity, np.int64)
-        """Lower bound of the frame numbers of each transition and of all later ones. It never decreases, so that transitions are lost in
-        the order in which they were added. (The smallest frame number of each transition may decrease from one env to the next.)"""
+        """Lower bound of the frame numbers of each transition and of all later transitions. The bound never decreases, so that transitions
+        are lost in the order in which they were added. (A transition's smallest frame number may decrease from one env to the next.)"""
         self.current = np.zeros((info.num_envs, stack), np.int64)
         """Frame numbers of each env's next observation."""
         self.known_N = np.zeros(info.num_envs, np.bool_)
@@ -151,7 +151,7 @@ class FrameStore(ObservationStore):
 
     @staticmethod
     def _slots(capacity: int, info: EnvInfo) -> int:
-        # room for the first frames of episodes, one in every 64 steps, and for unfinished episodes
+        # space for the first frames of episodes, one in every 64 steps, and for unfinished episodes
         return capacity + capacity // 64 + 2 * (info.observation.stack + 1) * info.num_envs
 
     @staticmethod
@@ -177,7 +177,7 @@ class FrameStore(ObservationStore):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Store the frames of an episode's first observation, unless they are the env's current frames, as after a lost life."""
+        """Store the frames of an episode's first observation, unless they equal the env's current frames, as after a lost life."""
         frames = self._frames_of(obs[None])[0]
         if self.known_N[n] and np.array_equal(frames, self._on_host(self.current[n] % self.slots)):
             return
@@ -189,7 +189,7 @@ class FrameStore(ObservationStore):
         self.known_N[n] = True
 
     def _on_host(self, slot_K: np.ndarray) -> np.ndarray:
-        """Return frames [K, …] of slots."""
+        """Return the frames [K, …] in slots, in host memory."""
         frames_K = self.frames.take(slot_K, axis=0)
         return frames_K if isinstance(frames_K, np.ndarray) else frames_K.cpu().numpy()
 
@@ -228,14 +228,14 @@ class FrameStore(ObservationStore):
         self.count = count
 
     def _load_other_ring(self, state: dict[str, Any], count: int, slots: int) -> None:
-        """Load the contents of a ring with another number of slots. Raises ValueError if the frames have another shape."""
+        """Load the contents of a ring with a different number of slots. Raises ValueError if the frames have a different shape."""
         frames, slot = np.asarray(state["frames"]), np.asarray(state["slot"])
         if frames.shape[1:] != self.frames.shape[1:]:
             raise ValueError(f"incompatible replay buffer: frames have shape {frames.shape[1:]}; expected {self.frames.shape[1:]}")
         number_K = np.arange(count - min(count, slots, self.slots), count)
-        for number_B in np.array_split(number_K, len(number_K) // _BLOCK + 1):  # an index makes a copy
+        for number_B in np.array_split(number_K, len(number_K) // _BLOCK + 1):  # in blocks, since indexing makes a copy
             self.frames[number_B % self.slots] = frames[number_B % slots]
-        # slot s held the frame with the greatest number below count that is s modulo slots
+        # slot s contained the frame with the greatest number below count that equals s modulo slots
         moved = (count - 1 - (count - 1 - slot) % slots) % self.slots
         for name, saved in (
             ("slot", moved.astype(np.int32)),

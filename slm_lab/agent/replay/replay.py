@@ -1,4 +1,4 @@
-"""Replay buffers: transitions that are sampled many times, uniformly or by a tree of sums in proportion to their priorities."""
+"""Replay buffers: transitions are sampled many times, uniformly, or with a sum tree in proportion to their priorities."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class SumTree:
-    """Weights ≥ 0 of `size` indices, and their sums in a wide tree.
+    """Weights ≥ 0 of `size` indices, and a wide tree of their sums.
 
     Each node is the sum of FANOUT children, always recomputed from them, so that no rounding error accumulates. The tree is wide and
-    shallow because in numpy the time goes into the number of calls.
+    shallow because in numpy the number of calls determines the time.
     """
 
     FANOUT = 64
@@ -32,7 +32,7 @@ class SumTree:
     def __init__(self, size: int) -> None:
         self.size = size
         self.levels: list[np.ndarray] = []
-        """From the leaves up, float64 [groups, FANOUT] each; the last has one group."""
+        """Levels from the leaves up, float64 [groups, FANOUT] each; the last level has one group."""
         count = size
         while True:
             groups = -(-count // self.FANOUT)
@@ -51,7 +51,7 @@ class SumTree:
         return self.levels[0].reshape(-1).take(index_B)
 
     def set(self, index_B: np.ndarray, weight_B: np.ndarray | float) -> None:
-        """Set weights; the last one counts for an index that occurs twice. A weight that is not finite leaves the old one."""
+        """Set weights. If an index occurs twice, its last weight is used. Weights that are not finite are ignored."""
         finite_B = np.isfinite(weight_B)
         if not finite_B.all():
             if isinstance(weight_B, float):
@@ -63,14 +63,14 @@ class SumTree:
             above.reshape(-1)[index_B] = below.take(index_B, axis=0).sum(axis=1)
 
     def find(self, mass_B: np.ndarray) -> np.ndarray:
-        """Return the index i at which the sum of the weights up to and with i first exceeds each mass in [0, total).
+        """Return, for each mass in [0, total), the first index i at which the cumulative sum of the weights (including i) exceeds the mass.
 
-        An index of weight 0 is never found, as long as any weight is above 0.
+        An index of weight 0 is never returned, as long as any weight is above 0.
         """
         index_B = np.zeros(len(mass_B), np.int64)
         for level in reversed(self.levels):
             sums_BF = level.take(index_B, axis=0).cumsum(axis=1)
-            # rounding can move a mass to the end of the group: keep it inside
+            # rounding can move a mass to the end of the group: clip it to the group
             mass_B = np.minimum(mass_B, np.nextafter(sums_BF[:, -1], 0.0))
             child_B = (sums_BF <= mass_B[:, None]).sum(axis=1)
             before_B = np.where(child_B > 0, sums_BF[np.arange(len(child_B)), child_B - 1], 0.0)
@@ -82,7 +82,7 @@ class Transitions(NamedTuple):
     """A batch of B transitions."""
 
     obs_B: Tensor
-    """[B, *shape], dtype as the env's."""
+    """[B, *shape], in the env's dtype."""
     action_B: Tensor
     """int64 [B] or [B, D], or float32 [B, D]."""
     logp_B: Tensor
@@ -92,15 +92,15 @@ class Transitions(NamedTuple):
     next_obs_B: Tensor
     """[B, *shape]: the true next observation, also if the episode was truncated."""
     terminated_B: Tensor
-    """float32 [B], 0 or 1: cuts the bootstrap. A truncation does not."""
+    """float32 [B], 0 or 1: whether the episode terminated, so that there is no bootstrap. Truncations are 0."""
     weight_B: Tensor | None
     """float32 [B]: importance weights, at most 1; None if all are 1."""
     row_B: np.ndarray
-    """int64 [B]: their rows in the buffer."""
+    """int64 [B]: rows of the transitions in the buffer."""
 
     @property
     def drawn(self) -> np.ndarray:
-        """What was drawn, for `update_priorities`: int64 [B] rows."""
+        """Rows that were drawn, int64 [B], for `update_priorities`."""
         return self.row_B
 
     def to(self, device: str) -> Transitions:
@@ -109,12 +109,12 @@ class Transitions(NamedTuple):
 
 
 def uploaded(items: dict[str, Any], device: str) -> dict[str, Any]:
-    """Return those items that are tensors, on `device`."""
+    """Return the items that are tensors, moved to `device`; none if it is "cpu"."""
     return {} if device == "cpu" else {name: upload(item, device) for name, item in items.items() if isinstance(item, Tensor)}
 
 
 COLUMNS = ("action", "logp", "reward", "terminated")
-"""Arrays of a replay buffer beside the observations; self-imitation adds others."""
+"""Arrays of a replay buffer in addition to observations; self-imitation adds others."""
 
 
 class Replay:
@@ -122,13 +122,13 @@ class Replay:
 
     Args:
         spec: batch_size, max_size, use_cer.
-        info: the env; no more than info.max_frame transitions are reserved.
-        clock: gives the frame of schedules.
+        info: the env; space is reserved for at most info.max_frame transitions.
+        clock: current frame, for schedules.
         rng: draws the batches.
-        frequency: transitions between two trainings. start: transitions before the first.
-        device: CUDA device that holds the transitions; None: in the memory of the host. Batches are drawn on the host in either case.
+        frequency: transitions between two updates. start: transitions before the first update.
+        device: CUDA device that stores the transitions; None: host memory. Batches are drawn on the host in either case.
 
-    Raises SpecError if it does not fit this machine or the device.
+    Raises SpecError if the buffer does not fit into memory.
     """
 
     prioritized = False
@@ -162,36 +162,36 @@ class Replay:
             "terminated": zero_rows(rows, np.float32, device),
         }
         self.seen = 0
-        """Transitions ever added; the newest lies in row (seen − 1) mod capacity."""
+        """Number of transitions added so far; the newest is in row (seen − 1) mod capacity."""
         self.size = 0
-        """Transitions that can be sampled: the newest `size`."""
+        """Number of transitions that can be sampled: the newest `size`."""
         self.ready = False
-        """Whether the last step completed what one update needs."""
+        """Whether an update is due after the last step."""
         self.replayed = 0
-        """With use_cer: number of transitions that have been put into a batch because they were new (arXiv:1712.01275)."""
+        """With use_cer: number of transitions that were included in a batch because they were new (arXiv:1712.01275)."""
         self.fresh = 0
-        """Number of entries at the end of the last batch that are such transitions."""
+        """Number of such transitions in the last batch; they are at its end."""
 
     def _capacity(self, most: int, num_envs: int) -> int:
-        """Return the number of rows, given the most that are of use."""
+        """Return the number of rows, given the maximum useful number."""
         return most
 
     def _nbytes(self, info: EnvInfo) -> int:
-        """Return the bytes of the buffer."""
+        """Return the size of the buffer in bytes."""
         return replay_bytes(self.capacity, info)
 
     @property
     def items(self) -> int:
-        """Capacity in sampled items: transitions; in SequenceReplay, sequences."""
+        """Capacity in units of sampling: transitions, or sequences in SequenceReplay."""
         return self.capacity
 
     @property
     def has_batch(self) -> bool:
-        """Whether enough has been seen for one batch."""
+        """Whether enough transitions were added for one batch."""
         return self.size > 0 and self.seen >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step; rows that are not transitions are left out."""
+        """Store one step, without rows that are not transitions."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
         self._put(row_K, env_K, obs_N, first_N, out, step)
@@ -233,7 +233,7 @@ class Replay:
         return (self.seen - age_B) % self.capacity
 
     def _include_new(self, row_B: np.ndarray) -> None:
-        """Replace the end of the batch by the oldest transitions that have not been put into one yet."""
+        """Replace the end of the batch by the oldest new transitions that were not included in a batch yet."""
         oldest = max(self.replayed, self.seen - self.size)
         self.fresh = min(self.seen - oldest, self.batch_size)
         row_B[self.batch_size - self.fresh :] = (oldest + np.arange(self.fresh)) % self.capacity
@@ -250,33 +250,33 @@ class Replay:
         """Handle a row that can no longer be sampled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random stream; not the transitions (see `contents`)."""
+        """Return the random stream, without the transitions (see `contents`)."""
         return {"rng": generator_state(self.rng)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_generator_state(self.rng, state["rng"])
 
     def contents(self) -> dict[str, Any]:
-        """Return the transitions, as tensors and numbers: of a buffer that is not full only the rows in use, else without copies."""
+        """Return the transitions, as tensors and numbers: only the rows in use; without copies if the buffer is full."""
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
         rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
         return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows))}
 
     def _rows_in_use(self) -> int:
-        """Return the number of first rows that were ever written."""
+        """Return n such that the first n rows contain all that were written."""
         return min(self.seen, self.capacity)
 
     def _items_in_use(self) -> int:
-        """Return the number of sampled items, counted from the first, that were ever written."""
+        """Return n such that the first n items (see `items`) contain all that were written."""
         return self._rows_in_use()
 
     def collect_batch(self) -> None:
-        """Collect at least a batch before the next update: an agent that has learned already continues with an empty buffer."""
+        """Require at least one batch before the next update, for a trained agent that continues with an empty buffer."""
         self.start = max(self.start, self.batch_size)
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load what `contents` returned. Raises ValueError if it does not fit; a buffer that was never full fits a larger one."""
+        """Load what `contents` returned. Raises ValueError if it does not fit; contents that never wrapped around fit a larger buffer."""
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
         self.store.load_state_dict(state["store"])
@@ -289,26 +289,27 @@ class Replay:
 class PrioritizedReplay(Replay):
     """Transitions sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
 
-    A transition's priority is (|error| + epsilon)^alpha, a new one's that of initial_error, or the greatest so far. The mass is drawn in
-    batch_size equal strata (section B.2.1); importance weights (N · P)^−beta, if beta is given, are divided by the batch's greatest.
+    A transition's priority is (|error| + epsilon)^alpha; for a new transition, error is initial_error, or the priority is the greatest so
+    far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1). If beta is given, importance
+    weights are (N · P)^−beta, divided by the batch's maximum.
     """
 
     prioritized = True
     INITIAL_ERROR = 100_000.0
-    """Of new transitions, unless given: so great that each is drawn soon."""
+    """Default error of new transitions, so great that each is drawn soon."""
 
     LEAST = 1e-12
-    """Lowest priority, for errors of 0 with an epsilon of 0: the sum of all must not be 0."""
+    """Lowest priority, for errors of 0 with an epsilon of 0: the sum of priorities must not be 0."""
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
         self.tree = SumTree(self.items)
         self.greatest = 1.0
-        """Of all priorities so far."""
+        """Greatest priority so far."""
         error = self.INITIAL_ERROR if spec.initial_error is None else spec.initial_error
         self.initial = None if isinstance(error, str) else max((error + self.epsilon) ** self.alpha, self.LEAST)
-        """Priority of new rows; None: the greatest so far."""
+        """Priority of new rows; None: the greatest priority so far."""
 
     def _added(self, row_K: np.ndarray) -> None:
         self.tree.set(row_K, self.greatest if self.initial is None else self.initial)
@@ -324,12 +325,12 @@ class PrioritizedReplay(Replay):
         if self.beta is None:
             return None
         beta = self.beta if isinstance(self.beta, float) else self.beta.value(self.clock.global_frame)
-        # N and the sum of all weights are the same for each and cancel out
+        # N and the sum of all priorities are the same for each row and cancel out
         weight_B = self.tree.get(row_B) ** -beta
         return (weight_B / weight_B.max()).astype(np.float32)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of rows by their errors [B], of any sign; an error that is not finite counts as 0."""
+        """Set the priorities of rows from their errors [B], of any sign; errors that are not finite count as 0."""
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
         priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.LEAST)
         drawn = len(row_B) - self.fresh
@@ -351,14 +352,14 @@ def _is_image(info: EnvInfo) -> bool:
 
 
 def replay_bytes(capacity: int, info: EnvInfo) -> int:
-    """Return the bytes of a replay buffer for the given number of transitions."""
+    """Return the size in bytes of a replay buffer for `capacity` transitions."""
     action = info.action
     row = (4 if action.kind == "continuous" else 8) * (1 if action.kind == "discrete" else action.dim) + 3 * 4 + 8
     return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
 
 
 def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str = "", device: str | None = None) -> None:
-    """Raise SpecError if memories of `capacity` transitions and `nbytes` bytes each do not fit this machine, or a CUDA device of it."""
+    """Raise SpecError if `memories` buffers of `capacity` transitions and `nbytes` bytes each do not fit into host or device memory."""
     available, where = memory_bytes(), "machine"
     if device is not None and torch.device(device).type != "cpu":
         available, where = devices.memory_bytes(device), f"device ({device})"
@@ -370,22 +371,22 @@ def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str
 
 
 def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
-    """Raise SpecError if transitions cannot be kept on `device`."""
+    """Raise SpecError if transitions cannot be stored on `device`."""
     if not is_asynchronous(torch.device(device)):
         message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
         raise SpecError("agent", [Problem("agent.memory.on_device", message)])
-    if capacity < info.num_envs:  # rows of one step would be written twice, in any order
+    if capacity < info.num_envs:  # one step would write some rows twice, in undefined order
         message = f"must be at least env.num_envs ({info.num_envs}) with on_device, not {capacity}"
         raise SpecError("agent", [Problem("agent.memory.max_size", message)])
 
 
 def as_tensor(values: np.ndarray | Tensor) -> Tensor:
-    """Return an array as a tensor; rows on a device are one."""
+    """Return values as a tensor; those from a CUDA device already are one."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """Return arrays as tensors, as a checkpoint can hold them: on the same memory, unless they are views of a part of it."""
+    """Convert arrays to tensors for a checkpoint: they share memory, except for views of a part of an array, which are copied."""
     return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 

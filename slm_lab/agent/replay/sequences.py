@@ -20,50 +20,50 @@ class SequenceNet(Protocol):
     """A recurrent net."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Return outputs to act on [T, N, P], values [T, N, …] and the state after the last step [N, S]."""
+        """Return action outputs [T, N, P], values [T, N, …] and the state after the last step [N, S]."""
 
 
 class SequenceBatch(NamedTuple):
-    """A batch of M sequences: burn_in steps without a loss, then L transitions; B = L × M of these in all, step by step.
+    """A batch of M sequences: burn_in steps without a loss, then L transitions; in total B = L × M transitions, ordered by step.
 
-    The transitions are laid out in C segments. A segment ends with its episode or with its sequence, and one observation follows its last
-    transition: the true next one. So every transition finds its next observation one step later, after the hidden state that it would have
-    when acting, whether its episode went on, was truncated or is cut by the end of the sequence. Shorter segments are padded.
+    The transitions are divided into C segments. A segment ends where its episode or its sequence ends, and is followed by the true next
+    observation of its last transition. So each transition's next observation is one step later, after the hidden state that it would have
+    when acting, whether the episode continues, is truncated or is cut by the end of the sequence. Shorter segments are padded.
     """
 
     burn_in_obs_TM: Tensor
     """[burn_in, M, *shape]."""
     burn_in_first_TM: Tensor
-    """bool [burn_in, M]: the observation begins an episode. Always on the CPU."""
+    """bool [burn_in, M]: whether the observation begins an episode. Always on the CPU."""
     state_MS: Tensor
-    """float32 [M, S]: the hidden state with which the first step was taken."""
+    """float32 [M, S]: hidden state before the first step, when acting."""
     obs_PC: Tensor
     """[1 + longest segment, C, *shape]."""
     sequence_C: Tensor
-    """int64 [C]: the sequence of each segment."""
+    """int64 [C]: index of each segment's sequence."""
     fresh_C: Tensor
-    """bool [C]: the segment begins an episode; else it goes on from the burn-in."""
+    """bool [C]: whether the segment begins an episode; otherwise it continues the burn-in."""
     place_B: Tensor
-    """int64 [B]: places of the transitions in the steps of all segments, (P + 1) × C."""
+    """int64 [B]: indices of the transitions in the flattened steps of all segments, (P + 1) × C."""
     action_B: Tensor
     """int64 [B] or [B, D], or float32 [B, D]."""
     reward_B: Tensor
     """float32 [B]."""
     terminated_B: Tensor
-    """float32 [B], 0 or 1: cuts the bootstrap."""
+    """float32 [B], 0 or 1: whether the episode terminated, so that there is no bootstrap."""
     weight_B: Tensor | None
     """float32 [B]: importance weight of each transition's sequence; None if all are 1."""
     drawn: np.ndarray
-    """int64 [M]: the sequences' places in the buffer, for `update_priorities`."""
+    """int64 [M]: indices of the sequences in the buffer, for `update_priorities`."""
     row_B: np.ndarray
-    """int64 [B]: the transitions' rows in the buffer."""
+    """int64 [B]: rows of the transitions in the buffer."""
 
     def to(self, device: str) -> SequenceBatch:
         """Return the batch on `device`."""
         return self._replace(**(uploaded(self._asdict(), device) | {"burn_in_first_TM": self.burn_in_first_TM}))
 
     def unroll(self, net: SequenceNet) -> tuple[Tensor, Tensor]:
-        """Return a net's outputs to act on and its values of all steps of all segments, [(P + 1) × C, …], for `now` and `after`.
+        """Return a net's action outputs and values for all steps of all segments, [(P + 1) × C, …], to be passed to `now` and `after`.
 
         The burn-in has no gradient.
         """
@@ -76,24 +76,24 @@ class SequenceBatch(NamedTuple):
         return params.flatten(0, 1), values.flatten(0, 1)
 
     def now(self, outputs: Tensor) -> Tensor:
-        """Return those of `unroll` for the transitions' observations [B, …]."""
+        """Select the outputs of `unroll` for the transitions' observations [B, …]."""
         return outputs.index_select(0, self.place_B)
 
     def after(self, outputs: Tensor) -> Tensor:
-        """Return those of `unroll` for the transitions' true next observations [B, …]."""
+        """Select the outputs of `unroll` for the transitions' true next observations [B, …]."""
         return outputs.index_select(0, self.place_B + len(self.sequence_C))
 
 
 class SequenceReplay(Replay):
-    """The newest transitions, drawn in sequences with the hidden state that the policy had where they begin.
+    """The newest transitions, drawn in sequences, with the policy's hidden state at the beginning of each sequence.
 
-    A sequence is burn_in + seq_len consecutive transitions of one env. The next one of the same env begins seq_len // 2 transitions later
-    (they overlap by half, as in the paper), whether an episode has ended or not: the states at its steps start anew with each episode.
+    A sequence is burn_in + seq_len consecutive transitions of one env. The next sequence of the same env begins seq_len // 2 transitions
+    later (they overlap by half, as in the paper), even if an episode has ended: hidden states are reset at the start of each episode.
     Each env has its own ring of capacity / num_envs rows, so sequence (env n, start k) is in fixed rows.
 
-    Args: as of Replay. state_size: S of the hidden state. seq_len: transitions of a sequence that are learned from.
+    Args: those of Replay. state_size: S of the hidden state. seq_len: transitions of a sequence with a loss.
 
-    Raises SpecError if not even one sequence of each env fits.
+    Raises SpecError if the capacity is less than one sequence of each env.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SequenceReplay(Replay):
         self.columns["first"] = np.zeros(self.capacity, np.bool_)
         """Whether the observation begins an episode."""
         self.count_N = np.zeros(info.num_envs, np.int64)
-        """Transitions of each env, ever."""
+        """Number of transitions of each env so far."""
         self.begin_N = np.zeros(info.num_envs, np.int64)
         """Number of the transition at which the oldest sequence of each env begins."""
 
@@ -125,16 +125,16 @@ class SequenceReplay(Replay):
 
     @property
     def items(self) -> int:
-        """Maximum number of sequences; each has its place [start / stride, env]."""
+        """Maximum number of sequences; each has a fixed place [start / stride, env]."""
         return self.capacity // self.stride
 
     @property
     def has_batch(self) -> bool:
-        """Whether at least batch_size sequences have been completed, ever."""
+        """Whether at least batch_size sequences have been completed so far."""
         return self.size > 0 and int(np.maximum((self.count_N - self.window) // self.stride + 1, 0).sum()) >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step; rows that are not transitions are left out. `state_N` [N, S]: the hidden state before obs_N."""
+        """Store one step, without rows that are not transitions. `state_N` [N, S]: hidden state before obs_N."""
         assert state_N is not None, "a recurrent policy has a hidden state"
         env_K = np.flatnonzero(step.valid_N)
         count_K = self.count_N[env_K]
@@ -142,7 +142,7 @@ class SequenceReplay(Replay):
         self._put(row_K, env_K, obs_N, first_N, out, step)
         self.columns["first"][row_K] = first_N[env_K]
         begins_K = count_K % self.stride == 0
-        if begins_K.any():  # in the place of a sequence whose first transition has just been overwritten
+        if begins_K.any():  # replaces a sequence whose first transition has just been overwritten
             env_J = env_K[begins_K]
             place_J = self._place(count_K[begins_K], env_J)
             self._dropped(place_J)
@@ -160,7 +160,7 @@ class SequenceReplay(Replay):
         self.ready = self.has_batch and self.seen >= self.start and self.seen // self.frequency > before // self.frequency
 
     def _place(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
-        """Return the places of sequences, given the number of the transition at which each begins, and its env."""
+        """Return the places of sequences, given the number of each sequence's first transition, and its env."""
         places: np.ndarray = start_K % self.steps // self.stride * self.num_envs + env_K
         return places
 
@@ -168,14 +168,14 @@ class SequenceReplay(Replay):
         """Handle sequences that can no longer be sampled."""
 
     def _drop_lost(self) -> None:
-        """Drop sequences whose images were overwritten by newer ones."""
+        """Drop sequences with overwritten images."""
         for n in range(self.num_envs):
             while (begin := self.begin_N[n]) < self.count_N[n] and self.store.lost(int(begin % self.steps * self.num_envs + n)):
                 self._dropped(self._place(self.begin_N[n : n + 1], np.array([n])))
                 self.begin_N[n] += self.stride
 
     def _number_N(self) -> np.ndarray:
-        """Return the sequences of each env that can be sampled."""
+        """Return the number of sequences of each env that can be sampled."""
         number_N: np.ndarray = np.maximum((self.count_N - self.window - self.begin_N) // self.stride + 1, 0)
         return number_N
 
@@ -189,12 +189,12 @@ class SequenceReplay(Replay):
         return self._place(start_M, env_M)
 
     def _newest(self) -> int:
-        """Return the place of the sequence that was completed last, of the first env of several."""
+        """Return the place of the last completed sequence; if several envs completed one at once, that of the first env."""
         start_N = (self.count_N - self.window) // self.stride * self.stride
         n = int(np.argmin(np.where(self._number_N() > 0, self.count_N - self.window - start_N, self.steps)))
         return int(self._place(start_N[n : n + 1], np.array([n]))[0])
 
-    def sample(self) -> SequenceBatch:  # type: ignore[override]  # an algorithm knows which of both it has
+    def sample(self) -> SequenceBatch:  # type: ignore[override]  # an algorithm knows which kind of buffer it uses
         """Sample a batch of batch_size sequences."""
         place_M = self._draw()
         if self.use_cer:
@@ -202,7 +202,7 @@ class SequenceReplay(Replay):
         return self.batch(place_M, self._weights(place_M))
 
     def batch(self, place_M: np.ndarray, weight_M: np.ndarray | None = None) -> SequenceBatch:
-        """Return the sequences in some places as a batch."""
+        """Return a batch of the sequences at places [M]."""
         env_M, begin_M = place_M % self.num_envs, place_M // self.num_envs * self.stride
         row_WM = (begin_M + np.arange(self.window)[:, None]) % self.steps * self.num_envs + env_M
         early_TM, row_LM = row_WM[: self.burn_in], row_WM[self.burn_in :]
@@ -230,7 +230,7 @@ class SequenceReplay(Replay):
         )
 
     def _segments(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Lay out transitions in segments; return (obs_PC, (sequence_C, fresh_C, place_B)) of SequenceBatch."""
+        """Divide transitions into segments; return (obs_PC, (sequence_C, fresh_C, place_B)) of SequenceBatch."""
         L, M = row_LM.shape
         begins_ML = first_LM.T.copy()
         begins_ML[:, 0] = True
@@ -272,7 +272,7 @@ class SequenceReplay(Replay):
 
 
 class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
-    """Sequences sampled in proportion to their priorities: those of arXiv:1511.05952, with η max |δ| + (1 − η) mean |δ| as the error."""
+    """Sequences sampled in proportion to priorities as in arXiv:1511.05952, where the error is η max |δ| + (1 − η) mean |δ|."""
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
@@ -282,7 +282,7 @@ class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
         self.tree.set(place_K, 0.0)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of sequences [M] by the errors of their transitions [L × M]; one that is not finite counts as 0."""
+        """Set the priorities of sequences [M] from the errors of their transitions [L × M]; errors that are not finite count as 0."""
         size_LM = error_B.detach().abs().reshape(-1, len(row_B)).double()
         size_LM = torch.where(size_LM.isfinite(), size_LM, 0.0)
         super().update_priorities(row_B, self.eta * size_LM.amax(0) + (1.0 - self.eta) * size_LM.mean(0))

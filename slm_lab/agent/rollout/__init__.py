@@ -1,1 +1,1 @@
-"""Rollouts: storage that collects them step by step, and minibatches to learn from."""
+"""Rollouts: storage that collects steps, and minibatches for learning."""

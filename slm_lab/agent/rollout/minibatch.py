@@ -1,4 +1,4 @@
-"""From a rollout to minibatches: values of its observations, then transitions or sequences."""
+"""Prepare a rollout for learning: compute values of its observations, and divide it into minibatches of transitions or sequences."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from slm_lab.agent.ops.device import upload
 from slm_lab.agent.rollout.rollout import Rollout
 
 MICROBATCH_BYTES = 32 * 2**20
-"""Maximum bytes of observations in one forward pass: a convolution needs some twenty times that for its gradient."""
+"""Maximum bytes of observations in one forward pass: a convolution needs about twenty times as much memory for its gradient."""
 VALUE_BYTES = 8 * 2**20
-"""The same of a pass without gradients. Images of 32 MiB take 60 % longer in one pass than in four: their tensors of more than 32 MiB are
-new memory each time."""
+"""The same limit for a pass without gradients. Images of 32 MiB take 60 % longer in one pass than in four: memory for tensors of more than
+32 MiB is newly allocated each time."""
 
 
 class RolloutNet(Protocol):
-    """A net with outputs to act on and values; of a Q-net both are action values [..., A]."""
+    """A net with action outputs and values; for a Q-net both are action values [..., A]."""
 
     @property
     def state_size(self) -> int:
         """Size of the hidden state; 0: feed-forward."""
 
     def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [B, P] and values [B]; feed-forward nets only."""
+        """Return distribution parameters [B, P] and values [B]; feed-forward nets only."""
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> Pass:
-        """The same as a pass, without a graph where that is possible."""
+        """Return the same outputs as a Pass, if possible without an autograd graph."""
 
     def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
-        """Values [B], without gradients; feed-forward nets only."""
+        """Return values [B], without gradients; feed-forward nets only."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
+        """Return distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]; recurrent nets only."""
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
-    """Return how many items of the last of `batch_dims` leading axes fit MICROBATCH_BYTES, without gradients VALUE_BYTES; at least one."""
+    """Return how many items of the last of `batch_dims` leading axes fit MICROBATCH_BYTES (VALUE_BYTES without gradients), at least 1."""
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
     return max(1, (MICROBATCH_BYTES if gradients else VALUE_BYTES) // max(item, 1))
 
 
 @dataclass(frozen=True)
 class Values(Generic[A]):
-    """Outputs of actor and critic over a rollout, before the update."""
+    """Outputs of actor and critic for a rollout, before the update."""
 
     output_TN: A
-    """float32 [T, N]: of each observation; of a Q-net [T, N, A], as next_output_TN."""
+    """float32 [T, N]: the critic's output for each observation; [T, N, A] for a Q-net, like next_output_TN."""
     next_output_TN: A
-    """float32 [T, N]: of the true next observation (after a termination meaningless)."""
+    """float32 [T, N]: the critic's output for the true next observation (meaningless after a termination)."""
     state_CNS: A
     """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
     params_TNP: A | None
-    """float32 [T, N, P]: the actor's outputs, if they were computed."""
+    """float32 [T, N, P]: the actor's outputs; None if they were not computed."""
     outputs: Pass | None = None
-    """The pass over the T · N observations, if the gradient step is to be taken with it (see `one_pass`)."""
+    """The pass over the T · N observations, if the gradient step uses it (see `one_pass`)."""
 
 
 def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], Values[Any]] | None:
-    """Run actor and critic once, for values and for the single gradient step on a rollout; None if that is not possible.
+    """Run actor and critic once, for both values and the single gradient step on a rollout; return None if that is not possible.
 
-    A recurrent net learns in sequences, and many images learn in microbatches. Rows outside the loss get a gradient of 0. Since 0 ·
-    NaN is NaN, the result is None too if an observation is not finite, for example after an env has diverged.
+    It is not possible for recurrent nets, which learn from sequences, and many images, which are split into microbatches. Rows without a
+    loss have a gradient of 0. Since 0 · NaN is NaN, the result is also None if an observation is not finite, e.g. if an env diverged.
 
-    Returns the rollout and the outputs: in arrays if the pass needs no graph. Args: graph: the loss needs tensors with a graph.
+    Returns the rollout and the outputs, as arrays if the pass has no graph. Args: graph: the loss needs tensors with an autograd graph.
     """
     steps: Rollout[Any] = rollout if graph or not rollout.obs_TN.is_cpu else rollout.arrays
     obs_B = flat(steps.obs_TN)
@@ -81,7 +81,7 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
         return None
     outputs = GraphPass(*net(obs_B)) if graph else net.forward_pass(obs_B)
     params_BP, value_B = outputs.values
-    if not is_float and not _is_finite(value_B):  # floats that are packed into bytes can be such numbers
+    if not is_float and not _is_finite(value_B):  # observations packed into bytes can contain NaN or infinity
         return None
     if isinstance(value_B, Tensor):
         steps = rollout
@@ -99,7 +99,7 @@ def _is_finite(x: Tensor | np.ndarray) -> bool:
 
 @torch.no_grad()
 def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
-    """Run the critic over a rollout, truncated ends included; with `actor` the actor in the same pass."""
+    """Run the critic over a rollout, including last observations of truncated episodes; with `actor`, run the actor in the same pass."""
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
@@ -111,7 +111,7 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
     else:
         state_NS, states = rollout.state_NS, []
         T = len(rollout.reward_TN)
-        for t in range(0, T, seq_len):  # the last chunk takes the extra row too
+        for t in range(0, T, seq_len):  # the last chunk includes the extra row
             end = t + seq_len if t + seq_len < T else T + 1
             states.append(state_NS)
             params_LNP, value_LN, state_NS = net.unroll(rollout.obs_TN[t:end], rollout.first_TN[t:end], state_NS)
@@ -123,7 +123,7 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
 
 
 def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
-    """Return the critic's outputs of the true next observations, given those of the rows [T + 1, N]."""
+    """Return the critic's outputs for the true next observations, given its outputs for all rows [T + 1, N]."""
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = copy(next_TN)
@@ -132,7 +132,7 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
 
 
 def last_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-    """Return the critic's outputs [K] of the last observations of truncated episodes, given the hidden state before them."""
+    """Return the critic's outputs [K] for the last observations of truncated episodes, given the hidden state before them."""
     if net.state_size == 0:
         return tensor(net.values(obs_K))
     with torch.no_grad():
@@ -149,15 +149,15 @@ class Sequences(NamedTuple):
     state_MS: Tensor
     """Hidden state before each sequence."""
     place_B: Tensor
-    """int64 [B]: places of the transitions in the L × M steps."""
+    """int64 [B]: indices of the transitions in the flattened L × M steps."""
 
 
 @dataclass(frozen=True)
 class Minibatch(Generic[A]):
-    """Valid transitions [B], and the inputs of the net for them."""
+    """Valid transitions [B], and the net's inputs for them."""
 
     inputs: A | Sequences
-    """obs_B [B, *shape] for feed-forward nets, else the sequences that hold the transitions."""
+    """obs_B [B, *shape] for feed-forward nets, else the sequences that contain the transitions."""
     action_B: A
     logp_B: A
     advantage_B: A
@@ -166,12 +166,12 @@ class Minibatch(Generic[A]):
     value_B: A
     """The critic's output before the update."""
     outputs: Pass | None = field(default=None, kw_only=True)
-    """The pass over these transitions, if it was computed before."""
+    """The pass over these transitions, if already computed."""
 
     def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> Pass:
         """Return the pass whose outputs are distribution parameters [B, P] and values [B].
 
-        Args: graph: the loss needs tensors with a graph.
+        Args: graph: the loss needs tensors with an autograd graph.
         """
         if self.outputs is not None:
             return self.outputs
@@ -180,7 +180,7 @@ class Minibatch(Generic[A]):
         return net.forward_pass(self.inputs)
 
     def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [B, P] and values [B], with gradients; of a Q-net its values [B, A] twice."""
+        """Return distribution parameters [B, P] and values [B], with gradients; for a Q-net both are action values [B, A]."""
         if isinstance(self.outputs, GraphPass):
             params_BP, value_B = self.outputs.outputs
             return params_BP, value_B
@@ -192,16 +192,16 @@ class Minibatch(Generic[A]):
 
 
 class Batch:
-    """A rollout with advantages and targets, cut into minibatches. Sequences are split over envs, never inside."""
+    """A rollout with advantages and targets, to be divided into minibatches. Sequences are never split."""
 
     def __init__(self, rollout: Rollout[Any], values: Values[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
         self.recurrent = rollout.state_NS.shape[1] > 0
         self.seq_len, self.outputs = seq_len, values.outputs
         if self.recurrent:
-            inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # what decides about shapes is on the CPU
+            inputs = [rollout.obs_TN[:-1], rollout.first_TN[:-1], rollout.valid_TN.cpu()]  # values that determine shapes stay on the CPU
             chunks = [_chunk(x, seq_len) for x in [*inputs, *columns]]
-            some_M = chunks[2].any(dim=0).nonzero().squeeze(1)  # drop sequences of only padding and dummy rows
+            some_M = chunks[2].any(dim=0).nonzero().squeeze(1)  # drop sequences that contain only padding and dummy rows
             self.columns = [x.index_select(1, upload(some_M, x.device)) for x in chunks]
             self.state_MS = values.state_CNS.flatten(0, 1).index_select(0, upload(some_M, values.state_CNS.device))
             self.size = self.columns[0].shape[1]
@@ -213,9 +213,9 @@ class Batch:
             self.size = self.transitions = len(self.columns[0])
 
     def microbatches(self) -> Iterator[tuple[Minibatch[Any], float]]:
-        """Yield all transitions in order, in one microbatch unless they are many images, each with its fraction of the transitions.
+        """Yield all transitions in order, in one microbatch unless they are many images. Each comes with its fraction of the transitions.
 
-        Mean losses weighted by these fractions have gradients that add up to that of the whole.
+        The gradients of mean losses weighted by these fractions add up to the gradient of the mean loss over all transitions.
         """
         if self.outputs is not None:
             yield Minibatch(*self.columns, outputs=self.outputs), 1.0
@@ -253,7 +253,7 @@ class Batch:
 
 
 def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
-    """Return the valid rows [B, …] of columns [T, N, …], and their places among all [T · N]; None: every row is valid."""
+    """Return the valid rows [B, …] of columns [T, N, …], and their indices in [T · N], or None if every row is valid."""
     rows, valid_B = [flat(x) for x in columns], flat(valid_TN)
     if bool(valid_B.all()):
         return rows, None

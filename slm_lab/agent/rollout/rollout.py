@@ -1,4 +1,4 @@
-"""A rollout: T steps of N envs, as every source of experience yields it, in tensors or numpy arrays; and its storage on policy."""
+"""Rollouts, T steps of N envs as tensors or numpy arrays, which every source of experience yields; storage for on-policy learning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec
 
 @dataclass(frozen=True)
 class Truncations(Generic[A]):
-    """What is needed to bootstrap the K truncated rows of a rollout."""
+    """Data for bootstrapping the K truncated rows of a rollout."""
 
     t_K: A
     """int64 [K]: row."""
@@ -40,25 +40,25 @@ class Rollout(Generic[A]):
     obs_TN: A
     """[T + 1, N, *shape]; the last row is the observation to act on next."""
     first_TN: A
-    """bool [T + 1, N]: the observation begins an episode. Always on the CPU: it decides where a recurrent net is run anew."""
+    """bool [T + 1, N]: whether the observation begins an episode. Always on the CPU, since the control flow of recurrent nets uses it."""
     action_TN: A
     """[T, N] or [T, N, D]."""
     logp_TN: A
     """float32 [T, N]: log-probability of the action under the policy that chose it; NaN unless requested."""
     version_TN: A
-    """int64 [T, N]: version of the policy that chose it."""
+    """int64 [T, N]: version of the policy that chose the action."""
     reward_TN: A
     """float32 [T, N]."""
     terminated_TN: A
-    """bool [T, N]: cuts the bootstrap."""
+    """bool [T, N]: whether the episode terminated, so that there is no bootstrap."""
     truncated_TN: A
-    """bool [T, N]: ends the episode and keeps the bootstrap."""
+    """bool [T, N]: whether the episode was truncated; its value is bootstrapped."""
     valid_TN: A
-    """bool [T, N]: false where the row is not a transition; such rows never reach a loss."""
+    """bool [T, N]: false where the row is not a transition; such rows are not used in a loss."""
     state_NS: A
     """float32 [N, S]: hidden state before the first observation."""
     truncations: Truncations[A]
-    """What bootstraps the truncated rows."""
+    """Data for bootstrapping the truncated rows."""
 
     @property
     def done_TN(self) -> A:
@@ -66,12 +66,12 @@ class Rollout(Generic[A]):
 
     @cached_property
     def arrays(self) -> Rollout[np.ndarray]:
-        """The rollout in numpy, in the same memory if it is on the CPU."""
+        """The rollout as numpy arrays, which share memory with tensors on the CPU."""
         cut = Truncations(*(array(getattr(self.truncations, f.name)) for f in fields(Truncations)))
         return Rollout(**{f.name: array(getattr(self, f.name)) for f in fields(self) if f.name != "truncations"}, truncations=cut)
 
     def to(self: Rollout, device: str | torch.device) -> Rollout:
-        """Return the rollout on `device`; itself if it is there already."""
+        """Return the rollout on `device`; this object if it is there already."""
         if self.obs_TN.device == torch.device(device):
             return self
         moved = {f.name: upload(getattr(self, f.name), device) for f in fields(self) if f.name not in ("first_TN", "truncations")}
@@ -80,13 +80,13 @@ class Rollout(Generic[A]):
 
 
 ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
-"""Arrays with one row per step; `obs` and `first` have one row more."""
+"""Names of arrays with one row per step; `obs` and `first` have an additional row."""
 ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
-"""Arrays of a rollout."""
+"""Names of all arrays of a rollout."""
 
 
 def slab_bytes(info: EnvInfo, rows: int) -> int:
-    """Return the bytes of the arrays for the given number of rows."""
+    """Return the size in bytes of a storage's arrays for the given number of rows."""
     obs, action = info.observation, info.action
     per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * (4 if action.kind == "continuous" else 8) + 20
     return rows * info.num_envs * per_env
@@ -97,7 +97,7 @@ Truncation = tuple[int, int, np.ndarray, np.ndarray]
 
 
 class RolloutStorage(ABC):
-    """Preallocated arrays [T, N] into which steps are written row by row; each step is learned from once.
+    """Preallocated arrays [T, N] into which steps are written row by row; each step is part of one rollout.
 
     Args: length: training_frequency, in the unit of this storage. rows: T at the start. state_size: S of the hidden state.
     """
@@ -107,7 +107,7 @@ class RolloutStorage(ABC):
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
         self._next_obs_N: np.ndarray | None = None
-        """The observation that row t holds already, as the successor of row t - 1; None if it holds none."""
+        """The observation already stored in row t, the next observation of row t - 1; None if there is none."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action
@@ -145,19 +145,19 @@ class RolloutStorage(ABC):
 
     @abstractmethod
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step. `first_N`: obs_N begins an episode; `state_N`: the hidden state before it."""
+        """Store one step. `first_N`: whether obs_N begins an episode; `state_N`: hidden state before obs_N."""
 
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Whether there is enough for one training."""
+        """Whether enough steps are stored for one update."""
 
     @abstractmethod
     def rollout(self) -> Rollout:
-        """Return what was collected, as views if possible: the next `add` overwrites it."""
+        """Return the collected steps, as views if possible, which the next `add` overwrites."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was collected so far; of use only if the envs continue from the same step."""
+        """Return the steps collected so far; useful only if the envs continue from the same step."""
         rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
         return {
             "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
@@ -183,7 +183,7 @@ class RolloutStorage(ABC):
 
 
 class OnPolicyBatchReplay(RolloutStorage):
-    """A fixed number of vector steps."""
+    """Storage of a fixed number of vector steps."""
 
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
         super().__init__(info, length, length, state_size)
@@ -217,7 +217,7 @@ class OnPolicyBatchReplay(RolloutStorage):
 
     @property
     def ready(self) -> bool:
-        return self.t == self.length and bool(self.slabs["valid"].any())  # short rollouts may be dummy rows only
+        return self.t == self.length and bool(self.slabs["valid"].any())  # short rollouts may contain only dummy rows
 
     def rollout(self) -> Rollout:
         return replace(self._rollout, truncations=self._pack(self.truncations)) if self.truncations else self._rollout
@@ -235,7 +235,7 @@ EpisodeRows = tuple[int, int, int]
 
 
 class OnPolicyReplay(RolloutStorage):
-    """Whole episodes. A rollout holds the finished ones, each as one column; collection of the others continues."""
+    """Storage of whole episodes. A rollout contains the finished episodes, one per column; unfinished episodes stay in the storage."""
 
     FIRST_ROWS = 256
 
@@ -274,7 +274,7 @@ class OnPolicyReplay(RolloutStorage):
             self.slabs[name][: len(slab)] = slab
 
     def _drop_ended(self) -> None:
-        """Keep the rows from the oldest unfinished episode on."""
+        """Drop the rows before the oldest unfinished episode."""
         keep = int(self.begin_N.min())
         for name, slab in self.slabs.items() if keep else ():
             rows = self.t + (name in ("obs", "first")) - keep
@@ -313,9 +313,9 @@ class OnPolicyReplay(RolloutStorage):
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
-    """Whole episodes, of which a rollout holds only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
+    """Storage of whole episodes; a rollout contains only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
 
-    Args: quantile: those are kept whose sum of training rewards is at or above this quantile of all (linear interpolation); 1: all.
+    Args: quantile: episodes are kept if their sum of training rewards is at or above this quantile (linear interpolation); 1: all are.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int, quantile: float) -> None:
@@ -329,7 +329,7 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
 
 
 def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
-    """Build the storage that an on-policy spec names; that of a user's spec model is `implementation()` of the model.
+    """Build the storage that an on-policy spec names; for a user's spec model, its `implementation()` is the storage class.
 
     Args: length: training_frequency, in the unit of the storage. state_size: S of the hidden state.
     """

@@ -1,1 +1,1 @@
-"""What several algorithms share."""
+"""Parts shared by several algorithms."""

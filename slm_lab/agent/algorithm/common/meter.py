@@ -1,4 +1,4 @@
-"""Gradient steps, counted, with the means of what they report."""
+"""Count gradient steps and average the values that they report."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from slm_lab.lib.records import Metrics
 
 
 class GradientMeter:
-    """Step a trainer and average losses, gradient norms and diagnostics over an update.
+    """Take gradient steps with a trainer, and average losses, gradient norms and diagnostics over an update.
 
-    Those that are on a CUDA device are read at the end of the update, all at once.
+    Values on a CUDA device are read together at the end of the update.
     """
 
     def __init__(self, trainer: Trainer, clock: Clock) -> None:
         self.trainer, self.clock = trainer, clock
         self._sums: dict[str, float] = {}
         self._unread: list[tuple[str, float, Tensor | float]] = []
-        """(name, weight, value) of what is to be added to the sums."""
+        """(name, weight, value) of values to be added to the sums."""
         self._steps = 0
 
     def begin(self) -> None:
-        """Start an update: learning rates of this frame, layers in training mode."""
+        """Start an update: set learning rates for the current frame, and layers to training mode."""
         self.trainer.begin(self.clock.global_frame)
         self.trainer.set_train_mode(True)
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Add the gradient of `weight` times the loss to the next step's; report the loss and other scalars."""
+        """Add `weight` times the gradient of the loss to that of the next step; report the loss and other scalars."""
         self._report(weight, {"loss": self.trainer.backward(loss, weight), **values})
 
     def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Report a loss and other scalars. `weight` times the gradient of the loss has been added to `Parameter.grad` already."""
+        """Report a loss and other scalars, after `weight` times the gradient of the loss was added to `Parameter.grad`."""
         self._report(weight, {"loss": self.trainer.check(loss), **values})
 
     def report(self, **values: Tensor | float) -> None:
-        """Report numbers of the next step beside its loss."""
+        """Report values of the next step in addition to its loss."""
         self._report(1.0, values)
 
     def _report(self, weight: float, values: Mapping[str, Tensor | float]) -> None:
@@ -54,7 +54,7 @@ class GradientMeter:
                 sums[name] = sums.get(name, 0.0) + weight * (value if isinstance(value, float) else value.item())
 
     def step(self) -> None:
-        """Take one gradient step on what was added."""
+        """Take one gradient step with the accumulated gradient."""
         self.report(grad_norm=self.trainer.step())
         if self.trainer.shared is not None:
             self.report(**self.trainer.shared.report)
@@ -64,9 +64,9 @@ class GradientMeter:
     def step_rollout(
         self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch[Any], float], None]
     ) -> Metrics:
-        """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` calls `add` for a weighted microbatch."""
+        """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` adds a microbatch's loss with its weight."""
         self.trainer.begin(self.clock.global_frame)
-        batch = prepare(rollout)  # by the pulled weights, layers in evaluation mode
+        batch = prepare(rollout)  # with the pulled weights, and layers in evaluation mode
         self.trainer.set_train_mode(True)
         for microbatch, weight in batch.microbatches():
             add_loss(microbatch, weight)
@@ -74,7 +74,7 @@ class GradientMeter:
         return self.end()
 
     def end(self) -> Metrics:
-        """End an update: layers in evaluation mode. Return the means since `begin`."""
+        """End an update: set layers to evaluation mode, and return the means since `begin`."""
         self.trainer.set_train_mode(False)
         if self._unread:
             for (name, weight, _), number in zip(self._unread, read([value for *_, value in self._unread]), strict=True):

@@ -28,7 +28,7 @@ from slm_lab.spec.models.base import Schedule
 class PolicyGradient(Algorithm):
     """Learn a policy and a value net from rollouts; subclasses define the objective.
 
-    The objective is computed in closed form where that is possible, and else by a method of the subclass and autograd.
+    The objective and its gradient are computed in closed form if possible, otherwise by a method of the subclass and autograd.
     """
 
     net: ActorCriticNet
@@ -37,8 +37,8 @@ class PolicyGradient(Algorithm):
     trainer: Trainer
     entropy_schedule: Schedule
     in_closed_form: tuple[str, ...] = ("scaled", "value_std")
-    """Methods that `closed_form` replaces, or that need tensors: if a subclass of the class that sets this overrides one, it is used, and
-    autograd computes the gradients."""
+    """Methods that `closed_form` replaces, or that need tensors. If a subclass of the class that defines this tuple overrides one of them,
+    the override is used, and autograd computes the gradients."""
     deviation: TargetDeviation | None
     """Standard deviation of the value targets, if the value loss is divided by it."""
 
@@ -50,7 +50,7 @@ class PolicyGradient(Algorithm):
 
     @cached_property
     def closed_form(self) -> Objective | None:
-        """The objective in closed form; None: through autograd. Known from the first update on, when subclasses have been built."""
+        """The objective in closed form; None: use autograd. Computed at the first update, after subclasses were built."""
         return Objective(self.distribution) if self._has_closed_form() and not self._overrides_closed_form() else None
 
     def _has_closed_form(self) -> bool:
@@ -60,27 +60,27 @@ class PolicyGradient(Algorithm):
         return squared and scaled and Objective.supports(self.distribution, self.device)
 
     def _overrides_closed_form(self) -> bool:
-        """Return whether a subclass, or this object, has another method in place of one that the closed form replaces."""
+        """Return whether a subclass, or this object, overrides a method that the closed form replaces."""
         kind = type(self)
         owner = next(base for base in kind.__mro__ if "in_closed_form" in vars(base))
         return any(name in vars(self) or getattr(kind, name) is not getattr(owner, name) for name in self.in_closed_form)
 
     @property
     def value_std(self) -> float | None:
-        """What the value loss divides values and targets by; None: nothing."""
+        """Divisor of values and targets in the value loss; None: not divided."""
         return None if self.deviation is None else self.deviation.std
 
     def scaled(self, value_B: Tensor) -> Tensor:
-        """Return values or their targets as the value loss compares them."""
+        """Return values or targets scaled for the value loss."""
         return value_B if self.deviation is None else self.deviation.scale(value_B)
 
     def parts(self) -> dict[str, Part]:
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     def propagate(self, objective: Callable[[Tensor, Tensor], Terms], batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Compute the objective of a minibatch, and add `weight` times its gradient to `Parameter.grad`. To be called inside `silent()`.
+        """Compute the objective of a minibatch, and add `weight` times its gradient to `Parameter.grad`. Call this inside `silent()`.
 
-        Args: objective: of distribution parameters [B, P] and values [B]. coefs: with which `closed_form` computes the same.
+        Args: objective: function of distribution parameters [B, P] and values [B]. coefs: its coefficients, used by `closed_form`.
         """
         closed_form = self.closed_form
         outputs = batch.forward_pass(self.net, graph=closed_form is None)
@@ -97,10 +97,10 @@ class PolicyGradient(Algorithm):
 
 @torch.no_grad()
 def log_ratio(distribution: ActionDistribution, rollout: Rollout[A], values: Values[A]) -> A:
-    """Return log π(a|s) − log μ(a|s) [T, N] of a rollout's actions: π by `values.params_TNP`, μ the policy that acted."""
+    """Return log π(a|s) − log μ(a|s) [T, N] of a rollout's actions: π is given by `values.params_TNP`, μ is the behaviour policy."""
     assert values.params_TNP is not None
     logp_B = distribution.log_prob(tensor(flat(values.params_TNP)), tensor(flat(rollout.action_TN)))
     log_ratio_TN = logp_B.view(rollout.logp_TN.shape) - tensor(rollout.logp_TN)
-    # a row that is not a transition can hold anything, and NaN would spread even through a decay of 0; others stay, since a transition
-    # that is masked for its lag is invalid too, and later ones are corrected through it
+    # rows that are not transitions can contain any values, and NaN would spread even through a decay of 0; other values stay, since
+    # transitions masked for their lag are invalid too, and V-trace propagates corrections of later rows through them
     return like(rollout.logp_TN, torch.where(log_ratio_TN.isnan() & ~tensor(rollout.valid_TN), 0.0, log_ratio_TN))

@@ -42,22 +42,22 @@ class EpisodesWithStates(OnPolicyReplay):
 
 
 class SILReplay:
-    """Finished episodes in a replay memory whose rewards are discounted returns (arXiv:1806.05635, Algorithm 1).
+    """Replay memory of finished episodes, with discounted returns in place of rewards (arXiv:1806.05635, Algorithm 1).
 
-    Unfinished episodes are collected separately, in a rollout storage. The return of a truncated episode is bootstrapped with the present V
-    of its true last observation each time it is sampled: bootstrapped only once, returns from a time when V was too high would be imitated
-    for ever (A2C on Acrobot after 40,000 frames: −406 that way, −137 this way).
+    Unfinished episodes are collected separately, in a rollout storage. The return of a truncated episode is bootstrapped with the current V
+    of its true last observation each time it is sampled: if it were bootstrapped only once, returns from a time when V was too high would
+    be imitated forever (A2C on Acrobot after 40,000 frames: −406 if bootstrapped once, −137 if bootstrapped at each sampling).
 
-    For a recurrent net the replay memory is one of sequences, which run on from one episode to the next; the hidden states are those of the
-    policy that acted.
+    For a recurrent net the replay memory stores sequences, which may span several episodes; the hidden states are those of the behaviour
+    policy.
 
     Args:
-        spec: of the replay memory, uniform or prioritised.
+        spec: spec of the replay memory, uniform or prioritised.
         gamma: discount of the returns.
         value: obs_K [K, *shape], hidden state before them [K, S] → V [K] float32 in reward units, on the CPU.
         state_size: S of the hidden state. seq_len: transitions of a sequence.
 
-    Raises SpecError if it does not fit this machine.
+    Raises SpecError if the buffer does not fit into this machine's memory.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SILReplay:
     ) -> None:
         self.gamma, self.value, self.state_size = gamma, value, state_size
         self.episodes = (EpisodesWithStates if state_size else OnPolicyReplay)(info, 1, state_size)
-        # whole episodes come one after the other, as from one env
+        # whole episodes are added one after the other, as if from one env
         one_env = replace(info, num_envs=1)
         self.ring: Replay | SequenceReplay
         if state_size:
@@ -82,13 +82,13 @@ class SILReplay:
             self.ring = type(spec).implementation()(spec, one_env, clock, rng)
         self.ring.columns |= {"bootstrap": np.zeros(self.ring.capacity, np.float32), "episode": np.zeros(self.ring.capacity, np.int64)}
         self.count = 0
-        """Episodes ever added."""
+        """Number of episodes added so far."""
         self.last_obs: dict[int, np.ndarray] = {}
-        """True last observations of truncated episodes, by their number."""
+        """True last observations of truncated episodes, by episode number."""
         self.last_state: dict[int, np.ndarray] = {}
-        """Hidden states before them [S]."""
+        """Hidden states [S] before these observations."""
         self.chunk = 1 if state_size or isinstance(self.ring.store, FrameStore) else self.ring.capacity
-        """Transitions added to the ring in one call: frames of images only in order, as sequences."""
+        """Number of transitions added to the ring in one call: 1 for image frames and sequences, which must be added in order."""
 
     @property
     def capacity(self) -> int:
@@ -96,15 +96,15 @@ class SILReplay:
         return self.ring.capacity
 
     device = None
-    """The transitions are in the memory of the host."""
+    """None: transitions are in host memory."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffer, without unfinished episodes."""
+        """Size of the buffer in bytes, without unfinished episodes."""
         return self.ring.nbytes + sum(self.ring.columns[name].nbytes for name in ("bootstrap", "episode"))
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step; it can be sampled once its episode has ended and `add_finished_episodes` was called."""
+        """Store one step. It can be sampled after its episode has ended and `add_finished_episodes` was called."""
         self.episodes.add(obs_N, first_N, state_N, out, step)
 
     def add_finished_episodes(self) -> None:
@@ -131,7 +131,7 @@ class SILReplay:
         for begin in range(0, length, self.chunk):
             end = min(begin + self.chunk, length)
             row = slice(begin, end)
-            # the successor of the last row has no meaning: it is sampled too, and never used
+            # the next observation of the last row is meaningless: it is sampled but never used
             next_obs = rollout.obs_TN[begin + 1 : end + 1, episode].numpy()
             out = ActOut(rollout.action_TN[row, episode].numpy(), rollout.logp_TN[row, episode].numpy())
             ends = rollout.terminated_TN[row, episode].numpy(), rollout.truncated_TN[row, episode].numpy()
@@ -143,7 +143,7 @@ class SILReplay:
             columns["bootstrap"][row_L], columns["episode"][row_L] = discount ** np.arange(length - begin, length - end, -1), self.count
 
     def _forget(self) -> None:
-        """Drop the last observations of episodes that have left the ring."""
+        """Drop the last observations of episodes that are no longer in the ring."""
         rows = min(self.ring.seen, self.ring.capacity) if self.state_size else self.ring.size
         oldest = int(self.ring.columns["episode"][(self.ring.seen - rows) % self.ring.capacity])
         for number in [number for number in self.last_obs if number < oldest]:
@@ -155,12 +155,12 @@ class SILReplay:
         return self.ring.has_batch
 
     def sample(self) -> Transitions | SequenceBatch:
-        """Sample a batch; its reward_B are returns, its next_obs_B have no meaning."""
+        """Sample a batch. Its reward_B contains returns; its next_obs_B is meaningless."""
         batch = self.ring.sample()
         return batch._replace(reward_B=torch.from_numpy(self.returns(batch.row_B)))
 
     def returns(self, row_B: np.ndarray) -> np.ndarray:
-        """Return R of rows, float32 [B], with the present V: Σ γ^k r, and γ^n V(s_n) if the episode was truncated."""
+        """Return R of rows, float32 [B], with the current V: Σ γ^k r, plus γ^n V(s_n) if the episode was truncated."""
         return_B, bootstrap_B, episode_B = (self.ring.columns[name].take(row_B) for name in ("reward", "bootstrap", "episode"))
         cut_K = np.flatnonzero(bootstrap_B)
         if len(cut_K):
@@ -170,11 +170,11 @@ class SILReplay:
         return return_B
 
     def update_priorities(self, drawn: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of what was drawn by the transitions' errors [B]."""
+        """Set the priorities of the drawn items from the transitions' errors [B]."""
         self.ring.update_priorities(drawn, error_B)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random stream; not the transitions (see `contents`)."""
+        """Return the random stream, without the transitions (see `contents`)."""
         return self.ring.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

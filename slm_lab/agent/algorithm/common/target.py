@@ -23,7 +23,7 @@ class TargetNet(Generic[Net]):
         source: parameters of the source net.
         spec: update_type, update_frequency (frames; replace only) and polyak_coef (weight of the source).
 
-    The algorithm decides when an update may take place: with polyak each time, with replace where `due` says so.
+    The algorithm calls `update` if `due` returns True: with polyak each time, with replace once every update_frequency frames.
     """
 
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
@@ -36,13 +36,13 @@ class TargetNet(Generic[Net]):
         net.eval()
         self._store: Store | None = None
         self._crossed = np.zeros(1, np.int64)
-        """Multiples of update_frequency that replace has responded to."""
+        """Number of multiples of update_frequency already handled (replace only)."""
         self._updates_done = np.zeros(1, np.int64)
         self._pulled = 0
 
     @property
     def updates_done(self) -> int:
-        """Updates so far, of all processes."""
+        """Number of updates so far by all processes."""
         return int(self._updates_done[0])
 
     def shared_arrays(self) -> Named:
@@ -63,17 +63,17 @@ class TargetNet(Generic[Net]):
         self.flat.pull()
 
     def refresh(self) -> None:
-        """Pull the parameters before a read, if another process has updated them."""
+        """Pull the parameters if another process has updated them. Call this before reading them."""
         if self._store is not None and self._pulled != self._updates_done[0]:
             if self._store.remote:
                 self._store.pull()
-            self._pulled = self.updates_done  # read first: an update in between is pulled the next time
+            self._pulled = self.updates_done  # set first: an update in the meantime is pulled the next time
             self.flat.fill(self.flat.master)
 
     def due(self, frame: int) -> bool:
-        """Return whether an update may take place at `frame`: with replace once for each multiple of update_frequency frames.
+        """Return whether to update at `frame`: with replace once for each multiple of update_frequency frames.
 
-        Of several processes one gets True. A multiple that was crossed before stays due until it is asked for.
+        Of several processes only one gets True. An update stays due until this method is called.
         """
         if self.spec.update_type == "polyak":
             return self.spec.polyak_coef > 0.0
@@ -91,7 +91,7 @@ class TargetNet(Generic[Net]):
         return True
 
     def update(self) -> None:
-        """Copy the source net, or move towards it by polyak_coef; in several processes one after the other."""
+        """Copy the source net, or move towards it by polyak_coef. Several processes do so one after the other."""
         if self._store is None:
             self._update()
         else:

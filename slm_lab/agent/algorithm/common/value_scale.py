@@ -1,4 +1,4 @@
-"""Moving statistics by which value losses and advantages are scaled."""
+"""Moving statistics for scaling value losses and advantages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store, several
 class SharedStatistic:
     """Numbers that several processes update together, one after the other.
 
-    Args: name: of the numbers, in the store and in the state. size: how many there are.
+    Args: name: key of the numbers in the store and in the state. size: how many there are.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -85,9 +85,9 @@ class TargetDeviation(SharedStatistic):
 
 
 class PercentileScale(SharedStatistic):
-    """Divide advantages by max(1, S), S the moving range between their 5th and 95th percentile (after arXiv:2301.04104, eq. 11–12).
+    """Divide advantages by max(1, S), where S is a moving average of the range from their 5th to their 95th percentile.
 
-    S starts at 0. Advantages whose range is not finite are ignored.
+    Adapted from arXiv:2301.04104, eq. 11–12. S starts at 0. Ranges that are not finite are ignored.
     """
 
     DECAY = 0.99
@@ -116,7 +116,7 @@ class PercentileScale(SharedStatistic):
 
 
 def standardize_valid(x_TN: A, valid_TN: A) -> A:
-    """Standardise over the valid rows; the others become 0."""
+    """Standardise the valid rows; set the others to 0."""
     if bool(valid_TN.all()):
         return standardize(x_TN)
     out_TN = full_like(x_TN, 0.0)

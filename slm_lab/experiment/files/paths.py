@@ -130,7 +130,7 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
 
     def trial_graph(self, what: str, ext: str, t: int = 0, axis: str = "frames") -> Path:
-        """Graph of `what` (mean_returns, loss, …) over `axis`; the two most important graphs are in the root, the others in graph/."""
+        """Graph of `what` (mean_returns, loss, …) over `axis`; the two that users open first are in the root, the others in graph/."""
         folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT and axis == "frames" else self.graph_dir
         return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
 

@@ -220,7 +220,7 @@ def _last(values: np.ndarray) -> float | None:
 
 
 class Estimate(NamedTuple):
-    """A mean or median over seeds and its 95 % interval; None for a single seed."""
+    """A mean or median over seeds and its 95 % interval, which is None for a single seed."""
 
     value: float
     low: float | None

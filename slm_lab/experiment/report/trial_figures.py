@@ -255,7 +255,7 @@ def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
 
 
 def consistency_figures(common: Aligned, labels: Labels) -> dict[str, Figure]:
-    """Return the figure of the consistency over Sessions, or over their policies; {} for a single one, where it is undefined."""
+    """Return the figure of the consistency over Sessions, or over their policies; {} for a single one, where it has no meaning."""
     one, count = consistency_curve(common), len(common.value_SF)
     if count < 2 or not len(one.frame):
         return {}

@@ -1,4 +1,4 @@
-"""What a Session reports while it runs: five kinds of events, handed to one callable. State travels as files, never as an event."""
+"""Events that a running Session reports: five kinds, all passed to one callable. State is written to files, never sent as an event."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Status = Literal["done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table. With P policies, table s · P + p is that of policy p of Session s."""
+    """A row of a table. With P policies, table s · P + p belongs to policy p of Session s."""
 
     table: int
     mode: Mode
@@ -27,15 +27,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a Session, or one of its policies, has come."""
+    """Progress of a Session, or of one of its policies."""
 
     table: int
     frame: int
     fps: float
     row: RowValues | None = None
-    """The row that was just made, if any."""
+    """The row that was just added, if any."""
     seconds_left: float = math.inf
-    """Until meta.max_seconds."""
+    """Seconds until meta.max_seconds is reached."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SessionEnded:
     session: int
     status: Status
     detail: str = ""
-    """failed: the cause, the traceback, or the signal's name."""
+    """For status "failed": the cause, the traceback, or the name of the signal."""
 
 
 Event = Row | Progress | Notice | CheckpointWritten | SessionEnded

@@ -1,4 +1,4 @@
-"""How to run a spec: the choices of the command line, passed on as arguments."""
+"""How to run a spec: the choices made on the command line, passed on as arguments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class UserError(Exception):
 
 
 def check_spec(spec: object) -> None:
-    """Raise TypeError for what is not a Spec."""
+    """Raise TypeError if `spec` is not a Spec."""
     if not isinstance(spec, Spec):
         raise TypeError(f"expected a Spec, not a {type(spec).__name__}; slm_lab.load_spec makes one of a dict or a file")
 
 
 class TrialFailed(Exception):
-    """A Session failed. `metrics` are those of the others, {} if there are none."""
+    """A Session failed. `metrics` are computed from the other Sessions; {} if there are none."""
 
     def __init__(self, message: str, metrics: dict[str, Any]) -> None:
         super().__init__(message)
@@ -40,14 +40,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to end early, set by a signal or by the parent process, and read by the training loop between two steps."""
+    """A request to end early, set by a signal or by the parent process. The training loop checks it between two steps."""
 
     __slots__ = ("number", "requested")
 
     def __init__(self) -> None:
         self.requested = False
         self.number: int | None = None
-        """Of the signal that requested it."""
+        """Number of the signal that requested the stop."""
 
 
 @dataclass(frozen=True)
@@ -56,30 +56,30 @@ class Plan:
 
     mode: Literal["train", "dev"] = "train"
     data_dir: Path = Path("data")
-    """Folder in which the run's folder is made."""
+    """Folder in which the run folder is created."""
     device: str | None = None
-    """cpu, cuda or cuda:N; None: as agent.net.gpu says."""
+    """cpu, cuda or cuda:N; None: according to agent.net.gpu."""
     first_gpu: int = 0
-    """GPU of Session 0 where neither `device` nor agent.net.cuda_id names one; those of further Sessions follow it."""
+    """GPU of Session 0 if neither `device` nor agent.net.cuda_id names one; further Sessions use the GPUs after it."""
     jobs: int | None = None
-    """Sessions at a time; None: as many as there are cores."""
+    """Number of Sessions that run at a time; None: as many as the cores allow."""
     engine: str | None = None
-    """A name in engine.ENGINES; None: as the spec needs."""
+    """A name in engine.ENGINES; None: the engine that the spec needs."""
     cluster: str | None = None
-    """Address of the Ray cluster that runs it: HOST:PORT, "auto" (the one that this machine is a node of), or "local" (one is started on
-    this machine); None: this machine without Ray."""
+    """Address of the Ray cluster that runs the spec: HOST:PORT, "auto" (the cluster that this machine is a node of), or "local" (start a
+    cluster on this machine); None: this machine without Ray."""
     storage: str | None = None
-    """URL below which the checkpoints of a new run on a cluster are written, where its nodes see no common folder; None: the run's folder.
-    Of a run that is continued they stay where they are."""
+    """URL below which a new run on a cluster writes its checkpoints if the nodes share no folder; None: the run folder. A continued run
+    keeps the location of its checkpoints."""
     common_seeds: bool = False
-    """Every trial of a search has the seeds of the first."""
+    """Whether every trial of a search uses the seeds of the first."""
     observers: tuple[Callable[..., Any], ...] = ()
-    """Make the user's observers beside those of meta.observers (see observers.base.ObserverFactory)."""
+    """Factories of the user's observers, used in addition to meta.observers (see observers.base.ObserverFactory)."""
 
     def concurrent_sessions(self, meta: MetaSpec) -> int:
-        """Number of Sessions that run at a time: all if they train one net, else as many as there are cores for their processes.
+        """Return the number of Sessions that run at a time: all if they train one net, else as many as the cores allow for their processes.
 
-        On a cluster at most as many as its nodes have resources for.
+        On a cluster, at most as many Sessions run as its nodes have resources for.
         """
         if meta.distributed:
             return meta.max_session
@@ -89,6 +89,6 @@ class Plan:
 
 
 def session_processes(meta: MetaSpec) -> int:
-    """Number of busy processes of one Session: itself, its rollout workers and its inference server."""
+    """Return the number of busy processes of one Session: its own process, its rollout workers and its inference server."""
     sampler = meta.sampler
     return 1 if sampler is None or sampler.serial_mode else 1 + sampler.num_workers + (sampler.inference == "central")

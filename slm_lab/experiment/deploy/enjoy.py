@@ -1,4 +1,4 @@
-"""Mode enjoy: a checkpoint of a run plays some episodes, on screen, into a video, or unseen."""
+"""Mode enjoy: play episodes with a checkpoint of a run, on screen, recorded as a video, or without rendering."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, show_path
 
 SMALLEST = 360
-"""Frames with fewer rows are enlarged by a whole factor to at least this number, since H.264 blurs single pixels of colour."""
+"""Least number of rows of a video frame: smaller frames are enlarged by an integer factor, since H.264 blurs single pixels of colour."""
 
 
 def load_ffmpeg() -> ModuleType:
@@ -52,9 +52,9 @@ def load_ffmpeg() -> ModuleType:
 
 
 class VideoFile:
-    """Writes the frames of episodes to an MP4 file, which appears when it is closed.
+    """Writes the frames of episodes to an MP4 file, which gets its final name on `close`.
 
-    Args: enough: no further episode is recorded once there are this many frames; None: all are.
+    Args: enough: number of frames after which no further episode is recorded; None: all episodes are recorded.
     """
 
     def __init__(self, path: Path, enough: int | None = None) -> None:
@@ -65,12 +65,12 @@ class VideoFile:
         self._begins = False
 
     def begins(self) -> bool:
-        """Return whether the episode that begins is to be recorded."""
+        """Begin an episode; return whether it is to be recorded."""
         self._begins = self.enough is None or self.frames < self.enough
         return self._begins
 
     def add(self, frame_HWC: np.ndarray, fps: float) -> None:
-        """Write a frame, uint8 [height, width, 3]. Raises UserError if it cannot be written."""
+        """Write a frame, uint8 [height, width, 3]. Raises UserError if the frame cannot be written."""
         factor = -(-SMALLEST // len(frame_HWC))
         frame_HWC = frame_HWC.repeat(factor, axis=0).repeat(factor, axis=1)
         height, width = frame_HWC.shape[:2]
@@ -91,7 +91,7 @@ class VideoFile:
         self._begins = False
 
     def close(self, keep: bool) -> None:
-        """End the file; remove it unless `keep`. Raises UserError if ffmpeg failed."""
+        """Close the file; delete it unless `keep`. Raises UserError if ffmpeg failed."""
         if self._writer is None:
             return
         self._writer.close()
@@ -106,13 +106,13 @@ class VideoFile:
 
 EPISODES = 10
 MAX_ENVS = 32
-"""Largest number of envs that play at a time."""
+"""Largest number of envs that run at a time."""
 VIDEO_FRAMES = 1_000
 """Without --episodes, a video ends with the episode in which this number of frames is reached."""
 _TRAINING_KEYS = (
     "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
 )  # fmt: skip
-"""Keys of the env section that say how a policy trains, or what it was trained on; the others build the env."""
+"""Keys of the env section that define how or on what a policy was trained; all other keys are used to build the env."""
 
 
 @dataclass(frozen=True)
@@ -127,13 +127,13 @@ class EnjoyOptions:
     """Open a window, or record an MP4 file in the run folder."""
     which: Which = "best"
     session: int | None = None
-    """Number of the Session whose checkpoint plays; None: the one with the best weights."""
+    """Number of the Session whose checkpoint is used; None: the Session with the best weights."""
     sets: Sequence[str] = ()
-    """`--set` arguments: keys that build the env."""
+    """`--set` arguments, limited to keys that build the env."""
 
 
 class Played(NamedTuple):
-    """What was played."""
+    """Result of `enjoy`."""
 
     checkpoint: Location
     returns: list[float]
@@ -144,7 +144,7 @@ class Played(NamedTuple):
 def enjoy(paths: RunPaths, options: EnjoyOptions, plan: Plan) -> Played:
     """Play episodes with a checkpoint of a run, in its env or in another one with the same spaces.
 
-    Each env plays a number of episodes that is fixed before; a window or a video shows one env. Raises SpecError or UserError.
+    The number of episodes per env is fixed in advance. A window or a video shows a single env. Raises SpecError or UserError.
     """
     spec = load_spec(paths.spec, paths.spec_name, for_search=False)
     env_spec = _env_spec(spec, paths, options.sets)
@@ -187,7 +187,7 @@ def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptio
 
 
 def _env_spec(spec: Spec, paths: RunPaths, sets: Sequence[str]) -> EnvSpec:
-    """Return the env section with `--set` arguments applied. Raises UserError for one that does not build the env."""
+    """Return the env section with `--set` arguments applied. Raises UserError for an argument that is not used to build the env."""
     for name in parse_sets(sets).variables:
         raise UserError(f"--set {name}=… has no effect: the saved spec has no variables; expected env.KEY=VALUE")
     for path in parse_sets(sets).overrides:
@@ -199,7 +199,7 @@ def _env_spec(spec: Spec, paths: RunPaths, sets: Sequence[str]) -> EnvSpec:
 
 
 def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None:
-    """Raise UserError if the spaces of the env are not those of the policy, apart from bounds."""
+    """Raise UserError if the spaces of the env differ from the policy's in more than their bounds."""
     assert env.info.spaces is not None
     observation, action = space_from_dict(env.info.spaces["observation"]), space_from_dict(env.info.spaces["action"])
     differing = []
@@ -212,13 +212,13 @@ def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None
 
 
 def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoFile:
-    """Return the video of a checkpoint, named after it and the time."""
+    """Return a new video file, named after the checkpoint and the current time."""
     name = f"{agent.path.stem}_{datetime.now():%Y_%m_%d_%H%M%S}.mp4"
     return VideoFile(paths.root / "video" / name, VIDEO_FRAMES if options.episodes is None else None)
 
 
 def summary(played: Played) -> str:
-    """Return the checkpoint, the mean return with its 95 % interval, and the range of the returns; with a video its file."""
+    """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the video file, if any."""
     returns, lines = played.returns, [str(played.checkpoint)]
     mean = estimate(returns)
     assert mean is not None

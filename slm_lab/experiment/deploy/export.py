@@ -1,4 +1,4 @@
-"""Write a policy as an ONNX or torch.export file, checked against the agent itself."""
+"""Export a policy as an ONNX or torch.export file, and check its outputs against the agent."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from slm_lab.experiment.plan import UserError
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 OBSERVATIONS = 1_000
-"""Number of observations that the file is checked with."""
+"""Number of observations with which the exported file is checked."""
 TOLERANCE = 1e-4
-"""Largest difference from the agent, relative to the largest number of the agent's outputs (at least 1)."""
+"""Largest allowed difference from the agent, relative to the largest value of the agent's outputs (at least 1)."""
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 Outputs = list[np.ndarray]
 Run = Callable[[list[np.ndarray]], Outputs]
-"""Inputs of an exported policy → its outputs."""
+"""Maps the inputs of an exported policy to its outputs."""
 
 
 class Exported(NamedTuple):
@@ -53,14 +53,14 @@ class Exported(NamedTuple):
 def export(
     paths: RunPaths, format: Format | None = None, out: Path | None = None, which: Which = "best", session: int | None = None
 ) -> Exported:
-    """Write the policy of a checkpoint: observation → deterministic action, with its normaliser and action rule.
+    """Export the policy of a checkpoint: observation → deterministic action, including the normaliser and the action rule.
 
     Args:
         format: "onnx" or "torch" (torch.export); None: by the suffix of `out`, else "onnx".
-        out: the file; None: beside the checkpoint. It appears, or replaces an older one, once it has been checked.
+        out: the output file; None: a file beside the checkpoint. The file is created, or replaced, only after the check.
         which, session: as in load_agent.
 
-    Raises UserError if the policy cannot be exported, or if the file acts differently.
+    Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
     """
     format = _format_of(out, format)
     for package in _ONNX_PACKAGES if format == "onnx" else ():
@@ -87,7 +87,7 @@ def export(
 
 
 def _format_of(out: Path | None, format: Format | None) -> Format:
-    """Return the format of a file. Raises UserError if it cannot be written, or its name does not fit."""
+    """Return the format of the output file. Raises UserError if it cannot be written, or its suffix does not fit the format."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
         raise UserError(f"--out {out} {why}")
@@ -99,7 +99,7 @@ def _format_of(out: Path | None, format: Format | None) -> Format:
 
 
 def summary(done: Exported) -> str:
-    """Return the checkpoint, the file, its inputs and outputs, and how closely it follows the agent."""
+    """Return a text with the checkpoint, the file, its inputs and outputs, and its differences from the agent."""
     lines = [str(done.checkpoint), str(done.path)]
     lines += [
         f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
@@ -112,8 +112,8 @@ def summary(done: Exported) -> str:
 
 
 def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Write the file; return the forms of inputs and outputs. Raises UserError."""
-    rows = 3  # 0 and 1 would be taken for fixed sizes
+    """Write the file; return dtype and shape of each input and output. Raises UserError."""
+    rows = 3  # torch.export would treat 0 and 1 as fixed sizes
     inputs = [torch.zeros(rows, *(entry.space.shape or ()), dtype=torch_dtype(entry.space)) for entry in policy.entries]
     names, out_names = [entry.name for entry in policy.entries], ["action", "params"]
     if policy.state_size:
@@ -127,7 +127,7 @@ def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str
             outputs = policy(*inputs)
             program = torch.export.export(policy, tuple(inputs), dynamic_shapes=shapes)
             if format == "torch":
-                content = BytesIO()  # torch's own writer ends the process if the disk is full
+                content = BytesIO()  # torch's own file writer aborts the process if the disk is full
                 torch.export.save(program, content)
                 path.write_bytes(content.getbuffer())
             else:
@@ -136,7 +136,7 @@ def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str
                 written.save(str(path), external_data=False)
     except OSError:
         raise
-    except Exception as error:  # torch raises many kinds for what it cannot trace or translate
+    except Exception as error:  # torch raises many types of errors for code that it cannot trace or translate
         other = "; --format torch may work" if format == "onnx" else ""
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
         raise UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {lines[0][:200]}{other}") from error
@@ -149,7 +149,7 @@ def _form(tensor: Tensor) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress what torch's exporters log and warn of: failures are raised."""
+    """Suppress log messages and warnings of torch's exporters: failures raise errors."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -178,8 +178,8 @@ def _runner(format: Format, path: Path) -> Run:
 def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float, float]:
     """Compare with agent.act(deterministic=True); return the largest differences of actions and of parameters.
 
-    Actions that are whole numbers may differ only where the parameters do not decide: where the action rule, applied to the file's own
-    parameters, gives the file's action. Raises UserError for a mismatch.
+    Integer actions may differ from the agent's only because the parameters differ slightly: the action rule, applied to the file's own
+    parameters, must give the file's action. Raises UserError for a mismatch.
     """
     rng = np.random.default_rng(0)
     inputs = [_observations(entry, policy, rng) for entry in policy.entries]
@@ -217,13 +217,13 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
 
 
 def _difference(found: np.ndarray, known: np.ndarray) -> float:
-    """Return the largest difference, relative to the largest known number (at least 1); infinite if one is not a number."""
+    """Return the largest difference, relative to the largest value of `known` (at least 1); infinite if a value is not finite."""
     difference = float(np.abs(found.astype(np.float64) - known).max() / max(1.0, float(np.abs(known).max())))
     return difference if np.isfinite(difference) else float("inf")
 
 
 def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator) -> np.ndarray:
-    """Draw observations of an entry in the env's form: around the normaliser's mean, or over the space."""
+    """Sample observations of an entry in the env's form: around the normaliser's mean, or over the space."""
     space, count = entry.space, OBSERVATIONS
     match space:
         case spaces.Discrete():
@@ -236,7 +236,7 @@ def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator
     low, high, shape = space.low.astype(np.float64), space.high.astype(np.float64), (count, *space.shape)
     if policy.mean is not None and policy.inv_std is not None and entry.floats.stop > entry.floats.start and not entry.is_image:
         mean, std = policy.mean[entry.floats].numpy(), 1.0 / policy.inv_std[entry.floats].numpy()
-        spread = np.where(np.arange(count) % 10, 2.0, 50.0)[:, None]  # some beyond the normaliser's bounds
+        spread = np.where(np.arange(count) % 10, 2.0, 50.0)[:, None]  # some observations exceed the normaliser's bounds
         drawn = (mean + spread * std * rng.standard_normal((count, len(mean)))).reshape(shape)
     else:
         drawn = 3.0 * rng.standard_normal(shape)
@@ -247,7 +247,7 @@ def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator
 
 
 def _assembled(space: spaces.Space[Any], inputs: Iterator[np.ndarray]) -> Any:
-    """Return a batch of observations from those of its entries."""
+    """Assemble a batch of observations from the batches of its entries."""
     match space:
         case spaces.Dict():
             return {key: _assembled(inner, inputs) for key, inner in space.spaces.items()}

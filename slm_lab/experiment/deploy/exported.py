@@ -1,4 +1,4 @@
-"""A policy as one torch module, from the env's observations to the env's actions, which torch.export and ONNX can hold."""
+"""A policy as one torch module that maps the env's observations to its actions and can be exported by torch.export or to ONNX."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from slm_lab.experiment.plan import UserError
 
 
 class Entry(NamedTuple):
-    """One input: an observation, or an entry of a Dict or Tuple."""
+    """One input of the module: the observation, or an entry of a Dict or Tuple observation."""
 
     name: str
     path: tuple[Any, ...]
-    """Keys that lead to the entry; empty for an observation that is no Dict or Tuple."""
+    """Keys that lead to the entry; empty if the observation is not a Dict or Tuple."""
     space: spaces.Space[Any]
     encode: Callable[[Tensor], Tensor]
-    """Batch of the env's observations → that of the agent, without normalisation."""
+    """Convert a batch of the env's observations to the agent's form, without normalisation."""
     floats: slice
-    """Its place among the statistics of the normaliser; empty if it is not normalised."""
+    """Slice of the normaliser's statistics for this entry; empty if the entry is not normalised."""
     is_image: bool
 
 
 class ExportedPolicy(nn.Module):
-    """Observations in the env's form (one batch [B, …] per entry), and the hidden state [B, S] of a recurrent policy → actions.
+    """Computes actions from observations in the env's form (one batch [B, …] per entry) and, if recurrent, a hidden state [B, S].
 
-    forward returns (action, params), and the next hidden state of a recurrent policy: action [B, …] is the mode of the action distribution
-    in the env's form; params [B, P] are the parameters of the distribution. Raises UserError if a policy cannot be exported.
+    forward returns (action, params) and, for a recurrent policy, the next hidden state. action [B, …] is the mode of the action
+    distribution in the env's form; params [B, P] are the parameters of the distribution. Raises UserError if a policy cannot be exported.
     """
 
     mean: Tensor | None
@@ -96,7 +96,7 @@ class ExportedPolicy(nn.Module):
 
 
 def all_params(distribution: Any, params_BP: Tensor) -> Tensor:
-    """Return the actor's outputs, and beside them the log standard deviation if it does not depend on the observation."""
+    """Return the actor's outputs, with the log standard deviation appended if it does not depend on the observation."""
     if not isinstance(distribution, Normal) or distribution.log_std is None:
         return params_BP
     log_std_BD = distribution.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
@@ -104,7 +104,7 @@ def all_params(distribution: Any, params_BP: Tensor) -> Tensor:
 
 
 class _Join(nn.Module):
-    """In the place of a net's Unpack: entries side by side as float32 [B, F], instead of packed in bytes."""
+    """Replaces a net's Unpack: takes entries concatenated as float32 [B, F] instead of packed in bytes."""
 
     def __init__(self, unpack: Unpack) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def _entries(space: spaces.Space[Any], layouts: Sequence[BoxLayout | None]) -> l
 
 
 def _encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Tensor], Tensor]:
-    """Return the function of `observation_codec` in torch."""
+    """Return the function of `observation_codec`, implemented in torch."""
     if layout is not None and layout.is_image:
         target, last, dtype = layout.shape, layout.channels_last, torch.uint8 if layout.dtype == "uint8" else torch.float32
         return lambda x: (x.movedim(-1, -3) if last else x).to(dtype).reshape(-1, *target)
@@ -157,7 +157,7 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
 
 
 def _decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
-    """Return the function of `action_codec` in torch."""
+    """Return the function of `action_codec`, implemented in torch."""
     shape = space.shape or ()
     match space:
         case spaces.Discrete():
@@ -180,7 +180,7 @@ def _decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
 
 
 def torch_dtype(space: spaces.Space[Any]) -> torch.dtype:
-    """Return the dtype of a space's values. Raises UserError for one that torch lacks."""
+    """Return the dtype of a space's values. Raises UserError if torch has no such dtype."""
     try:
         return torch.from_numpy(np.zeros(1, space.dtype)).dtype
     except TypeError:

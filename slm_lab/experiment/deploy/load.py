@@ -29,11 +29,11 @@ from slm_lab.spec.models.spec import Spec
 
 
 class LoadedAgent:
-    """A trained policy with its observation normaliser and the spaces of its env. It needs no env.
+    """A trained policy with its observation normaliser and the spaces of its env. No env is needed to use it.
 
     Attributes:
-        policy: the policy. normalizers: of its observations. observation_space, action_space: Gymnasium's, of one env.
-        path: the checkpoint it was loaded from. layouts: how each entry of an observation is converted; None for one that is no Box.
+        policy: the policy. normalizers: its observation normaliser. observation_space, action_space: Gymnasium spaces of one env.
+        path: the loaded checkpoint. layouts: how each entry of an observation is converted; None for an entry that is not a Box.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class LoadedAgent:
         _, self._decode = action_codec(action_space)
 
     def act(self, obs: Any, state: np.ndarray | None = None, deterministic: bool = False) -> tuple[Any, np.ndarray | None]:
-        """Choose the action for one observation, or the actions for a batch of them, in the env's own form.
+        """Choose the action for one observation, or the actions for a batch of observations, in the env's own form.
 
         Args:
-            obs: an element of `observation_space` (that of the env after env.wrappers), or a batch of such with a leading axis. If
+            obs: an element of `observation_space` (of the env after env.wrappers), or a batch of elements with a leading axis. If
                 env.obs_keys keeps one part of a Dict or Tuple, the whole observation is accepted too.
             state: hidden state [N, S] of a recurrent net after the previous observation; None at the start of an episode.
             deterministic: take the mode of the distribution instead of a sample.
 
-        Returns: the action (or actions), and the hidden state, None for a policy without memory.
+        Returns: the action (or actions), and the hidden state (None for a policy without memory).
         """
         if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
@@ -78,7 +78,7 @@ class LoadedAgent:
         return (int(action) if isinstance(self.action_space, gym.spaces.Discrete) else action), out.state_N
 
     def encode(self, obs_N: Any) -> np.ndarray:
-        """Return a batch of the env's observations as the policy takes them: one array, normalised."""
+        """Convert a batch of the env's observations to the policy's input: one normalised array."""
         encoded_N = self._encode(obs_N)
         return encoded_N if self.normalizers.obs is None else self.normalizers.obs(encoded_N)
 
@@ -88,9 +88,9 @@ def load_agent(folder: str | Path, which: Which = "best", session: int | None = 
 
     Args:
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
-        session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: the one with the best weights.
+        session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: that with the best weights.
 
-    Raises UserError if the folder is not a run folder, holds the trials of a search, or has no checkpoint that can be used.
+    Raises UserError if the folder is not a run folder, contains the trials of a search, or has no usable checkpoint.
     """
     paths = run_paths_in(Path(folder))
     if paths is None:
@@ -106,7 +106,7 @@ def load_checkpoint_agent(
     Args: spec_name: name of the spec in the saved file; None: the first one. session: None: the Session whose checkpoint has the highest
     total_reward_ma.
 
-    A checkpoint that cannot be used is a notice as long as another one can. Raises UserError if none can.
+    An unusable checkpoint causes only a notice if another checkpoint is usable. Raises UserError if none is.
     """
     if paths.holds_trials:
         raise UserError(
@@ -131,7 +131,7 @@ def load_checkpoint_agent(
 
 
 def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
-    """The agent of a spec with the weights of a checkpoint. Raises BundleError if they do not fit each other."""
+    """Build the agent of a spec with the weights of a checkpoint. Raises BundleError if the weights do not fit the spec."""
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
     spaces = bundle["spaces"]
@@ -139,7 +139,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     observation, encode = make_codec(spec.env, observation_space, spec.agent.input)
     action, _ = action_codec(action_space)
     info = EnvInfo(1, observation, action)
-    net = spec.agent.net  # in float32, as its weights are, on any processor and in an exported file
+    net = spec.agent.net  # float32, the dtype of its weights, on any processor and in an exported file
     float32 = spec.agent.model_copy(update={"net": None if net is None else net.model_copy(update={"dtype": "float32"})})
     policy = build_policy(float32, info, np.random.default_rng(), device)
     try:
@@ -154,13 +154,13 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
 
 
 def _instead(problems: Sequence[str], paths: RunPaths, session: int | None) -> str:
-    """Return why no checkpoint can be used, and one that can be read; "" without problems."""
+    """Return the reasons why no checkpoint is usable, and a readable checkpoint; "" without problems."""
     other = readable_checkpoint(paths, session) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
 
 def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:
-    """Return the message that a checkpoint does not exist, with those that do."""
+    """Return the message that a checkpoint does not exist, with the existing ones."""
     if not (of_any := checkpoints(paths)):
         return f"no checkpoint in {paths.checkpoint_dir}"
     if session is not None and not (of_any := checkpoints(paths, session)):
@@ -171,7 +171,7 @@ def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:
 
 
 def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Location, dict[str, Any]]]:
-    """The checkpoints of trial 0 that can be read, the best first; why others cannot is added to `problems`."""
+    """Return the readable checkpoints of trial 0, best first; add the reasons why others cannot be read to `problems`."""
     found = []
     for index in paths.sessions() if session is None else [session]:
         path = paths.checkpoint(index, which)
@@ -188,14 +188,14 @@ def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: l
 
 
 def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:
-    """Return whether an observation consists of the parts of a Dict or Tuple."""
+    """Return whether an observation consists of the parts of a Dict or Tuple space."""
     if isinstance(space, gym.spaces.Dict):
         return isinstance(obs, Mapping) and obs.keys() == space.spaces.keys()
     return isinstance(space, gym.spaces.Tuple) and isinstance(obs, tuple) and len(obs) == len(space.spaces)
 
 
 def _is_batch(space: gym.Space[Any], obs: Any) -> bool:
-    """Whether `obs` has a leading batch axis."""
+    """Return whether `obs` has a leading batch axis."""
     match space:
         case gym.spaces.Dict():
             key = next(iter(space.spaces))

@@ -1,1 +1,1 @@
-"""What is on disk: the layout of run folders, tables, bundles (checkpoints), locks and storage elsewhere."""
+"""Files on disk: the layout of run folders, tables, bundles (checkpoints), locks and remote storage."""

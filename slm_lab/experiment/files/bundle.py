@@ -1,8 +1,8 @@
-"""Checkpoints: one bundle of everything stateful, written atomically: a reader finds the old one or the new one, never a part.
+"""Checkpoints: one bundle of all state, written atomically: a reader sees the old bundle or the new one, never a partial file.
 
-A bundle is a file of torch.save, a ZIP archive, followed by a header, which can be read without the archive (`read_header`), and by a seal
-with the CRC-32 of all bytes before it (`_SEAL`): torch checks none of those inside. Programs that read ZIP archives, torch.load among
-them, ignore what follows the archive.
+A bundle is a file of torch.save (a ZIP archive), followed by a header, which can be read without the archive (`read_header`), and by a
+seal with the CRC-32 of all bytes before it (`_SEAL`), since torch does not verify the checksums inside the archive. Programs that read
+ZIP archives, including torch.load, ignore bytes after the archive.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ VERSION = 5
 """Version of the bundle's layout and of the encoding of observations; bundles of other versions are refused."""
 
 HEADER = ("version", "frame", "frames", "wall_t", "done", "lost", "tables", "total_reward_ma", "spec")
-"""Entries of a bundle that its header repeats, where it has them."""
+"""Entries of a bundle that are repeated in its header, if the bundle has them."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
 _HEADER_END = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8})")
-"""Size and CRC-32 of the header, which ends here."""
+"""The end of the header: its size and CRC-32."""
 _HEADER_END_BYTES = len("01234567 01234567")
 _HEADER_BYTES = 60_000
-"""Size above which a header is left out: readers of ZIP archives look for the end of the archive in the last 64 KiB of a file."""
+"""Size above which the header is omitted: readers of ZIP archives search for the end of the archive in the last 64 KiB of a file."""
 _CHUNK = 2**20
 _IN_MEMORY = 2**28
-"""Bytes above which the copy of a stored file is not kept in memory, but in a temporary file."""
+"""Size in bytes above which the copy of a stored file is kept in a temporary file instead of in memory."""
 
 
 class BundleError(UserError):
@@ -48,7 +48,7 @@ class BundleError(UserError):
 
 
 class _Sealed:
-    """A file that is written from its beginning to its end, and ends with a header and a seal."""
+    """A sequentially written file that ends with a header and a seal."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.crc = file, 0
@@ -69,10 +69,10 @@ class _Sealed:
 
 
 def save(path: Location, bundle: dict[str, Any]) -> None:
-    """Write `bundle` (tensors and plain Python) to `path` atomically. Raises OSError; `path` is then as it was.
+    """Write `bundle` (tensors and plain Python) to `path` atomically. Raises OSError and leaves `path` unchanged.
 
-    The temporary file lies in the same folder, under a hidden name that matches no pattern of a checkpoint. A process
-    killed while writing leaves it behind; the next save overwrites it.
+    The temporary file is in the same folder, under a hidden name that matches no checkpoint pattern. A process that is
+    killed while writing leaves the temporary file behind; the next save overwrites it.
     """
     if isinstance(path, StoredPath):
         path.replace(lambda file: _write(bundle, file))
@@ -87,7 +87,7 @@ def save(path: Location, bundle: dict[str, Any]) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    with suppress(OSError):  # some file systems refuse to sync a folder; the file itself is on disk
+    with suppress(OSError):  # some file systems cannot sync a folder; the file itself is on disk
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -107,11 +107,11 @@ def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
 
 
 def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or of another program or version.
+    """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or from another program or version.
 
-    Every byte is checked first, so that a changed bit is never used; torch then reads the file from the system's cache.
-    With `mapped`, tensors are read from the file when they are used: it must not be overwritten until then (`save` replaces it). No effect
-    on a StoredPath.
+    Every byte is checked first, so that corrupted data is never used; torch then reads the file from the system's cache.
+    With `mapped`, tensors are read from the file when they are used, so it must not be overwritten in place (`save` replaces the file). No
+    effect on a StoredPath.
     """
     import torch
 
@@ -123,9 +123,9 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
-    """Return the entries of a bundle that are in HEADER, without reading the tensors. Raises BundleError as `load` does.
+    """Return the entries of a bundle that are in HEADER, without reading the tensors. Raises BundleError like `load`.
 
-    Args: check: check every byte of the file, as `load` does.
+    Args: check: check every byte of the file, like `load`.
     """
     with _bundle_errors(path), _opened(path) as file:
         if check:
@@ -139,7 +139,7 @@ def _header_of(bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_header(file: IO[bytes]) -> dict[str, Any] | None:
-    """Return the header of a file; None if it has none, or a damaged one."""
+    """Return the header of a file; None if it is missing or damaged."""
     end = file.seek(0, os.SEEK_END) - _SEAL_BYTES - _HEADER_END_BYTES
     file.seek(max(end, 0))
     numbers = _HEADER_END.fullmatch(file.read(_HEADER_END_BYTES))
@@ -155,19 +155,19 @@ def _read_header(file: IO[bytes]) -> dict[str, Any] | None:
 
 @contextmanager
 def _bundle_errors(path: Location) -> Iterator[None]:
-    """Raise BundleError for any error of reading a bundle."""
+    """Convert any error while reading a bundle to BundleError."""
     try:
         yield
     except BundleError:
         raise
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # torch raises many kinds for a file of another program
+    except Exception as error:  # torch raises many types of errors for a file of another program
         raise BundleError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
 
 
 def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
-    """Return a bundle or its header. Raises BundleError if it is none, or of another version."""
+    """Return `bundle`, a bundle or its header. Raises BundleError if it is neither, or has another version."""
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] != VERSION:
@@ -178,7 +178,7 @@ def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Location) -> Iterator[IO[bytes]]:
-    """Open a file for reading at any position; a stored one is copied, so that it is transferred once and in one piece."""
+    """Open a file for random access reading; a stored file is copied first, so that it is transferred only once and as a whole."""
     if not isinstance(path, StoredPath):
         with path.open("rb") as file:
             yield file
@@ -190,9 +190,9 @@ def _opened(path: Location) -> Iterator[IO[bytes]]:
 
 
 def _check(file: IO[bytes], path: Location) -> None:
-    """Raise BundleError if the bytes of a file of `save` are not those that were written; leave the file at its beginning.
+    """Raise BundleError if a file written by `save` has changed since; set the position to the beginning of the file.
 
-    In a file without a seal, whose version is refused afterwards, or with a damaged one, the checksums inside the archive are compared.
+    If the seal is missing (such versions are rejected later) or does not match, the checksums inside the archive are compared.
     """
     size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
     file.seek(size)
@@ -214,18 +214,18 @@ def _crc(file: IO[bytes], size: int) -> int:
 
 
 def _damaged_member(file: IO[bytes]) -> str | None:
-    """Return which member of a ZIP archive is damaged, for a message, None if none is."""
+    """Return the text for a message that names the damaged member of a ZIP archive; None if no member is damaged."""
     try:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
-            bad = bad or next((info.filename for info in archive.infolist() if info.external_attr), None)  # torch takes it for a folder
-    except Exception as error:  # zipfile raises many kinds, also ValueError, NotImplementedError and RuntimeError
+            bad = bad or next((info.filename for info in archive.infolist() if info.external_attr), None)  # torch treats it as a folder
+    except Exception as error:  # zipfile raises many types, also ValueError, NotImplementedError and RuntimeError
         return f" or not a checkpoint: it is no complete ZIP archive ({str(error) or type(error).__name__})"
     return None if bad is None else f": its member '{bad}' does not match its checksum (CRC-32)"
 
 
 def rng_state(device: str) -> dict[str, Any]:
-    """Return the states of the process-wide generators of python, numpy, torch and, on cuda, the device."""
+    """Return the states of the global random generators of python, numpy, torch and, on cuda, the device."""
     import torch
 
     kind, keys, *rest = np.random.get_state(legacy=True)
@@ -236,7 +236,7 @@ def rng_state(device: str) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any], device: str) -> None:
-    """Restore the states of `rng_state`."""
+    """Restore the states returned by `rng_state`."""
     import torch
 
     random.setstate(state["python"])
@@ -248,12 +248,12 @@ def set_rng_state(state: dict[str, Any], device: str) -> None:
 
 
 def to_tensors(tree: Any) -> Any:
-    """Return nested dicts, lists and tuples with each array as a tensor, as a bundle can hold it."""
+    """Convert each array in nested dicts, lists and tuples to a tensor, which a bundle can contain."""
     return _mapped(tree, np.ndarray, lambda array: _torch().from_numpy(array))
 
 
 def to_arrays(tree: Any) -> Any:
-    """Return nested dicts, lists and tuples with each tensor as an array, which processes send as bytes (a tensor takes a descriptor)."""
+    """Convert each tensor in nested dicts, lists and tuples to an array: processes send arrays as bytes (a tensor needs a descriptor)."""
     return _mapped(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
 
 

@@ -1,4 +1,4 @@
-"""Which run, and which of its checkpoints, a user means."""
+"""Find the run, and the checkpoint of it, that the user specified."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STAMPED = re.compile(r".+_(\d{4}_\d{2}_\d{2}_\d{6})")
 
 
 def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the run in a folder (as given, or under the data folder), or the latest one: of `spec_name`, or of all specs if it is None.
+    """Return the run in a folder (as given, or under the data folder), or the latest run of `spec_name` (of all specs if None).
 
     Raises UserError; SpecError if the saved spec of the folder cannot be read.
     """
@@ -31,13 +31,13 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
 
 
 def tell_unfinished(paths: RunPaths) -> None:
-    """Say so if the process of a run ended before it."""
+    """Print a notice if the process of a run ended before the run was finished."""
     if (text := unfinished(paths.root, paths.lock)) is not None:
         notice(text)
 
 
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the search in a folder, or the latest search; otherwise as `find_run`."""
+    """Return the search in a folder, or the latest search; otherwise like `find_run`."""
     if where != "latest":
         return find_run(where, spec_name, data_dir)
     for folder in _newest_first(data_dir):
@@ -82,7 +82,7 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
 
 
 def _newest_first(data_dir: Path) -> list[Path]:
-    """Return the folders with the time of a start in their names."""
+    """Return the folders with a start time in their names, newest first."""
     try:
         folders = [path for path in data_dir.iterdir() if path.is_dir()]
     except OSError:
@@ -92,7 +92,7 @@ def _newest_first(data_dir: Path) -> list[Path]:
 
 
 def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
-    """Return what `--checkpoint` can be: "best", "last" and frames, of a trial: of all Sessions or of one."""
+    """Return the valid values of `--checkpoint` ("best", "last" and frames) for all Sessions of a trial, or for one Session."""
     found = set()
     for index in paths.sessions(t=trial) if session is None else [session]:
         prefix = paths.checkpoint(index, "best", trial).name.removesuffix("best.pt")
@@ -103,7 +103,7 @@ def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> 
 
 
 def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int = 0) -> Location | None:
-    """Return a checkpoint with weights that can be read, of all Sessions or of one: a best one, else a last one, else a numbered one."""
+    """Return a readable checkpoint of all Sessions, or of one Session: "best" if possible, else "last", else a numbered one."""
     for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
         for index in paths.sessions(t=trial) if session is None else [session]:
             path = paths.checkpoint(index, which, trial)
@@ -120,7 +120,7 @@ def _files(folder: Location) -> list[Location]:
 
 
 def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
-    """Return a checkpoint file and its content: that of a file, or the best of the run in a folder. Raises UserError."""
+    """Return a checkpoint file and its content. `where` is the file itself, or a run folder (its best checkpoint). Raises UserError."""
     for path in (Path(where), data_dir / where):
         if path.is_file():
             return path, _playable(path)

@@ -15,15 +15,15 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 
 ORPHAN_SECONDS = 20.0
-"""Time that a child has to save its work after its parent died."""
+"""Time in seconds for a child process to save its work after its parent died."""
 ENDED = "was killed or exited"
-"""What is known of a process that left its lock."""
+"""Text about a process that did not release its lock."""
 
 
 class _FileLock:
-    """A lock of the system (flock), which ends with the process that holds it, however it ends.
+    """A lock of the system (flock), which is released when the process that holds it ends, even if it is killed.
 
-    The file says who holds it, or who did last. Where the system or the file system has no such locks, nothing is locked.
+    The file names the process that holds the lock, or held it last. Without support by the system or file system, nothing is locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class _FileLock:
         self._file = os.fstat(self.fd)
 
     def acquire(self, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds` for the lock; return whether it is held."""
+        """Wait up to `seconds` for the lock; return whether it was acquired."""
         deadline = time.monotonic() + seconds
         while not _lock(self.fd):
             if time.monotonic() > deadline:
@@ -42,18 +42,18 @@ class _FileLock:
 
     @property
     def holder(self) -> dict[str, Any]:
-        """The process that holds the lock, or was killed when it did."""
+        """The process that holds the lock, or was killed while holding it."""
         return _holder(self.fd)
 
     @holder.setter
     def holder(self, holder: dict[str, Any]) -> None:
         content = json.dumps(holder).encode() if holder else b""
-        with suppress(OSError):  # a full disk: the lock holds all the same
+        with suppress(OSError):  # a full disk: the lock is valid nevertheless
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, content, 0)
 
     def release(self) -> None:
-        """Let other processes have the lock."""
+        """Release the lock."""
         if self.fd >= 0:
             if self._open:
                 self.holder = {}
@@ -69,7 +69,7 @@ class _FileLock:
 
     @property
     def _open(self) -> bool:
-        """Whether the descriptor is the lock's: an env may have closed it, and another file may have its number now."""
+        """Whether the descriptor still refers to the lock: an env may have closed it, and its number may be reused by another file."""
         try:
             return os.path.samestat(os.fstat(self.fd), self._file)
         except OSError:
@@ -77,18 +77,18 @@ class _FileLock:
 
 
 class RunLock(_FileLock):
-    """Held by the process that trains a run (or `what` it is). Waits for Sessions of a killed one, which save themselves and then end.
+    """Held by the process that trains a run (or other `what`). Waits until the Sessions of a killed process have saved and ended.
 
-    Raises UserError if another process holds it, OSError if the file cannot be made.
+    Raises UserError if another process holds the lock, OSError if the file cannot be created.
     """
 
     def __init__(self, path: Path, what: str = "run") -> None:
         super().__init__(path)
         try:
-            if not self.acquire(0.3):  # `in_use` of another process holds it while it looks
+            if not self.acquire(0.3):  # `in_use`, called by another process, holds the lock briefly
                 raise UserError(f"the {what} in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
-            """The process that held the lock before and did not release it."""
+            """The previous process, if it did not release the lock."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):
                 self._wait_for(other)
         except BaseException:
@@ -113,7 +113,7 @@ class RunLock(_FileLock):
 
 
 class SessionLock(_FileLock):
-    """Held by the process of a Session, or of a trial of a search, which may outlive a killed parent for some seconds."""
+    """Held by the process of a Session, or of a trial of a search: it may outlive a killed parent by some seconds."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -130,7 +130,7 @@ def in_use(path: Path) -> bool:
 
 
 def unfinished(root: Path, lock: Path) -> str | None:
-    """Return a notice on a run whose process has ended without releasing the lock of its folder; None for other runs."""
+    """Return a notice if the process of a run has ended without releasing the lock of its folder, else None."""
     try:
         with lock.open("rb") as file:
             holder = _holder(file.fileno())
@@ -149,7 +149,7 @@ def _holder(fd: int) -> dict[str, Any]:
 
 
 def _lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock a file without waiting; return whether it is locked. Also true on a platform without such locks."""
+    """Lock a file without waiting; return whether it is locked. Returns True on a platform without such locks."""
     try:
         import fcntl
     except ImportError:

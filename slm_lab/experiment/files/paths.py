@@ -1,9 +1,9 @@
-"""Every file name under the data folder: of runs, comparisons and studies.
+"""All file names under the data folder: of runs, comparisons and studies.
 
 {name}_{time}/               of a study
-  {name}_study.json          the study as it was run last
-  runs/{run}/                study_run.json, log.txt, and the run folder as `train` makes it; a second one after a failure
-  results/{run}.json         what the tables and figures are made from
+  {name}_study.json          the study of the last start
+  runs/{run}/                study_run.json, log.txt, and a run folder as written by `train`; a second one after a failure
+  results/{run}.json         data for the tables and figures
   aside/                     runs of entries that have changed since
   {name}_study_table.md …    the comparison
 """
@@ -30,12 +30,12 @@ _TRIAL_GRAPHS_IN_ROOT = ("mean_returns", "mean_returns_ma")
 
 
 def file_stem(spec_name: str) -> str:
-    """The spec's name as it stands in file names: anything but letters, digits, '.', '-' and '_' becomes '_'."""
+    """Return the spec's name for use in file names: all characters except letters, digits, '.', '-' and '_' become '_'."""
     return re.sub(r"[^\w.-]", "_", spec_name)
 
 
 class FileIn:
-    """A file or folder in the folder `root` of its owner; "{stem}" in its name is the owner's `stem`."""
+    """Descriptor for the path of a file or folder in the owner's folder `root`; "{stem}" in its name is replaced by the owner's `stem`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -49,8 +49,8 @@ class FileIn:
 class RunPaths:
     """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions.
 
-    What each policy of a Session has for itself (tables, graphs, checkpoints) is numbered s · P + p if meta.sampler trains P policies, and
-    named s{s}_p{p}.
+    If meta.sampler trains P policies, the files of each policy (tables, graphs, checkpoints) have the number s · P + p and the name
+    s{s}_p{p}.
     """
 
     root: Path
@@ -63,15 +63,15 @@ class RunPaths:
     spec = FileIn("{stem}_spec.json")
     """The resolved spec, loadable again."""
     lock = FileIn(".lock")
-    """Locked while a process trains the run; says which."""
+    """Locked while a process trains the run; names that process."""
 
     # ---- of a search
     search_state = FileIn("{stem}_search_state.json")
-    """Its trials, what they reported, and the state of the proposer."""
+    """Trials, their reported values, and the state of the proposer."""
     experiment_df = FileIn("{stem}_experiment_df.csv")
-    """The table: one row per trial."""
+    """Table with one row per trial."""
     importance = FileIn("{stem}_importance.json")
-    """How much each key matters."""
+    """Importance of each searched key."""
     best_spec = FileIn("{stem}_best_spec.json")
     """The spec of the best trial, loadable again."""
     confirmation = FileIn("confirm")
@@ -82,13 +82,13 @@ class RunPaths:
         return file_stem(self.spec_name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state with what the saved spec says: a process on another machine may not see the run's folder."""
+        """Return the state including values from the saved spec: a process on another machine may have no access to the run folder."""
         known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
         return {**self.__dict__, **known}
 
     @cached_property
     def policies(self) -> int:
-        """Policies of each Session, by the saved spec; 1 before it is saved."""
+        """Number of policies of each Session in the saved spec; 1 before the spec is saved."""
         try:
             return int(self._saved_meta()["sampler"]["num_policies"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -108,17 +108,17 @@ class RunPaths:
         return meta
 
     def _of(self, index: int) -> str:
-        """Name the Session, or policy of a Session, with this number."""
+        """Return the name of the Session, or policy of a Session, with this number."""
         session, policy = divmod(index, self.policies)
         return f"s{session}" if self.policies == 1 else f"s{session}_p{policy}"
 
     def make_dirs(self) -> None:
-        """Make the folders inside `root`, which must exist. Raises OSError."""
+        """Create the folders inside `root`, which must exist. Raises OSError."""
         for folder in (self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             folder.mkdir(exist_ok=True)
 
     def remove_temporaries(self) -> None:
-        """Remove what killed processes left of files that they were replacing; no process may be writing in the run folder."""
+        """Delete temporary files of killed processes; no process may be writing in the run folder."""
         for folder in (self.root, self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
@@ -130,16 +130,16 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
 
     def trial_graph(self, what: str, ext: str, t: int = 0, axis: str = "frames") -> Path:
-        """`what` (mean_returns, loss, …) over `axis`; the two that users open first lie in the root, the others in graph/."""
+        """Graph of `what` (mean_returns, loss, …) over `axis`; the two that users open first are in the root, the others in graph/."""
         folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT and axis == "frames" else self.graph_dir
         return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
 
     def experiment_graph(self, what: str, ext: str) -> Path:
-        """The figure of a search: "" for metrics over keys, or what it shows of them."""
+        """Figure of a search; `what` is its content, "" for metrics over keys."""
         return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
 
     def multi_trial_graph(self, what: str, ext: str) -> Path:
-        """`what` (mean_returns, mean_returns_ma) of all trials of a search over frames."""
+        """Graph of `what` (mean_returns, mean_returns_ma) of all trials of a search over frames."""
         return self.root / f"{self.stem}_multi_trial_graph_{what}_vs_frames.{ext}"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
@@ -153,15 +153,15 @@ class RunPaths:
         return self.graph_dir / f"{self.stem}_t{t}_{self._of(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
 
     def timeline(self, s: int, t: int = 0) -> Path:
-        """What each process of the sampler did in a window of a few iterations (CSV: process, kind, begin, end, in seconds)."""
+        """Activities of each sampler process in a window of a few iterations (CSV: process, kind, begin, end, in seconds)."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
 
     def timeline_graph(self, s: int, ext: str, t: int = 0) -> Path:
-        """The same as bars over seconds."""
+        """The timeline as bars over seconds."""
         return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_timeline.{ext}"
 
     def pbt(self, s: int, t: int = 0) -> Path:
-        """The rounds of population-based training (CSV): a line for each policy in each, with its hyperparameters."""
+        """The rounds of population-based training (CSV): one line per policy and round, with the hyperparameters."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_pbt.csv"
 
     def session_log(self, s: int, t: int = 0) -> Path:
@@ -172,7 +172,7 @@ class RunPaths:
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
-        """The state of a Session ("last", which holds all its policies), or the weights of a policy: the best, or those at a frame."""
+        """The state of a Session ("last", with all its policies), or the weights of a policy: the best, or those at a frame."""
         name = f"s{s // self.policies}" if which == "last" else self._of(s)
         return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
 
@@ -181,7 +181,7 @@ class RunPaths:
         return self.checkpoint_dir / f"{self.stem}_t{t}_ckpt-last.pt"
 
     def session_lock(self, s: int, t: int = 0) -> Path:
-        """Locked while a process of its own trains a Session."""
+        """Locked while a separate process trains a Session."""
         return self.root / (f".lock_t{t}_s{s}" if t else f".lock_s{s}")
 
     def trial_lock(self, t: int) -> Path:
@@ -189,7 +189,7 @@ class RunPaths:
         return self.root / f".lock_t{t}"
 
     def trial_log(self, t: int) -> Path:
-        """What a trial of a search would print on the screen."""
+        """Terminal output of a trial of a search."""
         return self.log_dir / f"{self.stem}_t{t}.log"
 
     def checkpoints(self, t: int) -> list[Path]:
@@ -204,7 +204,7 @@ class RunPaths:
         return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in found if match}
 
     def trials(self) -> list[int]:
-        """Indices of the trials of which a Session has a table."""
+        """Return the indices of the trials in which a Session has a table."""
         return sorted({trial for trial, _ in self._tables("train")})
 
     @property
@@ -213,7 +213,7 @@ class RunPaths:
         return self.search_state.exists() or len(self.trials()) > 1
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
-        """Numbers of the Sessions, or of their policies, that have a table."""
+        """Return the numbers of the Sessions, or of their policies, that have a table."""
         return sorted(index for trial, index in self._tables(mode) if trial == t)
 
 
@@ -227,12 +227,12 @@ class ComparisonPaths:
         return self.root / f"compare_table.{ext}"
 
     def graph(self, what: str, ext: str, axis: str = "frames") -> Path:
-        """`what` (mean_returns, grad_norm, …) over `axis`."""
+        """Graph of `what` (mean_returns, grad_norm, …) over `axis`."""
         return self.root / f"compare_graph_{what}_vs_{axis}.{ext}"
 
 
 def new_run(data_dir: Path, spec_name: str) -> RunPaths:
-    """Make the folder of a new run. Raises OSError."""
+    """Create the folder of a new run. Raises OSError."""
     paths = RunPaths(new_folder(data_dir, spec_name), spec_name)
     try:
         paths.make_dirs()
@@ -243,7 +243,7 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
 
 
 def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
-    """Make the folder of a comparison: `out`, which may be there already, or a new one under the data folder. Raises OSError."""
+    """Create the folder of a comparison: `out`, which may exist already, or a new folder under the data folder. Raises OSError."""
     if out is None:
         return ComparisonPaths(new_folder(data_dir, "compare"))
     out.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
 
 
 def new_folder(data_dir: Path, name: str) -> Path:
-    """Make and return a new folder with the time in its name; of two that are made in one second, the later has the next free second.
+    """Create and return a new folder with the time in its name. If a folder of this second exists, the next free second is used.
 
     Raises OSError.
     """
@@ -268,44 +268,44 @@ def new_folder(data_dir: Path, name: str) -> Path:
 
 
 def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
-    """Return the folders that `new_folder` made for a name, oldest first."""
+    """Return the folders that `new_folder` created for a name, oldest first."""
     pattern = re.compile(re.escape(stem) + f"_{_STAMP_PATTERN}")
     return sorted(path for path in data_dir.iterdir() if path.is_dir() and pattern.fullmatch(path.name)) if data_dir.is_dir() else []
 
 
 def not_a_run(folder: Path | str) -> str:
-    """Return why a folder is not a run folder, for an error message."""
+    """Return an error message that says why a folder is not a run folder."""
     return f"'{folder}' is not a run folder: it {'has no *_spec.json' if Path(folder).is_dir() else 'does not exist'}"
 
 
 def run_paths_in(folder: Path) -> RunPaths | None:
     """Return the paths of the run in this folder, identified by its spec file; None if it is not a run folder."""
-    specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # those of its trials are longer
+    specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # the names of trial specs are longer
     return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
 
 def imported_run(folder: Path, spec_name: str) -> RunPaths:
-    """Return the paths of what retro_analyze makes of a run folder of SLM Lab, whose own files have the same names."""
+    """Return the paths of the output of retro_analyze for a run folder of SLM Lab, in a subfolder since the file names are the same."""
     return RunPaths(folder / "retro_analyze", spec_name)
 
 
 def runs(data_dir: Path, spec_name: str) -> list[Path]:
-    """Folders of this spec's runs, oldest first."""
+    """Return the folders of this spec's runs, oldest first."""
     return [path for path in stamped_folders(data_dir, file_stem(spec_name)) if not belongs_to_other_spec(path, spec_name)]
 
 
 def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
-    """Names, as they stand in file names, of runs whose specs are `spec_name` with the values of variables appended."""
+    """Return the names, as used in file names, of runs whose specs are `spec_name` with the values of variables appended."""
     pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
     found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
     return sorted({match[1] for match in found if match})
 
 
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
-    """Whether a run folder is that of a spec whose name looks the same in file names: "a b" and "a+b" are both a_b there."""
+    """Return whether a run folder belongs to another spec with the same name in file names: "a b" and "a+b" both become a_b."""
     try:
         return spec_name not in json.loads(RunPaths(folder, spec_name).spec.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not written yet, or damaged: whoever loads it says so
+    except (OSError, ValueError):  # not written yet, or damaged: reported when it is loaded
         return False
 
 
@@ -319,11 +319,11 @@ class StudyPaths:
     root: Path
     name: str
     kept: Path | None = None
-    """Where the results are, if not in the folder of the study."""
+    """Folder of the results, if not in the folder of the study."""
 
     study = FileIn(f"{{stem}}{SUFFIX}")
     lock = FileIn(".lock")
-    """Locked while a process runs the study; says which."""
+    """Locked while a process runs the study; names that process."""
     runs = FileIn("runs")
     aside = FileIn("aside")
     page = FileIn("{stem}_study.html")
@@ -333,7 +333,7 @@ class StudyPaths:
         return file_stem(self.name)
 
     def lock_of(self, run: str) -> Path:
-        """Locked while a process trains a run: it may outlive a killed study for some seconds."""
+        """Locked while a process trains a run: it may outlive a killed study by some seconds."""
         return self.root / f".lock_{run}"
 
     @property
@@ -341,7 +341,7 @@ class StudyPaths:
         return self.kept or self.root / "results"
 
     def result(self, run: str) -> Path:
-        """The result of a run, by the name of its folder."""
+        """The result file of a run, given the name of the run's folder."""
         return self.results / f"{run}.json"
 
     def table(self, ext: str) -> Path:
@@ -358,9 +358,9 @@ class RunFolder:
     root: Path
 
     identity = FileIn("study_run.json")
-    """Which run it is: entry, env, random_seed, digest, settings and spec_version."""
+    """Identity of the run: entry, env, random_seed, digest, settings and spec_version."""
     log = FileIn("log.txt")
-    """What the run would print on the screen."""
+    """Terminal output of the run."""
 
     def starts(self) -> list[RunPaths]:
         """Return the run folders in it, oldest first: more than one if an earlier one failed."""
@@ -369,7 +369,7 @@ class RunFolder:
 
 
 def run_name(run: StudyRun) -> str:
-    """Return the name of a run's folder and of its result file, which does not depend on the place of the run in the study."""
+    """Return the name of a run's folder and result file; it does not depend on the position of the run in the study."""
     return f"{file_stem(run.entry)}_{file_stem(run.env)}_seed{run.random_seed}_{run.digest[:8]}"
 
 
@@ -398,9 +398,9 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
 
 
 def about_study(paths: StudyPaths) -> dict[str, Any]:
-    """Return version, source and `--set` arguments of the last start of a study; {} if there are only its results.
+    """Return the version, source and `--set` arguments of the last start of a study; {} if only its results exist.
 
-    Raises UserError if its file cannot be read.
+    Raises UserError if the study file cannot be read.
     """
     try:
         return dict(json.loads(paths.study.read_text(encoding="utf-8"))["$study"])

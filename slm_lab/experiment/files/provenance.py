@@ -20,8 +20,8 @@ _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
 def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[str, Any]:
-    """Return code version, package versions, version of the spec's meaning, machine, command, mode and what was chosen for the machine (env
-    backend, library of matrix products, threads) of a run that begins now."""
+    """Return the code version, package versions, spec version, machine, command and mode of a run that begins now, and the `choices` made
+    for the machine (env backend, library of matrix products, threads)."""
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -35,7 +35,7 @@ def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[st
 
 
 def git_sha(checkout: Path) -> str | None:
-    """Return the commit of `checkout`, with "+" if tracked files have changed; None if it is not a checkout."""
+    """Return the commit of `checkout`, with "+" appended if tracked files have changed; None if it is not a git checkout."""
     if not (checkout / ".git").exists():
         return None
     sha = _git(checkout, "rev-parse", "HEAD")

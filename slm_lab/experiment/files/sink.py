@@ -1,4 +1,4 @@
-"""Where the events and the state of a Session go: memory, or the files of a run folder."""
+"""Destinations of the events and the state of a Session: memory, or the files of a run folder."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ from slm_lab.lib.log import NotWritable, notice
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 CheckpointKind = Literal["last", "best"] | int
-"""The state of a Session; the best weights of a policy; its weights at a frame."""
+"""last: the state of a Session; best: the best weights of a policy; a number: its weights at that frame."""
 Spans = list[tuple[str, str, float, float]]
 """(process, kind of work, begin, end) in seconds."""
 Position = dict[str, tuple[int, int]]
-"""Name of a table → its size in bytes, and the CRC-32 of its content."""
+"""Name of a table → its size in bytes and the CRC-32 of its content."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
 
 
 class RunSink:
-    """Takes the events of a Session and keeps its state. This one keeps nothing."""
+    """Receives the events and the state of a Session. This base class stores nothing."""
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Receive an event."""
 
     def open(self, table: int, frame: int = 0) -> None:
-        """Prepare for the rows of a table after `frame`, before training: loading TensorBoard takes a second."""
+        """Prepare for the rows of a table after `frame`. Call it before training, since loading TensorBoard takes a second."""
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
-        """Keep a bundle of tensors and plain Python, whole or not at all. Raises OSError."""
+        """Save a bundle of tensors and plain Python objects atomically. Raises OSError."""
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
-        """Keep the arrays that several Sessions share, whole or not at all. Raises OSError."""
+        """Save the arrays that several Sessions share atomically. Raises OSError."""
 
     def position(self, session: int) -> Position:
-        """Make sure that the tables of a Session are on disk, and return where they end, for `rewind`. Raises OSError."""
+        """Write the tables of a Session to disk, and return their current ends, for `rewind`. Raises OSError."""
         return {}
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
-        """Cut the tables of a Session, which are not open, back to a position, or else to the rows up to a frame. Raises OSError."""
+        """Truncate the tables of a Session, which must not be open, to `position`, or if None to the rows up to `frame`. Raises OSError."""
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
-        """The rows of a table that are complete, as text."""
+        """Return the complete rows of a table, as text."""
         return []
 
     def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
-        """Append a row to a further table of a Session."""
+        """Append a row to an additional table of a Session."""
 
     def timeline(self, session: int, spans: Spans) -> None:
-        """Keep what each process of a Session did in a window of time. Raises OSError."""
+        """Save the activities of each process of a Session in a time window. Raises OSError."""
 
     def close(self) -> None:
-        """Release files."""
+        """Close all files."""
 
 
 class MemorySink(RunSink):
-    """Keeps rows in memory and no state: what `Session.run` does by itself."""
+    """Stores rows in memory, and no state: the default of `Session.run`."""
 
     def __init__(self) -> None:
         self.row_events: list[Row] = []
@@ -76,14 +76,14 @@ class MemorySink(RunSink):
             self.row_events.append(event)
 
     def table_rows(self, table: int, mode: Mode) -> list[RowValues]:
-        """The rows of a table."""
+        """Return the rows of a table."""
         return [row.values for row in self.row_events if (row.table, row.mode) == (table, mode)]
 
 
 class LocalSink(RunSink):
-    """Writes rows to CSV and TensorBoard and state to checkpoints in a run folder; hands every other event to `forward`.
+    """Writes rows to CSV and TensorBoard, and state to checkpoints in a run folder; passes all other events to `forward`.
 
-    A row is appended as soon as it is made, in a fixed format: equal numbers give equal bytes.
+    A row is appended as soon as it is received, in a fixed format: equal numbers give equal bytes.
     """
 
     def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None) -> None:
@@ -126,7 +126,7 @@ class LocalSink(RunSink):
         if not path.exists():
             return 0, 0
         with path.open("rb") as file:
-            content = file.read(path.stat().st_size)  # what is no file on a disk has size 0, and may never end
+            content = file.read(path.stat().st_size)  # size 0 if it is not a file on a disk, which may never end
         return len(content), zlib.crc32(content)
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
@@ -134,7 +134,7 @@ class LocalSink(RunSink):
             cut_table(path, frame if position is None else None, 0 if position is None else position[path.name][0])
 
     def _paths(self, session: int) -> list[Path]:
-        """Tables of a Session: of training and evaluation of each policy, and of population-based training."""
+        """Return the tables of a Session: training and evaluation of each policy, and population-based training."""
         paths, policies = self.paths, self.paths.policies
         indices = range(session * policies, (session + 1) * policies)
         modes: tuple[Mode, ...] = ("train", "eval")
@@ -154,7 +154,7 @@ class LocalSink(RunSink):
 
     def close(self) -> None:
         for table in self.tables.values():
-            with suppress(OSError):  # closing writes a row that could not be written before: that error has already ended the Session
+            with suppress(OSError):  # closing retries a row that could not be written: that error has already ended the Session
                 table.file.close()
         self.tables.clear()
         for board in self.boards.values():
@@ -177,13 +177,13 @@ class CsvTable:
     """A CSV file to which rows are appended.
 
     Attributes:
-        columns: those given, or those of a file that is there already.
-        size, crc: of what is in the file, in bytes, and its CRC-32.
+        columns: the given columns, or those of an existing file.
+        size, crc: size of the content in bytes, and its CRC-32.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.file: IO[bytes] = path.open("ab+")
-        size = self.file.seek(0, os.SEEK_END)  # 0 for what is no file on a disk, which may never end
+        size = self.file.seek(0, os.SEEK_END)  # 0 if it is not a file on a disk, which may never end
         self.file.seek(0)
         content = self.file.read(size)
         self.size, self.crc = len(content), zlib.crc32(content)
@@ -214,7 +214,7 @@ _L = TypeVar("_L", bound=Location)
 
 @contextmanager
 def _writing(path: _L) -> Iterator[_L]:
-    """Raise NotWritable for an error that says that the folder is read-only."""
+    """Raise NotWritable for an error that means that the folder is read-only."""
     try:
         yield path
     except OSError as error:
@@ -224,9 +224,9 @@ def _writing(path: _L) -> Iterator[_L]:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, if it is installed. A failure is a notice, never the end of the run.
+    """Scalars for TensorBoard, if it is installed. A failure causes a notice and never ends the run.
 
-    Args: frame: of the last row; what lies after it in the folder is hidden.
+    Args: frame: frame of the last row; existing scalars after it in the folder are hidden.
     """
 
     def __init__(self, folder: Path, frame: int = 0) -> None:
@@ -268,7 +268,7 @@ class TensorBoard:
 
 
 def _excepthook(args: Any) -> None:
-    """Stay silent when a thread of TensorBoard fails: the next call of its writer reports it."""
+    """Print nothing if a thread of TensorBoard fails: the next call of its writer reports the error."""
     import threading
 
     if not type(args.thread).__module__.startswith("tensorboard."):
@@ -276,7 +276,7 @@ def _excepthook(args: Any) -> None:
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, [] if there is none; a last line without its end, which a killed process left, is cut off. Raises OSError."""
+    """Return the rows of a table ([] if it is missing). Remove an incomplete last line, left by a killed process. Raises OSError."""
     if not path.exists():
         return []
     with path.open("rb+") as file:
@@ -289,7 +289,7 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
 
 
 def is_damaged(path: Path, size: int, crc: int) -> bool:
-    """Return whether a table has other content up to a size than was saved; not one that is missing or shorter. Raises OSError."""
+    """Return whether the first `size` bytes of a table do not match `crc`; False if it is missing or shorter. Raises OSError."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -298,9 +298,9 @@ def is_damaged(path: Path, size: int, crc: int) -> bool:
 
 
 def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
-    """Cut a table back to its rows up to a frame, or to a size in bytes; one without rows is removed. Raises OSError.
+    """Truncate a table to its rows up to `frame`, or to `size` bytes; delete it if no rows remain. Raises OSError.
 
-    One that is shorter than the size has lost rows, which cannot be made again: that is a notice, and the rows that are complete stay.
+    A table shorter than `size` has lost rows, which cannot be restored: print a notice and keep its complete rows.
     """
     if not path.exists():
         if size:

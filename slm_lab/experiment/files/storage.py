@@ -1,6 +1,6 @@
-"""Files at a URL of any file system that fsspec knows (s3://, gs://, file://, …): what checkpoints need of pathlib.Path.
+"""Files at a URL of any file system that fsspec supports (s3://, gs://, file://, …): the part of pathlib.Path that checkpoints need.
 
-fsspec is a dependency of torch. The package of a protocol (s3fs, gcsfs, adlfs, …) is imported when a URL of it is used.
+fsspec is a dependency of torch. The package of a protocol (s3fs, gcsfs, adlfs, …) is imported when a URL with that protocol is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import IO, Any
 
 @dataclass(frozen=True)
 class StoredPath:
-    """A file or folder at a URL. Every method raises OSError, also where the file system's own functions raise something else."""
+    """A file or folder at a URL. Every method raises OSError, even if the file system's own functions raise other errors."""
 
     url: str
 
@@ -37,7 +37,7 @@ class StoredPath:
         return StoredPath(self.url.rstrip("/").rpartition("/")[0]) / name
 
     def exists(self) -> bool:
-        """Return whether there is such a file. An error of the store is raised: a Session must not begin anew because of it."""
+        """Return whether the file exists. Errors of the store are raised, so that they do not make a Session start from the beginning."""
         with _os_errors():
             files, path = self._files()
             try:
@@ -49,7 +49,7 @@ class StoredPath:
     is_file = exists
 
     def iterdir(self) -> list[StoredPath]:
-        """Return the files in a folder; [] if there is none."""
+        """Return the files in the folder; [] if the folder does not exist."""
         with _os_errors():
             files, path = self._files()
             try:
@@ -60,7 +60,7 @@ class StoredPath:
 
     @contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
-        """Open the file for reading at any position."""
+        """Open the file for random access reading."""
         with _os_errors():
             files, path = self._files()
             opened = files.open(path, "rb")
@@ -68,11 +68,11 @@ class StoredPath:
             yield file
 
     def replace(self, write: Callable[[IO[bytes]], object]) -> None:
-        """Replace the file by what `write` writes; a reader finds the old one or the new one, never a part.
+        """Replace the content of the file with the output of `write`; a reader sees the old content or the new, never a part.
 
-        A hidden file in the same folder, which is made if there is none, is written and then moved. File systems rename it; object stores
-        copy it on the server, and an object there is replaced whole. A process that is killed while it writes leaves the hidden file, which
-        the next call overwrites.
+        A hidden file in the same folder (created if missing) is written and then moved. File systems rename it; object stores copy it on
+        the server and replace an object as a whole. A process that is killed while writing leaves the hidden file, which the next call
+        overwrites.
         """
         with _os_errors():
             files, path = self._files()
@@ -106,7 +106,7 @@ class StoredPath:
             files.rm(path)
 
     def _files(self) -> tuple[Any, str]:
-        """Return the file system, with nothing cached of what others may have changed, and the path in it."""
+        """Return the file system, with its cache cleared since other processes may have changed files, and the path in it."""
         import fsspec
 
         protocol = self.url.partition("::" if "::" in self.url else "://")[0]
@@ -121,7 +121,7 @@ class StoredPath:
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise OSError for any other error of a store: no package for the protocol, no credentials, …"""
+    """Convert any other error of a store to OSError: no package for the protocol, no credentials, …"""
     try:
         yield
     except OSError:
@@ -131,7 +131,7 @@ def _os_errors() -> Iterator[None]:
 
 
 def _opened(files: Any, path: str) -> Any:
-    """Open a file for writing, and make its folder if there is none. What contains the folder must exist: a bucket would be made too."""
+    """Open a file for writing; create its folder if missing. The folder's parent must exist, so that no bucket is created."""
     try:
         return files.open(path, "wb")
     except FileNotFoundError:
@@ -140,4 +140,4 @@ def _opened(files: Any, path: str) -> Any:
 
 
 Location = Path | StoredPath
-"""Where a checkpoint is."""
+"""Location of a checkpoint."""

@@ -1,1 +1,1 @@
-"""Reports of run folders: the reader, metrics, statistics, figures, pages; and what a run shows on the screen."""
+"""Reports of run folders: reading, metrics, statistics, figures and HTML pages; also the terminal output of a run."""

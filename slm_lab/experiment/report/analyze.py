@@ -30,7 +30,7 @@ from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
 EPISODES = "last 100 episodes"
-"""Those of which a row's total_reward is the mean."""
+"""The episodes over which total_reward of a row is the mean."""
 
 
 def analyze_trial(
@@ -47,27 +47,27 @@ def analyze_trial(
     """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
 
     Args:
-        failed: index of each failed Session → the cause. Their tables are drawn and have a metrics file that says "failed"; the metrics of
-            the trial and its means leave them out.
-        stop: that of a run which has just ended: when requested, Sessions may have been stopped, and the env's random baseline is not
-            measured. None: the tables alone tell which Sessions are done.
+        failed: index of each failed Session → the cause. Their tables are drawn, and their metrics files have the status "failed"; the
+            trial's metrics and means exclude them.
+        stop: the Stop of a run that has just ended: if it was requested, Sessions may have been stopped, and the env's random baseline
+            is not measured. None: whether a Session is done is determined from its table alone.
         recorded_baseline: random baseline of the env to use if none is shipped or cached.
-        episodes: those of which a row's total_reward is the mean, for the figures.
-        complete: raise UserError if something cannot be written, because the disk is full, for example.
+        episodes: description of the episodes over which total_reward is the mean, for the figures.
+        complete: raise UserError if something cannot be written, for example because the disk is full.
 
-    Unfinished runs are analyzed too; {} if there is neither a table nor a failed Session. With meta.rigorous_eval the metrics and
-    the trial's returns are those of evaluation. A table, file or figure that fails is a notice.
+    Unfinished runs are analyzed too; returns {} if there is neither a table nor a failed Session. With meta.rigorous_eval, the metrics
+    and the trial's returns are computed from evaluation. A table, file or figure that fails causes only a notice.
 
-    A baseline that is neither shipped, cached nor recorded is measured last, when everything else is written: at most 30 s, interrupted by
-    `stop`. The metrics and figures of strengths follow.
+    If the baseline is neither shipped, cached nor recorded, it is measured after everything else is written, for at most 30 s, and can be
+    interrupted by `stop`. The metrics and figures of strengths are written afterwards.
 
     The metrics: final_return (the last total_reward), total_reward_ma (the last one), strength, max_strength, final_strength,
     sample_efficiency, training_efficiency and stability as means over Sessions, consistency, random_baseline, frame (mean of the
-    Sessions' last), sessions (their number), status ("done", "stopped" or "failed"), failed (number) and failures (Session → last line
-    of the cause) if there are any; None if a metric is not defined. If rollout workers and learner were measured: bottleneck and busy;
+    Sessions' last frames), sessions (their number), status ("done", "stopped" or "failed"), failed (number) and failures (Session → last
+    line of the cause) if there are any; None if a metric is not defined. If rollout workers and learner were measured: bottleneck and busy;
     if a Session trains several policies: policies and best_policy (see sampler_metrics), and the other means are over all policies of
-    all Sessions. Sessions that train one net are one experiment: its metrics are those of the rows of all workers over global frames,
-    failed ones included, frame is the last global frame, and there is no consistency.
+    all Sessions. Sessions that train one net are one experiment: its metrics are computed from the rows of all workers over global
+    frames, including failed workers, frame is the last global frame, and there is no consistency.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
@@ -103,7 +103,7 @@ class _Trial:
     def __init__(self, spec: Spec, run: Run, failures: Mapping[int, str], stop: Stop | None) -> None:
         self.spec, self.run, self.stop = spec, run, stop
         self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
-        """Of the tables from which the metrics are made."""
+        """Mode of the tables from which the metrics are computed."""
         self.failures = {s: failures[s] for s in sorted(failures)}
         self.train, self.metric_tables = run.tables("train"), run.independent(self.mode)
         failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
@@ -165,7 +165,7 @@ class _Trial:
         return metrics
 
     def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
-        """Return the metrics of a table; of a worker of one net its frame alone, since it is no experiment of its own."""
+        """Return the metrics of a table. For a worker of a shared net only its frame, since it is not an independent experiment."""
         frame = last_frame(self.train[index] if index in self.train else self.run.independent("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
@@ -177,7 +177,7 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the table's Session ended; without `stop` by its last frame."""
+        """Return how the table's Session ended, without `stop` based on its last frame."""
         if index not in self.good:
             return "failed"
         may_stop = self.stop is None or self.stop.requested
@@ -188,9 +188,9 @@ class _Trial:
 
 
 def _in_a_line(text: str) -> str:
-    """Return a cause in a line: the last of a traceback, and the frame if that is on a line of its own; else the first.
+    """Return a cause in one line: the last line of a traceback, or else the first line, with the frame if it is on a separate line.
 
-    After the first line follows what a process printed before it died.
+    Lines after the first are the output of a process before it died.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown cause"]
     if "Traceback" not in text:

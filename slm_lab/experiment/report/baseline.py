@@ -1,8 +1,8 @@
-"""Random baselines: the mean return of an agent that acts at random, the zero of every strength.
+"""Random baselines: the mean return of an agent that acts at random, which is the zero point of strengths.
 
-Those of the envs in our specs ship in baselines.json (written by tools/baselines.py). Another env's is measured once, after the graphs
-of a run are written, with a fixed seed and a time limit, and cached in the user's cache folder: one file per env, written atomically and
-without a lock. Two runs that end together both measure, and neither waits for the other.
+Baselines of the envs in our specs ship in baselines.json (written by tools/baselines.py). For other envs, the baseline is measured once,
+after the graphs of a run are written, with a fixed seed and a time limit, and cached in the user's cache folder: one file per env, written
+atomically and without a lock. If two runs end at the same time, both measure, and neither waits for the other.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ EPISODES = 100
 TIME_LIMIT = 30.0
 """Seconds that a measurement may add to a run."""
 _PLAYING = 0.9
-"""Part of the limit for episodes; the rest is for the last step and env.close(). An env that takes longer is left behind in its thread."""
+"""Fraction of the limit for episodes; the rest is for the last step and env.close(). A slower env is abandoned in its thread."""
 _SEED = 0
 _ENVS = 10
-"""Envs that step together; each contributes the same number of episodes, since the first to end are the short ones."""
+"""Number of parallel envs. Each contributes the same number of episodes, since short episodes end first."""
 _MAX_STEPS = 300_000
-"""Vector steps after which an env without episode ends is given up: above ten of Atari's longest games (27,000 steps each)."""
+"""Vector steps after which the measurement ends if no episode has ended: more than ten of Atari's longest games (27,000 steps each)."""
 _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
-"""Atari's arguments that change what an agent observes, not what a random one earns."""
+"""Atari's arguments that change the observations, but not the return of a random agent."""
 
 
 class Baseline(NamedTuple):
@@ -51,19 +51,19 @@ class Baseline(NamedTuple):
 
 
 def known_baseline(spec: EnvSpec) -> Baseline | None:
-    """Return the baseline that is shipped or cached, None if it has to be measured. Takes no time and never raises."""
+    """Return the shipped or cached baseline, None if it has to be measured. Takes almost no time and never raises."""
     try:
         key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
         return Baseline(shipped[key]) if key in shipped else _read_cache(_cache_file(spec, key))
-    except Exception:  # an env that cannot be found, a home that does not exist: measure_baseline says so
+    except Exception:  # an env that cannot be found, a home that does not exist: measure_baseline reports it
         return None
 
 
 def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
-    """Measure the baseline and cache it. Takes at most `limit` seconds, even if the env blocks, and ends early once stop.requested.
+    """Measure the baseline and cache it. Takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested.
 
-    Returns None, with a notice, if it cannot be measured or is interrupted. If time runs out, the mean is over fewer episodes.
+    Returns None, with a notice, if the measurement fails or is interrupted. If time runs out, the mean is over fewer episodes.
     """
     begin = time.monotonic()
     notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
@@ -93,7 +93,7 @@ def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIM
 
 
 def baseline_key(spec: EnvSpec) -> str:
-    """Return the env and those arguments on which a random return depends: `LunarLander-v3 {"continuous": true}`."""
+    """Return the env and the arguments that affect the random return: `LunarLander-v3 {"continuous": true}`."""
     kwargs = spec.kwargs
     if kwargs and spec.name.startswith("ALE/") and "obs_type" not in kwargs:
         from slm_lab.env.atari import AtariSettings
@@ -110,7 +110,7 @@ def baseline_key(spec: EnvSpec) -> str:
 def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
     """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of at least `fewest` once `ended()`.
 
-    Raises SpecError if the env cannot be built, ValueError if a return is not finite, or what the env raises.
+    Raises SpecError if the env cannot be built, ValueError if a return is not finite, or an error of the env.
     """
     from slm_lab.env.make import make_env
 
@@ -122,7 +122,7 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: in
         env.reset()
         for _ in range(_MAX_STEPS):
             if ended() and (complete := min(map(len, returns))) * _ENVS >= fewest:
-                wanted = complete  # each env still counts as much as the others
+                wanted = complete  # so that all envs have equal weight
                 break
             episodes = env.step(env.sample()).episodes
             for episode in episodes:
@@ -144,7 +144,7 @@ def cache_folder() -> Path:
 
 
 def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> Baseline | None:
-    """Measure in a daemon thread, so that an env that blocks is left behind. Returns None if it blocks; raises what measuring raises."""
+    """Measure in a daemon thread, so that an env that blocks can be abandoned. Returns None if it blocks; raises errors of `measure`."""
     result: Future[Baseline] = Future()
 
     def ended() -> bool:
@@ -177,7 +177,7 @@ def _read_cache(file: Path) -> Baseline | None:
 
 
 def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
-    """Write the baseline to the cache and return its file; None if that is impossible, which only costs the next run's time."""
+    """Write the baseline to the cache and return its file; None if this fails, in which case the next run measures it again."""
     try:
         key = baseline_key(spec)
         file = _cache_file(spec, key)
@@ -190,7 +190,7 @@ def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
 
 
 def _source(spec: EnvSpec) -> bytes:
-    """Return the files that define the env and its wrappers: part of the cache's key, since users edit the envs they write."""
+    """Return the source code of the env and its wrappers, which is part of the cache key since users edit their own envs."""
     from slm_lab.env.arguments import env_creator
     from slm_lab.env.make import find_target
 
@@ -199,6 +199,6 @@ def _source(spec: EnvSpec) -> bytes:
     if target.registration is not None:
         makers.insert(0, env_creator(target.registration))
     for maker in makers:
-        with suppress(TypeError, OSError):  # made by a partial, or in a C extension
+        with suppress(TypeError, OSError):  # a partial, or defined in a C extension
             content += Path(inspect.getsourcefile(maker) or os.devnull).read_bytes()
     return content

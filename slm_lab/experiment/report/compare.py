@@ -1,7 +1,7 @@
-"""Several runs side by side: which are seeds of one setting, and the numbers of each setting.
+"""Comparison of several runs: group them as seeds of settings, and summarize each setting.
 
-A seed is what was trained independently: a Session of a plain run, with all its policies, or all Sessions of a distributed run, which train
-one net.
+A seed is one independent training: a Session of a plain run, with all its policies, or all Sessions of a distributed run, which train one
+net.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
 
 SOLVE_EPISODES = 10
-"""Least number of episodes whose mean return is compared with a threshold."""
+"""Minimum number of episodes whose mean return is compared with a threshold."""
 _SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
 """Maximum number of keys in the name of a setting, and of letters of each value."""
 
@@ -35,52 +35,52 @@ RULES = {
     "return_new": f"episodes since the last row, at least {SOLVE_EPISODES} of them",
     "total_reward": "mean of the last 100 episodes, since these rows, of SLM Lab, have no return_new",
 }
-"""What a threshold is judged on → description."""
+"""Data that is compared with a threshold → description."""
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Results of one seed: the tables of its policies, or the one of its Session, or of all workers of one net."""
+    """Results of one seed: tables of its policies, or one table of its Session or of all workers of one net."""
 
     tables: list[Table]
     status: Status = "done"
     rows: Sequence[Table] = ()
-    """The tables as they were written, one of each worker; empty: as `tables`."""
+    """The tables as written, one per worker; empty: same as `tables`."""
     evaluation: Sequence[Table] = ()
-    """Tables of evaluation that have rows."""
+    """Evaluation tables that have rows."""
 
     def curve(self, column: str, x_column: str) -> Curve:
-        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; of several tables the mean if all have it.
+        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; for several tables their mean, if all have it.
 
-        The column "evaluation" is the return of the rows of evaluation.
+        The column "evaluation" is the return of the evaluation rows.
         """
         curves = self._curves(column, x_column)
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
     def _curves(self, column: str, x_column: str = "frame") -> list[Curve]:
-        """Return the column of each table, or of each table of evaluation."""
+        """Return the column of each table, or of each evaluation table."""
         if column == "evaluation":
             return [_curve(table, "total_reward", x_column) for table in self._evaluation]
         return [_curve(table, column, x_column) for table in self.tables]
 
     @property
     def solved_by(self) -> str:
-        """What a threshold is judged on, a key of RULES: never a mean over episodes of long ago, if there is anything else."""
+        """Key of RULES for comparison with a threshold: a mean over old episodes is used only if nothing else is available."""
         if self.evaluation:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
 
     def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> float | None:
-        """Return the value of `x_column` at which the first table reached this return, None if none did.
+        """Return the value of `x_column` at which the first table reached this return; None if no table did.
 
-        Args: rule: what is judged: "evaluation", "return_new" or another column of the rows; "": `solved_by`.
+        Args: rule: the data compared: "evaluation", "return_new" or another column of the rows; "": `solved_by`.
         """
         if threshold is None:
             return None
         rule = rule or self.solved_by
         if rule not in RULES or (rule == "total_reward" and self.solved_by != rule):
             curves = self._curves(rule, x_column)
-        elif rule == "return_new":  # the rows of one worker count each episode of all workers once
+        elif rule == "return_new":  # the rows of each worker count every episode of all workers once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
             curves = [_curve(table, "total_reward", x_column) for table in self.evaluation or self.rows or self.tables]
@@ -88,20 +88,20 @@ class SeedResult:
         return min(reached, default=None)
 
     def final_return(self, metric: str = "total_reward") -> float | None:
-        """Return the last total_reward (or another column), mean over the tables; None if no episode ended."""
+        """Return the last total_reward (or other column), averaged over the tables; None if no episode ended."""
         return average(one.value[-1] for one in self._curves(metric) if len(one.value))
 
     @property
     def _evaluation(self) -> list[Table]:
-        """Tables of evaluation: one of all workers of one net together, whose rows are evaluations of that net at their global frames."""
+        """Evaluation tables; for all workers of a shared net one table, whose rows are evaluations of that net at their global frames."""
         return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
-        """Return the mean over rows and tables."""
+        """Return the mean gradient norm over rows and tables."""
         return average(one.value.mean() for one in self._curves("grad_norm") if len(one.value))
 
     def updates_per_second(self) -> float | None:
-        """Return the optimizer steps per second of training, of all tables together; None if the time is unknown."""
+        """Return the optimizer steps per second, summed over all tables; None if the time is unknown."""
         steps = self._curves("opt_step", "wall_t")
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
@@ -109,7 +109,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs of one env that differ in their seeds only, or have the same --label, drawn as one curve."""
+    """Runs of one env that differ only in their seeds, or have the same --label; drawn as one curve."""
 
     name: str
     runs: list[Run]
@@ -120,12 +120,12 @@ class Setting:
 
     @property
     def seeds(self) -> list[SeedResult]:
-        """The seeds to compare: those that are done, or all if none is."""
+        """The seeds to compare: all that are done, or all seeds if none is."""
         return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
 
     @property
     def status(self) -> str:
-        """How the seeds ended: "done", "1 failed (left out)", or if none is done "2 stopped"."""
+        """Text on how the seeds ended: "done", "1 failed (left out)", or "2 stopped" if none is done."""
         each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
         counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
@@ -141,11 +141,11 @@ class Setting:
 
     @property
     def env(self) -> str:
-        """Name of the env, which all runs have in common."""
+        """Name of the env of all runs."""
         return self.runs[0].env
 
     def aligned(self, column: str, x_column: str) -> Aligned:
-        """Return the seeds' curves, over the range that all seeds with points cover; value_SF is [seeds, F]."""
+        """Return the seeds' curves over the range that all seeds with points cover; value_SF is [seeds, F]."""
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
     def count(self) -> str:
@@ -171,13 +171,13 @@ def seeds_of(run: Run) -> list[SeedResult]:
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
-    """Group the runs that `words` name: by their labels, or if there are none by what their specs say, seeds aside (see Run.settings).
+    """Group the runs named by `words` by label, or without labels by the content of their specs, excluding seeds (see Run.settings).
 
-    A word is a run folder or a pattern of such; runs of mode dev and failed runs that only a pattern names are left out, with a notice.
-    Runs of different envs are different settings, also under one label. Specs of one name that differ are labelled by the keys that do:
-    "ppo_cartpole gamma=0.5".
+    A word is a run folder or a pattern of run folders. Runs of mode dev and failed runs that match only a pattern are left out, with a
+    notice. Runs of different envs are different settings, even with the same label. Different specs of the same name are labelled by the
+    keys that differ: "ppo_cartpole gamma=0.5".
 
-    Raises UserError. Runs of one label whose specs differ, and runs that failed or have not ended, are notices.
+    Raises UserError. Runs of one label with different specs, and runs that failed or have not ended, cause notices.
     """
     if not words:
         raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
@@ -209,7 +209,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
 
 
 def study_results(word: str) -> list[Run]:
-    """Return the results in the folder of a study, [] for another word. Raises UserError if there are none."""
+    """Return the results in the folder of a study; [] if `word` is not such a folder. Raises UserError if no run has ended."""
     paths = study_in(Path(word))
     if paths is None:
         return []
@@ -220,7 +220,7 @@ def study_results(word: str) -> list[Run]:
 
 
 def _named_runs(word: str) -> list[Run]:
-    """Return the runs that a word names, without those of mode dev and failed ones if it is a pattern. Raises UserError."""
+    """Return the runs named by a word; for a pattern, without failed runs and runs of mode dev. Raises UserError."""
     runs = [load_run(folder) for folder in run_folders(word)]
     if Path(word).is_dir():
         return runs
@@ -234,7 +234,7 @@ def _named_runs(word: str) -> list[Run]:
 
 
 def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
-    """Return a setting of each group: named as its key says, with the env or the differing keys if another group has that name."""
+    """Return a Setting for each group, with the name in its key; the env or the differing keys are appended if the name is not unique."""
     settings: list[Setting] = []
     names: Counter[str] = Counter()
     for (name, env, content), runs in groups.items():
@@ -249,7 +249,7 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the paths at which specs differ, sorted; without keys that only some have because the names of components differ."""
+    """Return the sorted paths at which specs differ, without keys that only some specs have because their component names differ."""
     keys = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
     sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
 
@@ -261,7 +261,7 @@ def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
-    """Return a spec's values at the first of `keys`, each by the last part of its path if that is clear: "gamma=0.5 lr=0.1"."""
+    """Return a spec's values at the first few `keys`, named by the last part of the path if unique: "gamma=0.5 lr=0.1"."""
     short = {key: ".".join(key.split(".")[-2:]) if key.endswith((".name", ".type")) else key.rpartition(".")[2] for key in keys}
     counts = Counter(short.values())
     shown = [f"{short[key] if counts[short[key]] == 1 else key}={_value(spec.get(key))}" for key in keys[:_SHOWN_KEYS]]
@@ -288,24 +288,24 @@ def _report_status(setting: Setting) -> None:
 
 
 class Summary(NamedTuple):
-    """The numbers of a setting, as the columns of the tables; None if unknown."""
+    """The numbers of a setting, which are the columns of the tables; None if unknown."""
 
     name: str
     env: str
     seeds: int
     sessions: int
     status: str
-    """How its seeds ended (see Setting.status)."""
+    """How the seeds ended (see Setting.status)."""
     solved: int | None
-    """Seeds that reached the threshold; None without one."""
+    """Number of seeds that reached the threshold; None without a threshold."""
     solved_by: str | None
-    """What that was judged on, see RULES; of seeds that differ in it all, joined by " and "."""
+    """Key of RULES that was compared with the threshold; if seeds differ, all keys joined by " and "."""
     steps_to_threshold: Estimate | None
     """Median over the seeds, in global frames; infinite if half of them did not solve. None without a threshold."""
     seconds_to_threshold: Estimate | None
-    """The same since the start of training."""
+    """Like steps_to_threshold, in seconds since the start of training."""
     final_return: Estimate | None
-    """Mean over seeds, like opt_steps_per_second and grad_norm."""
+    """Mean over seeds, as for opt_steps_per_second and grad_norm."""
     final_return_median: float | None
     opt_steps_per_second: float | None
     grad_norm: float | None
@@ -314,12 +314,12 @@ class Summary(NamedTuple):
 def summarize(
     setting: Setting, threshold: float | None, metric: str = "total_reward", seeds: Sequence[SeedResult] | None = None, rule: str = ""
 ) -> Summary:
-    """Return the numbers of a setting; a seed has solved once a table of it reaches `threshold` (see SeedResult.first_reached).
+    """Return the numbers of a setting. A seed counts as solved when one of its tables reaches `threshold` (see SeedResult.first_reached).
 
     Args:
-        metric: the column of which final_return is the last value.
-        seeds: those to count; None: Setting.seeds.
-        rule: what the threshold is judged on (see SeedResult.first_reached).
+        metric: the column whose last value is final_return.
+        seeds: the seeds to count; None: Setting.seeds.
+        rule: the data compared with the threshold (see SeedResult.first_reached).
     """
     seeds = setting.seeds if seeds is None else seeds
     steps = [seed.first_reached(threshold, "global_frame", rule) for seed in seeds]
@@ -344,10 +344,10 @@ def summarize(
 
 
 def recent_returns(table: Table, x_column: str) -> Curve:
-    """Return at each row the mean return of the newest episodes: of the row and of as many before it as have SOLVE_EPISODES together."""
+    """Return for each row the mean return of the newest episodes: of the row and of previous rows until there are SOLVE_EPISODES."""
     counts = np.nan_to_num(table["epi_new"])
     episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
-    # the last row before those that are needed: up to it there are at most that many episodes
+    # the last row before the needed rows: at most `episodes - SOLVE_EPISODES` episodes ended up to it
     before = np.searchsorted(np.append(0.0, episodes), episodes - SOLVE_EPISODES, "right") - 1
     enough = before >= 0
     number = episodes - np.append(0.0, episodes)[before]
@@ -356,5 +356,5 @@ def recent_returns(table: Table, x_column: str) -> Curve:
 
 
 def _curve(table: Table, column: str, x_column: str) -> Curve:
-    """Return the curve; the global frames of a Session that alone trains its net are its frames."""
+    """Return the curve; for a Session that trains its own net, global frames are equal to its frames."""
     return curve(table, column, "frame" if x_column == "global_frame" and x_column not in table else x_column)

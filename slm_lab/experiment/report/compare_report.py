@@ -1,4 +1,4 @@
-"""The command compare: runs as graphs, files and text."""
+"""The command compare: compare runs in graphs, files and text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS = {"total_reward": "mean return (last 100 episodes)", "return_new": "mea
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
-"""Title and vertical axis."""
+"""Title, and label of the vertical axis."""
 MEDIANS = "medians over all seeds, with the interval of order statistics; ∞: not reached by half of them"
 
 
@@ -43,10 +43,10 @@ def compare(
     data_dir: Path = Path("data"),
     out: Path | None = None,
 ) -> str:
-    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return the table as text, with the files written.
+    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return a text of the table and the written files.
 
-    `metric` is the column of METRICS that is drawn, `solve` the return that counts as solved, `labels` one name per pattern, `out` the
-    folder to write in instead of a new one in `data_dir`. A graph that cannot be drawn is a notice.
+    `metric` is the column of METRICS to draw, `solve` the return that counts as solved, `labels` one name per pattern, `out` the output
+    folder instead of a new one in `data_dir`. A graph that cannot be drawn causes a notice.
 
     Raises UserError for invalid arguments and runs, before anything is written, and if a file cannot be written.
     """
@@ -82,9 +82,9 @@ def compare(
 
 
 def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "total_reward") -> dict[str, Figure]:
-    """Return figures of the return, the gradient norm and the variance of the return between seeds, each if a setting has it.
+    """Return figures of the return, the gradient norm and the variance of the return between seeds, if any setting has them.
 
-    Each env has figures of its own: with several, the env is part of a figure's name.
+    Each env has separate figures. With several envs, the env is part of a figure's name.
     """
     drawn = [
         Drawn("mean_returns", f"return, {BAND}", METRICS[metric], metric, solve),
@@ -101,26 +101,26 @@ def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None 
 
 
 class Drawn(NamedTuple):
-    """What a figure shows of each setting."""
+    """The content of a figure for each setting."""
 
     name: str
-    """Of the figure."""
+    """Name of the figure."""
     title: str
     y_label: str
     column: str
     solve: float | None = None
     """Return that counts as solved, drawn as a line; None: no line."""
     spread: bool = False
-    """Show the variance between the seeds; else their mean, with a band if there are two."""
+    """Show the variance between seeds instead of their mean; the mean has a band if there are two seeds."""
 
 
 def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
-    """Return the axis of a column; frames are global ones if Sessions train one net."""
+    """Return the axis of a column; frames are global frames if Sessions train one net."""
     return GLOBAL_FRAMES if by == "frame" and any(setting.distributed for setting in settings) else AXES[by]
 
 
 def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[Drawn]) -> dict[str, Figure]:
-    """Return figures with a line for each setting that has points, over a column of AXES; the settings are of one env."""
+    """Return figures with a line for each setting that has points, over a column of AXES. All settings have the same env."""
     styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, colours, strict=False)]
     figures = {}
     for what in drawn:
@@ -141,7 +141,7 @@ def _line(style: Line, one: Aligned, *, spread: bool) -> Line:
 
 
 def _threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
-    """Return a horizontal line at the return that counts as solved; none without one."""
+    """Return a horizontal line at the return that counts as solved; [] if `solve` is None."""
     last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
     if solve is None or not last:
         return []
@@ -149,9 +149,9 @@ def _threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list
 
 
 def text_table(summaries: Sequence[Summary]) -> str:
-    """Return the table for the terminal; with columns of solving only if there is a threshold, of status only if a seed is not done.
+    """Return the table for the terminal. It has solve columns only with a threshold, and a status column only if a seed is not done.
 
-    The env is a column if there are several.
+    The env is a column if there are several envs.
     """
     columns: dict[str, list[str]] = {
         "name": [one.name for one in summaries],
@@ -180,11 +180,11 @@ def text_table(summaries: Sequence[Summary]) -> str:
 # ---- text and files of tables
 
 _INTERVALS = ("steps_to_threshold", "seconds_to_threshold", "final_return", "score", "difference", "solve_frames")
-"""Columns of files that have a 95 % interval."""
+"""Columns of output files that have a 95 % interval."""
 
 
 def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a file: an estimate is its value, NAME_low and NAME_high; what is infinite is null."""
+    """Return a row for a file: estimates become NAME, NAME_low and NAME_high; infinite numbers become null."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if name in _INTERVALS:
@@ -196,12 +196,12 @@ def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return the CSV file of rows with the same columns."""
+    """Return the content of a CSV file from rows with the same columns."""
     return csv_bytes(rows[0], [row.values() for row in rows])
 
 
 def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Return the head and the lines of a table; columns without cells are left out."""
+    """Return the header and the lines of a table, without empty columns."""
     kept = {title: cells for title, cells in columns.items() if cells}
     return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]
 

@@ -1,8 +1,7 @@
-"""The description of a figure, from which render_html.py and render_png.py draw the same thing.
+"""Descriptions of figures, which render_html.py and render_png.py draw identically.
 
-A search has two more kinds: ScatterGrid and ParallelCoordinates.
-
-A Figure has one Panel or more below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
+A Figure has one or more Panels below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
+A search has two more kinds of figures: ScatterGrid and ParallelCoordinates.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from slm_lab.experiment.report.metrics import Curve, evenly
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Okabe and Ito's palette, distinguishable with colour blindness too."""
+"""Okabe and Ito's palette, also distinguishable with colour blindness."""
 NEW_COLOUR = "#D55E00"
-"""Of the returns of new episodes, behind the mean return."""
+"""Colour of the returns of new episodes, drawn behind the mean return."""
 POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
 """Opacity of bands and of faint lines."""
 _MAX_POINTS = 2000
-"""Longer lines are thinned evenly: a screen shows no more."""
+"""Longer lines are thinned evenly, since a screen cannot show more points."""
 MAX_MARKERS = 25
-"""Lines of up to this many points have a marker at each; a single point would be invisible otherwise."""
+"""Lines with up to this many points have a marker at each point: a single point would be invisible without one."""
 _MAX_TITLE = 90
 """Characters."""
 BAND = "±1 standard deviation"
@@ -41,7 +40,7 @@ class Mark:
     frame: float
     value: float
     text: str
-    """What happened there."""
+    """Description of the event at this point."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,14 @@ class Line:
     band: tuple[np.ndarray, np.ndarray] | None = None
     """Lower and upper edge of the band around the line, [points] each; None: no band."""
     faint: bool = False
-    """Drawn thin and pale, as the lines behind a mean."""
+    """Drawn thin and pale, like the lines behind a mean."""
     steps: bool = False
-    """The value holds until the next point."""
+    """Drawn as steps: the value is constant until the next point."""
     dashed: bool = False
-    """Drawn thin, without markers: a level to compare with."""
+    """Drawn thin and without markers, as a reference level."""
     marks: tuple[Mark, ...] = ()
     group: str = ""
-    """Lines of a group have one entry in the legend, of this name."""
+    """Lines of the same group have one common legend entry with this name."""
 
     @property
     def banded(self) -> bool:
@@ -78,7 +77,7 @@ class Bar:
     """Vertical position."""
     thickness: float
     text: str = ""
-    """Shown under the mouse pointer; none: nothing is shown."""
+    """Shown under the mouse pointer; "": nothing is shown."""
 
 
 @dataclass(frozen=True)
@@ -94,30 +93,30 @@ class Bars:
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over frames or `x_label`, and bars; those drawn later lie above."""
+    """Lines over frames or `x_label`, and bars; later ones are drawn on top."""
 
     y_label: str
     lines: list[Line] = field(default_factory=list)
     core_range: bool = False
-    """Show the range of most values: the first quotients of small sums may be of another magnitude."""
+    """Show only the range of most values: early quotients of small sums may have another order of magnitude."""
     x_label: str = "frames"
     y_limits: tuple[float, float] | None = None
-    """The values to show; None: as the lines need."""
+    """Limits of the vertical axis; None: determined by the lines."""
     band: str = BAND
-    """What the band is."""
+    """Description of the band."""
     each: str = "sessions"
-    """What the faint lines are, if the PNG's legend counts them instead of naming each."""
+    """Description of the faint lines, if the PNG's legend counts them instead of naming each."""
     bars: tuple[Bars, ...] = ()
     rows: Mapping[str, float] = field(default_factory=dict)
-    """Name of a row of bars → its vertical position, in place of a numeric axis."""
+    """Name of a row of bars → its vertical position, instead of a numeric axis."""
     x_max: float | None = None
-    """Right end of the horizontal axis; None: as the lines need."""
+    """Right end of the horizontal axis; None: determined by the lines."""
     nothing: str = EMPTY
-    """Shown if there are neither points nor bars."""
+    """Text shown if there are neither points nor bars."""
     best_last: bool = False
-    """Lines are ordered from the worst to the best; the legend lists the best first."""
+    """Whether lines are ordered from worst to best; the legend then lists the best first."""
     height: int | None = None
-    """Pixels of the axes in the PNG; None: fills a picture of the standard size, or 150 if there are several panels."""
+    """Height of the axes in the PNG in pixels; None: fill a picture of standard size, or 150 if there are several panels."""
 
     @property
     def empty(self) -> bool:
@@ -131,7 +130,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """A title above one panel or more; panels below each other have one horizontal axis and lines of the same names."""
+    """A title above one or more panels; panels below each other share the horizontal axis and the names of lines."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -141,7 +140,7 @@ class Figure:
 
     @property
     def panel(self) -> Panel:
-        """The first panel, which most figures have alone."""
+        """The first panel, for most figures the only one."""
         return self.panels[0]
 
 
@@ -150,7 +149,7 @@ def policy_colour(policy: int) -> str:
 
 
 def y_range(panel: Panel) -> tuple[float, float]:
-    """Return the values to show, with a margin; (0, 1) for a panel without points."""
+    """Return the limits of the vertical axis, with a margin; (0, 1) for a panel without points."""
     if panel.y_limits:
         return panel.y_limits
     values = _values(visible_lines(panel))
@@ -165,9 +164,9 @@ def y_range(panel: Panel) -> tuple[float, float]:
 
 
 def visible_lines(panel: Panel) -> list[Line]:
-    """Return the lines; with core_range each from where it stays within the range of most values.
+    """Return the lines; with core_range, without the beginning of each line that leaves the range of most values.
 
-    At most the first half of a line is left out: outliers that come later are shown.
+    At most the first half of a line is omitted; later outliers are shown.
     """
     if not panel.core_range or not len(_values(panel.lines)):
         return panel.lines
@@ -193,18 +192,18 @@ def _values(lines: list[Line]) -> np.ndarray:
 
 
 def band_edges(line: Line) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper edge of the band; without a band both are the line."""
+    """Return the lower and the upper edge of the band; without a band, both are the line itself."""
     return line.band or (line.curve.value, line.curve.value)
 
 
 def _select(line: Line, indices: np.ndarray) -> Line:
-    """Return the line with those of its points."""
+    """Return the line with only the points at `indices`."""
     band = line.band and (line.band[0][indices], line.band[1][indices])
     return replace(line, curve=Curve(line.curve.frame[indices], line.curve.value[indices]), band=band)
 
 
 def shorten(title: str) -> str:
-    """Return a title that fits: its beginning names the spec, its end what is drawn."""
+    """Shorten a title in the middle: its beginning names the spec, its end the content."""
     return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 61]}…{title[-60:]}"
 
 
@@ -213,7 +212,7 @@ def thin(line: Line) -> Line:
 
 
 def format_tick(value: float, position: int | None) -> str:
-    """Return 1,500 0.25 2e-5: matplotlib's own format may move a power of ten out of the axis."""
+    """Format a tick as 1,500, 0.25 or 2e-5: matplotlib's own format may factor out a power of ten."""
     if 0 < abs(value) < 0.001:
         digits, _, power = f"{value:.2e}".partition("e")
         text = f"{float(digits):g}e{int(power)}"
@@ -223,15 +222,15 @@ def format_tick(value: float, position: int | None) -> str:
 
 
 COLOURS = ("#BDDF26", "#5EC962", "#21918C", "#3B528B", "#440154")
-"""Low to high: viridis the other way round, so that the best is dark on white."""
+"""From low to high: reversed viridis, so that the best is dark on white."""
 HIGHLIGHT = "#D55E00"
-"""Edge of the best trials."""
+"""Edge colour of the best trials."""
 BEST = 10
 """Number of highlighted trials."""
 UNUSED = -0.12
 """Position of trials in which a key is not active, below its axis."""
 SCATTER_RANGE = (-0.07, 1.07)
-"""The positions 0 to 1 with a margin."""
+"""Axis range: the positions 0 to 1 with a margin."""
 NOTHING = "nothing to show: no trial has a result yet"
 STATUS_TEXTS = {"finished": "finished", "stopped": "stopped early", "running": "running"}
 """Status of a trial that is drawn → its text."""
@@ -239,17 +238,17 @@ STATUS_TEXTS = {"finished": "finished", "stopped": "stopped early", "running": "
 
 @dataclass(frozen=True)
 class Scale:
-    """An axis: its label, and numbers beside positions from 0 to 1."""
+    """An axis: its label, and ticks at positions from 0 to 1."""
 
     label: str
     ticks: Sequence[tuple[float, str]]
-    """Position and text of each."""
+    """Position and text of each tick."""
     unused: bool = False
-    """Some trials lie at UNUSED."""
+    """Whether some trials are at UNUSED."""
 
     @property
     def all_ticks(self) -> list[tuple[float, str]]:
-        """The ticks, with that of UNUSED if trials lie there."""
+        """The ticks, including the tick of UNUSED if needed."""
         return [*([(UNUSED, "not used")] if self.unused else []), *self.ticks]
 
     @property
@@ -259,7 +258,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Trials:
-    """What is drawn of each trial, best first: T trials, coloured by a value."""
+    """The trials of a figure, best first: T trials, coloured by a value."""
 
     text: Sequence[str]
     """Shown under the mouse pointer."""
@@ -268,13 +267,13 @@ class Trials:
     label: str
     """Name of the value."""
     value_T: np.ndarray
-    """NaN: not known, drawn grey."""
+    """Value of each trial; NaN: unknown, drawn grey."""
     low: float
     high: float
-    """Values of the first and the last colour; others have the nearest."""
+    """Values of the first and the last colour; values outside are clipped to this range."""
 
     def groups(self) -> dict[str, np.ndarray]:
-        """Return the names in the legend, each with the indices of its trials; the best are last."""
+        """Return the names in the legend, each with the indices of its trials; the best trials are the last entry."""
         status = np.array(self.status)
         found = {text: np.flatnonzero(status == kind) for kind, text in STATUS_TEXTS.items()}
         best = min(BEST, len(status))
@@ -308,11 +307,11 @@ class ScatterGrid(TrialsFigure):
 
 @dataclass(frozen=True)
 class ParallelCoordinates(TrialsFigure):
-    """A line for each trial through its value on each of A axes; the first BEST trials are drawn thicker."""
+    """One line per trial through its values on A axes; the first BEST trials are drawn thicker."""
 
     axes: Sequence[Scale]
     position_AT: np.ndarray
 
 
 AnyFigure = Figure | ScatterGrid | ParallelCoordinates
-"""What can be drawn."""
+"""Any figure that can be drawn."""

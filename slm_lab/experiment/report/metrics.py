@@ -1,6 +1,6 @@
-"""Curves: columns of tables, brought to one axis; the metrics of docs/equations.md; and estimates over seeds with 95 % intervals.
+"""Curves (columns of tables over a common axis), the metrics of docs/equations.md, and estimates over seeds with 95 % intervals.
 
-The strength s is total_reward minus the random baseline, at the rows that have a total_reward. A metric whose denominator is zero is
+The strength s is total_reward minus the random baseline, in the rows that have a total_reward. A metric whose denominator is zero is
 None.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 Table = dict[str, np.ndarray]
 """Column → float64 [rows]; NaN where a cell is empty or not a number."""
 _MAX_POINTS = 5000
-"""Interpolated curves keep at most this many points."""
+"""Maximum number of points of interpolated curves."""
 
 
 class Curve(NamedTuple):
@@ -27,7 +27,7 @@ class Curve(NamedTuple):
 
 
 def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
-    """Return a column's finite values over `x_column`, empty without such a column; of rows with equal x the last counts."""
+    """Return a column's finite values over `x_column`, empty if a column is missing; of rows with equal x the last is used."""
     none = np.full(len(table["frame"]), np.nan)
     frame, value = table.get(x_column, none), table.get(column, none)
     known = np.isfinite(frame) & np.isfinite(value)
@@ -42,7 +42,7 @@ def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Curves of several Sessions on one axis: frames or another increasing column."""
+    """Curves of several Sessions over a common axis: frames or another increasing column."""
 
     frame: np.ndarray
     """[F], increasing."""
@@ -64,7 +64,7 @@ class Aligned:
 
 
 def evenly(count: int, most: int) -> np.ndarray:
-    """Return the indices of `most` of `count` points, evenly spaced; of all points if there are fewer."""
+    """Return the indices of `most` evenly spaced points out of `count`, or of all points if there are fewer."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
@@ -87,9 +87,9 @@ def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned
 
 
 def interpolate(curves: Sequence[Curve]) -> Aligned:
-    """Align curves at all their points in the range that all cover, by linear interpolation.
+    """Align curves by linear interpolation at all their points in the range that all curves cover.
 
-    Curves without points are left out. More than _MAX_POINTS points are thinned evenly.
+    Curves without points are omitted. More than _MAX_POINTS points are thinned evenly.
     """
     curves = [one for one in curves if len(one.frame)]
     if not curves:
@@ -110,7 +110,7 @@ _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 
 
 @dataclass(frozen=True)
 class Strengths:
-    """The strength s at each row that has one, with its frame and optimizer step. All float64 [rows]."""
+    """The strength s of each row that has one, with its frame and optimizer step. All float64 [rows]."""
 
     frame: np.ndarray
     opt_step: np.ndarray
@@ -118,7 +118,7 @@ class Strengths:
 
     @staticmethod
     def from_table(table: Table, baseline: float | None) -> Strengths:
-        """Return the strengths of a table; none without a baseline."""
+        """Return the strengths of a table; empty without a baseline."""
         total_reward = table.get("total_reward", np.empty(0))
         if baseline is None or not len(total_reward):
             return Strengths(np.empty(0), np.empty(0), np.empty(0))
@@ -143,7 +143,7 @@ def session_metrics(strengths: Strengths) -> Scalars:
 
 
 def metric_curves(strengths: Strengths) -> dict[str, Curve]:
-    """Return curves over frames: the strengths, and the other metrics up to each row where they are defined."""
+    """Return curves over frames: the strengths, and the other metrics over all rows up to each row, where defined."""
     s = strengths.value
     over_frames = {
         "strengths": s,
@@ -157,14 +157,14 @@ def metric_curves(strengths: Strengths) -> dict[str, Curve]:
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
     """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent`: frames or optimizer steps. NaN if the denominator is zero.
 
-    Rows before the first optimizer step have no training efficiency: both sums leave them out.
+    Rows before the first optimizer step have no training efficiency and are excluded from both sums.
     """
     begun = spent > 0
     return _ratio(np.cumsum(np.where(begun, _ratio(s, spent), 0.0)), np.cumsum(np.where(begun, s, 0.0)))
 
 
 def stabilities(s: np.ndarray) -> np.ndarray:
-    """Return 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN if a denominator is zero, so for N = 1."""
+    """Return 1 − |Σ min(sᵢ₊₁ − sᵢ, 0) / Σ_{i<N} sᵢ| over the first N = 1, 2, … rows; NaN if the denominator is zero, and for N = 1."""
     falls = np.cumsum(np.minimum(np.diff(s), 0.0))
     return np.concatenate([np.full(min(len(s), 1), np.nan), 1.0 - np.abs(_ratio(falls, np.cumsum(s[:-1])))])
 
@@ -175,7 +175,7 @@ def consistencies(strengths: Aligned) -> np.ndarray:
 
 
 def consistency_curve(strengths: Aligned) -> Curve:
-    """Return the same over frames, where it is defined. `strengths` are at the frames that every Session has."""
+    """Return the consistencies over frames, where defined. `strengths` contains the frames that all Sessions have."""
     return _finite(strengths.frame, consistencies(strengths))
 
 
@@ -220,7 +220,7 @@ def _last(values: np.ndarray) -> float | None:
 
 
 class Estimate(NamedTuple):
-    """A mean or median over seeds and its 95 % interval, which a single seed does not have."""
+    """A mean or median over seeds and its 95 % interval, which is None for a single seed."""
 
     value: float
     low: float | None
@@ -228,7 +228,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean of the known values with its interval; None if no value is known. Equal values give an equal interval."""
+    """Return the mean of the known values with its interval; None if no value is known. For equal values, the interval has zero width."""
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Estimate(float(known[0]), None, None) if known else None
@@ -247,14 +247,14 @@ def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mea
 
 
 def _t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t; beyond the table by its series, with an error below 0.001."""
+    """Return the 97.5 % quantile of Student's t; beyond the table by a series expansion, with an error below 0.001."""
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
 
 def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False) -> Estimate | None:
     """Return mean(values) − mean(others) with its 95 % interval: Student's t of the differences if paired, else Welch's.
 
-    None without values; without an interval if one side has a single value.
+    Returns None without values, and an estimate without interval if one side has a single value.
     """
     if not values or not others:
         return None
@@ -272,9 +272,9 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
 
 
 def median_reached(values: Sequence[float | None]) -> Estimate:
-    """Return the median of when something was reached, with a 95 % interval by order statistics; None counts as never (infinite).
+    """Return the median of the points at which something was reached, with a 95 % interval by order statistics; None: never (infinite).
 
-    The interval is distribution-free: its coverage is at least 95 %, and with fewer than 6 values it does not exist.
+    The interval is distribution-free: its coverage is at least 95 %, and it does not exist for fewer than 6 values.
     """
     ordered = sorted(math.inf if value is None else value for value in values)
     count = len(ordered)

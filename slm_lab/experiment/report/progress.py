@@ -1,4 +1,4 @@
-"""The displays of what runs: a live table, or plain lines if there is no terminal; and that of a trial, with its Sessions.
+"""Progress displays: a live table, or plain lines without a terminal; and the display of the Sessions of a trial.
 
 An OSError on write is recorded, not raised.
 """
@@ -27,7 +27,7 @@ _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
 _REFRESH = 0.5
 """Seconds between two refreshes of the table of several runs."""
 _WIDE = 16
-"""Maximum number of Sessions in the table; of more, only those that have not ended are shown."""
+"""Maximum number of rows in the table; if there are more, only those that are not done are shown."""
 
 _COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
 _DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session", "total_reward")
@@ -47,15 +47,15 @@ class _State:
     status: str = "starts"
     seconds_left: float = math.inf
     line_due: float = 0.0
-    """When the next line can be printed for a row."""
+    """Earliest time of the next line for a row."""
     quiet_due: float | None = None
-    """When a line is printed even without a row."""
+    """Time at which a line is printed even without a row."""
 
 
 class Display:
     """Base of the displays: a live table on a terminal, and lines above it.
 
-    Args: transient: whether the table disappears in the end.
+    Args: transient: whether the table is removed at the end.
     """
 
     def __init__(self, console: Console | None = None, *, transient: bool = True) -> None:
@@ -77,25 +77,25 @@ class Display:
         self.console.print(text, markup=False)
 
     def notice(self, text: str) -> None:
-        """Print a line once, however often it is reported."""
+        """Print a line, but only the first time that it is reported."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
 
 
 class LiveTable(Display):
-    """Base of the displays of several runs: those that run and a summary; without a terminal the summary alone, from time to time."""
+    """Base of the displays of several runs: the active runs and a summary; without a terminal only the summary, at intervals."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
         self._due = self._line_due = 0.0
 
     def rows(self) -> Table:
-        """Return the rows."""
+        """Return a table of the active runs."""
         raise NotImplementedError
 
     def summary(self) -> str:
-        """Return the numbers of runs and the remaining time in one line."""
+        """Return one line with the numbers of runs and the remaining time."""
         raise NotImplementedError
 
     def show(self, *, now: bool = False) -> None:
@@ -110,7 +110,7 @@ class LiveTable(Display):
             self._line_due = time + _QUIET
 
     def say_end(self, text: str) -> None:
-        """Print how a run ended; the next summary follows later."""
+        """Print how a run ended, and delay the next summary."""
         self._line_due = perf_counter() + _QUIET
         self.say(text)
 
@@ -118,7 +118,7 @@ class LiveTable(Display):
 class ProgressDisplay(Display):
     """Shows frames, speed, total_reward, its moving average and the remaining time of each Session.
 
-    It refreshes when an event arrives, not by a thread of its own, which would take time from a Session in this process.
+    The display is refreshed when an event arrives, not by a separate thread, which would slow down a Session in this process.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ProgressDisplay(Display):
         super().__init__(console, transient=False)
         self.max_frame, self.policies = max_frame, policies
         self.states = [_State() for _ in range(sessions * policies)]
-        """Of each Session, or of each policy of each Session."""
+        """State of each Session, or of each policy of each Session."""
         for state in self.states[(concurrent or sessions) * policies :]:
             state.status = _QUEUED
         self.begun = False
@@ -139,7 +139,7 @@ class ProgressDisplay(Display):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.live:
-            self.live.transient = not self.begun  # a run that never began leaves no table
+            self.live.transient = not self.begun  # remove the table if no Session began
         super().__exit__(kind, error, trace)
 
     def __call__(self, event: Event) -> None:
@@ -153,12 +153,12 @@ class ProgressDisplay(Display):
                 self.ended(session, status, detail)
 
     def start(self, name: str) -> None:
-        """Say that the trial starts: it takes seconds until the first event."""
+        """Print that the trial starts, since the first event takes some seconds."""
         if not self.live:
             self.say(f"starting {name} …")
 
     def begin(self, text: str) -> None:
-        """Say what runs, once the first Session can begin."""
+        """Print `text`, which describes the run, once the first Session can begin."""
         self.begun = True
         self.say(text)
 
@@ -189,7 +189,7 @@ class ProgressDisplay(Display):
             self.say(f"session {index} failed: {detail.rstrip()}")
 
     def _name(self, index: int) -> str:
-        """Name of the Session or policy with this index."""
+        """Return the name of the Session or policy with this index."""
         session, policy = divmod(index, self.policies)
         if self.policies == 1:
             return f"session {session}"
@@ -200,7 +200,7 @@ class ProgressDisplay(Display):
             self.live.update(self._table(), refresh=True)
 
     def _table(self) -> Table:
-        """The table with as many columns as fit the terminal: no number is clipped."""
+        """Return the table with as many columns as fit the terminal without clipping numbers."""
         columns = list(_COLUMNS)
         for dropped in _DROPPED:
             table = self._table_of(columns)
@@ -236,7 +236,7 @@ class ProgressDisplay(Display):
         return "  ".join((f"fps {_speed(state.fps)}", *rewards, f"eta {self._eta(state)}"))
 
     def _eta(self, state: _State) -> str:
-        """Remaining time at the present speed, or until meta.max_seconds, as h:mm:ss."""
+        """Return the remaining time at the current speed, or until meta.max_seconds, as h:mm:ss."""
         if state.fps <= 0:
             return "-"
         return duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
@@ -254,7 +254,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a number with four digits, or as many as its whole part has."""
+    """Format a number with four significant digits, or with all digits of its integer part."""
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"

@@ -1,6 +1,7 @@
-"""Render a figure as HTML by plotly.
+"""Render a figure as HTML with plotly.
 
-Only plotly's writer is loaded: the whole package takes seconds to import. The pages of a run share one plotly.min.js and need no network.
+Only plotly's writer is imported, since importing the whole package takes seconds. The pages of a run share one plotly.min.js and need no
+network.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Pane
 
 PLOTLY_JS = "plotly.min.js"
 _SINGLE_PANEL, _PANEL = 420, 190
-"""Pixels of a panel alone, and of one of several."""
+"""Height in pixels of a single panel, and of one of several panels."""
 _GAP = 0.15
-"""Between two panels, in heights of a panel."""
+"""Distance between two panels, in heights of a panel."""
 _TITLE_LETTERS, _SUBTITLE_LETTERS = 44, 56
-"""Characters in a line of each: what fits a phone."""
+"""Characters per line of title and subtitle, which fit the screen of a phone."""
 _TITLE_LINE, _SUBTITLE_LINE, _AROUND = 21, 17, 24
-"""Pixels of a line of each, and above and below both."""
+"""Heights in pixels: of a line of title and subtitle, and of the space around them."""
 _X_LABEL = 62
-"""Pixels of the x axis's ticks and label, above the legend."""
+"""Height in pixels of the x axis's ticks and label, above the legend."""
 _SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square"}
-"""Status of a trial → shape."""
+"""Status of a trial → shape of its marker."""
 
 
 def plotly_js() -> bytes:
@@ -38,7 +39,7 @@ def plotly_js() -> bytes:
 
 
 def render_html(figure: AnyFigure, script: str) -> bytes:
-    """Return a figure as a page; `script` is the path of plotly.min.js relative to the page."""
+    """Return a figure as an HTML page; `script` is the path of plotly.min.js relative to the page."""
     from plotly.io import to_html
 
     settings = {"displaylogo": False, "responsive": True}
@@ -72,7 +73,7 @@ def _panels(figure: Figure) -> dict[str, Any]:
             x_axis |= {"anchor": f"y{suffix}"} | ({"matches": "x"} if order else {})
             x_axis |= {} if last else {"title": {"text": ""}, "showticklabels": False}
             y_axis |= {"anchor": f"x{suffix}", "domain": [max(top - height, 0.0), top]}
-            for trace in traces:  # each name is in the legend once
+            for trace in traces:  # show each name in the legend only once
                 shown = trace["name"] not in named and trace.get("showlegend", True)
                 trace |= {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}", "showlegend": shown, "legendgroup": trace["name"]}
                 named |= {trace["name"]} if shown else set()
@@ -95,7 +96,7 @@ def _panels_layout(figure: Figure) -> dict[str, Any]:
 def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
     """Return title, size, fonts, colours and legend; `plot_height`: pixels between title and legend.
 
-    The legend is below the plot, where plotly makes room for as many rows as the width of the window requires.
+    The legend is below the plot, where plotly adds as many rows as the window width requires.
     """
     large, small = wrap(figures.shorten(figure.title), _TITLE_LETTERS), wrap(figure.subtitle, _SUBTITLE_LETTERS)
     lines = [*map(html.escape, large), *([f"<span style='font-size:13px'>{'<br>'.join(map(html.escape, small))}</span>"] if small else [])]
@@ -114,7 +115,7 @@ def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
 
 
 def _empty(text: str) -> dict[str, Any]:
-    """Return the part of a layout that shows a text in place of the axes."""
+    """Return the part of a layout that shows a text instead of the axes."""
     note = {"text": html.escape(text), "xref": "paper", "yref": "paper", "x": 0.5, "y": 0.5, "showarrow": False}
     return {"annotations": [note], "xaxis": {"visible": False}, "yaxis": {"visible": False}}
 
@@ -149,7 +150,7 @@ _GRID_STYLE: dict[str, Any] = {
 
 
 def _traces(panel: Panel) -> list[dict[str, Any]]:
-    """Return what is drawn, from back to front."""
+    """Return the traces of a panel, from back to front."""
     lines = [line for line in map(figures.thin, figures.visible_lines(panel)) if len(line.curve.frame)]
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
     grouped: set[str] = set()
@@ -185,7 +186,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
     return {
         "type": "scatter",
         "name": panel.band,
-        **({} if panel.one_band else {"showlegend": False, "legendgroup": line.name}),  # shown and hidden with its line
+        **({} if panel.one_band else {"showlegend": False, "legendgroup": line.name}),  # shown and hidden together with its line
         "x": [*frame, *frame[::-1]],
         "y": [*_digits(high), *_digits(low[::-1])],
         "mode": "lines",
@@ -197,7 +198,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
 
 
 def _mark_trace(line: Line, *, legend: bool = False) -> dict[str, Any]:
-    """Return the marks of a line, or the entry of the legend for those of all."""
+    """Return the trace of a line's marks, or the common legend entry for all marks."""
     return {
         "type": "scatter",
         "name": figures.MARK,
@@ -229,12 +230,12 @@ def _bars_trace(kind: Bars) -> dict[str, Any]:
 
 
 def _digits(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Return values with six significant digits, which is more than a screen shows."""
+    """Round values to six significant digits, more than a screen can show."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def _positions(frame: np.ndarray) -> list[float]:
-    """Return counts in full, seconds rounded to the millisecond."""
+    """Return horizontal positions: counts unchanged, seconds rounded to milliseconds."""
     positions: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
     return positions
 
@@ -243,7 +244,7 @@ def _positions(frame: np.ndarray) -> list[float]:
 
 
 def _grid(figure: ScatterGrid, layout: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the traces; add the axes to the layout."""
+    """Return the traces; add the axes to `layout`."""
     count, rows = len(figure.columns), len(figure.rows)
     width, height = 1 / (count + 0.18 * (count - 1)), 1 / (rows + 0.22 * (rows - 1))
     layout["width"] = max(700, 190 + 190 * count)
@@ -275,7 +276,7 @@ def _cell_axis(scale: Scale, domain: list[float], anchor: str, *, labelled: bool
 
 
 def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> list[dict[str, Any]]:
-    """Return a trace for each status, and the best trials last."""
+    """Return a trace for each status, and a last one for the best trials."""
     x_T, y_T = figure.x_KT[column], figure.y_RT[row]
     trials, first, traces = figure.trials, row == column == 0, list[dict[str, Any]]()
     for name, picked in trials.groups().items():
@@ -299,14 +300,14 @@ def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> lis
             "text": [html.escape(trials.text[t]).replace("\n", "<br>") for t in chosen],
             "hovertemplate": "%{text}<extra></extra>",
             "marker": marker,
-            "showlegend": first,  # each name is in the legend once
+            "showlegend": first,  # show each name in the legend only once
         })  # fmt: skip
     return traces
 
 
 def _parallel(figure: ParallelCoordinates, layout: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the traces; add the size to the layout."""
-    layout["width"] = max(700, 180 * len(figure.axes))  # below that the labels of the axes overlap
+    """Return the traces; set the size in `layout`."""
+    layout["width"] = max(700, 180 * len(figure.axes))  # the labels of the axes overlap if narrower
     layout["margin"]["t"] += 40  # for these labels
     trials = figure.trials
     dimensions = [

@@ -1,4 +1,4 @@
-"""Render a figure as PNG by matplotlib, of which only the canvas is loaded: the whole package takes seconds to import."""
+"""Render a figure as PNG with matplotlib. Only its canvas is imported, since importing the whole package takes seconds."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import AnyFigure, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials, format_tick
 
 _WIDTH, _HEIGHT = 800, 450
-"""Pixels of a picture; the height is larger if panels have a height."""
+"""Size of a picture in pixels; the height is larger if panels have a height."""
 _RIGHT = 0.96
-"""Right end of the axes, in widths of the picture; Figure.left is the left one."""
+"""Right end of the axes, in widths of the picture; the left end is Figure.left."""
 _ABOVE, _SUBTITLE, _BELOW = 45, 25, 56
-"""Pixels above the legend, of a subtitle, and below all panels."""
+"""Heights in pixels: above the legend, of a subtitle, and below all panels."""
 _PANEL, _BETWEEN = 150, 24
-"""Pixels of one of several panels, and between two."""
+"""Heights in pixels: of one of several panels, and between two panels."""
 _LEGEND_ROW = 20.25
 """Pixels."""
 _LEGEND_LETTERS = 100
-"""Characters in a row of the legend; the line beside a name is as wide as _HANDLE characters."""
+"""Number of characters in a row of the legend; the line beside a name is as wide as _HANDLE characters."""
 _HANDLE = 6
 _MAX_NAMES = 3
-"""The legend counts more faint lines than this instead of naming each."""
+"""If there are more faint lines than this, the legend counts them instead of naming each."""
 _TITLE_LETTERS = 76
-"""Characters of a title at full size; a longer one is smaller."""
+"""Number of characters of a title at full size; a longer title is drawn smaller."""
 _LEGEND: dict[str, Any] = {"fontsize": 9, "labelcolor": figures.INK, "frameon": False, "loc": "lower left"}
 _CELL_WIDTH, _CELL_HEIGHT, _PARALLEL_HEIGHT = 190, 130, 340
-"""Pixels of a cell of a scatter grid, and of parallel coordinates."""
+"""Size in pixels of a cell of a scatter grid, and height of parallel coordinates."""
 _GRID_LEFT, _GRID_RIGHT, _GRID_TOP, _GRID_BELOW = 95, 130, 95, 85
-"""Pixels around them."""
+"""Margins around the grid in pixels."""
 _SYMBOLS = {"finished": "o", "stopped": "v", "running": "s"}
 _STROKES = {"finished": "-", "stopped": "--", "running": ":"}
-"""Status of a trial → its marker, and its line."""
+"""Status of a trial → its marker, and its line style."""
 
 
 class PNGRenderer:
-    """Renders figures as PNG. Standard ones reuse one canvas: to make a new one takes longer than to draw."""
+    """Renders figures as PNG. Standard figures reuse one canvas, since creating a canvas takes longer than drawing."""
 
     def __init__(self) -> None:
         self._standard = _Canvas(_HEIGHT, 1)
@@ -59,7 +59,7 @@ class PNGRenderer:
 
 
 class _Canvas:
-    """A picture with a title, a legend and axes below each other."""
+    """A picture with a title, a legend and one or more axes below each other."""
 
     def __init__(self, height: int, panels: int) -> None:
         self.height = height
@@ -70,7 +70,7 @@ class _Canvas:
             axes.tick_params(labelbottom=False)
 
     def draw(self, figure: Figure, heights: Sequence[float], legend: Mapping[str, Any], columns: int) -> bytes:
-        """Draw a figure, its panels `heights` pixels high, in place of the previous one, and return the PNG."""
+        """Draw a figure with panels of `heights` pixels, replacing the previous one, and return the PNG."""
         title = figures.shorten(figure.title)
         self.title.set_text(title)
         self.title.set_size(12 * min(1.0, _TITLE_LETTERS / max(len(title), 1)))
@@ -80,7 +80,7 @@ class _Canvas:
             bottom -= height + _BETWEEN
             axes.set_position((figure.left, bottom / self.height, _RIGHT - figure.left, height / self.height))
             _draw_panel(axes, panel, labelled=axes is self.axes[-1])
-            # fixed positions of the labels save the search for them; set_xlabel resets this one
+            # fixed positions of labels avoid computing them; set_xlabel resets this one
             axes.xaxis.set_label_coords((figure.left + _RIGHT) / 2, 23.4 / self.height, transform=self.picture.transFigure)
         for old in self.picture.legends[:]:
             old.remove()
@@ -92,7 +92,7 @@ class _Canvas:
         return _png(self.canvas)
 
     def _text(self, below: float, **style: Any) -> Any:
-        """Make an empty text, centred at the given distance in pixels from the top."""
+        """Create an empty text, vertically centred `below` pixels from the top."""
         return self.picture.text(0.02, 1 - below / self.height, "", color=figures.INK, va="center", parse_math=False, **style)
 
     def _new_axes(self) -> Any:
@@ -110,7 +110,7 @@ class _Canvas:
 
 
 def _new_picture(width: int, height: int) -> tuple[Any, Any]:
-    """Return an empty picture of matplotlib and its canvas, which are hardly typed."""
+    """Return an empty matplotlib Figure and its canvas (Any, since they are hardly typed)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as MatplotlibFigure
 
@@ -126,7 +126,7 @@ def _png(canvas: Any) -> bytes:
         warnings.simplefilter("ignore")  # glyphs that the font lacks
         canvas.draw()
     content = BytesIO()
-    # without savefig and the alpha channel: a fifth faster
+    # a fifth faster than savefig with an alpha channel
     Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(content, format="PNG", compress_level=1)
     return content.getvalue()
 
@@ -139,7 +139,7 @@ def _style_axes(axes: Any, grid_width: float) -> None:
 
 
 def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
-    """Draw a panel in place of what the axes showed; `labelled`: with the label of the horizontal axis."""
+    """Clear the axes and draw a panel; `labelled`: with the label of the horizontal axis."""
     from matplotlib.ticker import MaxNLocator
 
     for artist in (*axes.lines, *axes.collections, *axes.texts, *axes.patches):
@@ -194,14 +194,14 @@ def _line_style(line: Line, colour: str) -> dict[str, Any]:
 
 
 def _names(panel: Panel) -> dict[str, str]:
-    """Return the names of the lines → those of the legend, if many faint lines have one together."""
+    """Return line name → legend name; many faint lines share one legend name."""
     faint = [line.name for line in panel.lines if line.faint and not line.group]
     together = f"{len(faint)} {panel.each}" if len(faint) > _MAX_NAMES else ""
     return {line.name: line.group or (together if line.faint and together else line.name) for line in panel.lines}
 
 
 def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
-    """Return the names in the legend, each with the sample beside it."""
+    """Return the legend: names, each with its handle."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -223,13 +223,13 @@ def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
 
 
 def _legend_form(names: list[str]) -> tuple[int, int]:
-    """Return the columns and rows of a legend of these names."""
+    """Return the numbers of columns and rows of a legend with these names."""
     columns = next((n for n in range(8, 1, -1) if _fits(names, n)), 1)
     return columns, -(-len(names) // columns)
 
 
 def _fits(names: list[str], columns: int) -> bool:
-    """Whether the columns, which matplotlib fills one after another, as evenly as it can, fit beside each other."""
+    """Return whether that many columns fit side by side; matplotlib fills them one after another, as evenly as possible."""
     widths = [len(name) + _HANDLE for name in names]
     return sum(max(column.tolist(), default=0) for column in np.array_split(widths, columns)) <= _LEGEND_LETTERS
 
@@ -319,7 +319,7 @@ def _draw_parallel(axes: Any, figure: ParallelCoordinates) -> None:
 
 
 def _trials_legend(figure: ScatterGrid | ParallelCoordinates) -> dict[str, Any]:
-    """Return the names in the legend, each with the sample beside it."""
+    """Return the legend: names, each with its handle."""
     from matplotlib.lines import Line2D
 
     entries, style = dict[str, Any](), dict[str, Any]()

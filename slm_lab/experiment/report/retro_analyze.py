@@ -1,7 +1,7 @@
 """The command retro_analyze: metrics, graphs and results of a run, rebuilt from its files.
 
-A run folder of SLM Lab v4 or v5 is imported into a run folder of ours first. Its files, of which {name}_t0_trial_metrics_scalar.json and
-graphs have the names of ours:
+A run folder of SLM Lab v4 or v5 is first imported into a run folder of our format. Its files ({name}_t0_trial_metrics_scalar.json and
+the graphs have the same names as ours):
 
     {name}_spec.json (of a search), {name}_t0_spec.json, {name}_t0_s0_spec.json: one flat object {name, agent, env, meta}
     info/{name}_t0_s0_session_df_train.csv and …_eval.csv, written by pandas; frame is a float in v5
@@ -39,7 +39,7 @@ _META = ("max_session", "distributed", "rigorous_eval", "max_seconds", "sampler"
 
 
 LAST_EPISODES = "last episode of each env"
-"""Those of which SLM Lab's total_reward is the mean."""
+"""The episodes over which SLM Lab's total_reward is the mean."""
 _REQUIRED = ("frame", "total_reward")
 _MISSING = {
     "opt_step": "training_efficiency",
@@ -48,25 +48,25 @@ _MISSING = {
     "explore_var": "the graph of explore_var",
     "wall_t": "wall-clock time",
 }
-"""Column → what cannot be computed without it."""
+"""Column → result that cannot be computed without it."""
 _COUNTS = ("frame", "epi", "t", "opt_step")
 _ROWS = 100
-"""Rows of which total_reward_ma is the mean."""
+"""Number of rows over which total_reward_ma is the mean."""
 _OTHER_SIMULATORS = re.compile(r"Roboschool|.*BulletEnv")
-"""Envs whose current id is that of another simulator, with other rewards."""
+"""Envs whose current id belongs to a different simulator with different rewards."""
 
 
 def retro_analyze(folder: Path) -> str:
-    """Rebuild the metrics and graphs of the run in `folder`; return its results and files as text, a part for each trial.
+    """Rebuild the metrics and graphs of the run in `folder`; return its results and files as text, with a part for each trial.
 
-    The tables are read only, and each output is replaced atomically, so that the run may still be training. A run of SLM Lab is imported
-    into a run folder inside its own first.
+    The tables are only read, and each output file is replaced atomically, so that the run may still be training. A run of SLM Lab is first
+    imported into a run folder inside its own folder.
 
-    A Session failed if its metrics file says so and its table has not grown since; else it is done if its last row is at the frames that
-    the spec asks for, and stopped otherwise. The random baseline is the shipped or cached one, that of the existing metrics, or is
-    measured, as at the end of training.
+    A Session has failed if its metrics file says so and its table has not grown since. Otherwise it is done if its last row has reached
+    the frames in the spec, else stopped. The random baseline is shipped, cached, taken from the existing metrics, or measured, as at the
+    end of training.
 
-    Raises UserError, which names the run.
+    Raises UserError that names the run.
     """
     try:
         if (raw := _slm_lab_spec(folder)) is not None:
@@ -110,7 +110,7 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
-    """Return the Sessions that failed, by their metrics files: index → cause. One that was resumed since has another last row."""
+    """Return the failed Sessions according to their metrics files: index → cause. Sessions resumed since then have a different last row."""
     causes, tables = dict[int, str](), run.tables("train")
     for s in sorted({index // spec.policies for index in tables} | set(range(spec.meta.max_session))):
         metrics, table = read_json(run.paths.session_metrics(s * spec.policies, run.trial)) or {}, tables.get(s * spec.policies)
@@ -122,7 +122,7 @@ def _failures(run: Run, spec: Spec) -> dict[int, str]:
 def _analysis_spec(run: Run) -> Spec:
     """Return a Spec with the env of a saved spec, and the keys of meta on which the analysis depends.
 
-    The agent is a stand-in, since the analysis does not depend on it: the saved spec may be of another version, or name classes that
+    The agent is a placeholder, since the analysis does not depend on it: the saved spec may have another version, or name classes that
     cannot be imported here. Raises UserError.
     """
     meta = {key: value for key, value in _known(run.spec.get("meta"), MetaSpec).items() if key in _META}
@@ -137,13 +137,13 @@ def _analysis_spec(run: Run) -> Spec:
 
 
 def _known(section: Any, model: type[BaseModel]) -> dict[str, Any]:
-    """Return the keys of a section that are in its model and not null."""
+    """Return the entries of a section whose keys are in its model and whose values are not null."""
     items = section.items() if isinstance(section, Mapping) else ()
     return {key: value for key, value in items if key in model.model_fields and value is not None}
 
 
 def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -> str:
-    """Return the final return, and how the Sessions ended."""
+    """Return a text with the final return and how the Sessions ended."""
     sessions, final, frames = metrics["sessions"], metrics["final_return"], spec.trial_frames if run.distributed else spec.session_frames
     mean = f" (mean of {sessions} sessions)" if sessions > 1 and not run.distributed else ""
     result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
@@ -160,9 +160,9 @@ def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -
 
 
 def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[str]]:
-    """Write the tables and the spec as a run folder of ours inside `folder`; return its paths, and remarks on what differs or is missing.
+    """Write the tables and the spec as a run folder of our format inside `folder`; return its paths, and remarks on differences.
 
-    Raises UserError if no table can be used, OSError.
+    Raises UserError if no table is usable, OSError.
     """
     name, old_env = str(raw["name"]), str(value_at(raw, ("env", 0, "name")) or value_at(raw, ("env", "name")))
     body = _body(raw, folder)
@@ -187,7 +187,7 @@ def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[st
 
 
 def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
-    """Return the content of SLM Lab's spec file, that of the experiment or of the first trial; None if there is none."""
+    """Return the content of SLM Lab's spec file of the experiment or the first trial; None if neither exists."""
     for path in sorted(folder.glob("*_spec.json"), key=lambda path: (len(path.name), path.name)):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -199,7 +199,7 @@ def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
 
 
 def _body(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return agent, env and meta in the current form, without what SLM Lab adds to meta when it runs."""
+    """Return agent, env and meta in the current form, without the keys that SLM Lab adds to meta at run time."""
     body = {key: raw[key] for key in ("agent", "env", "meta")}
     report = Report()
     migrate(body, report)
@@ -227,7 +227,7 @@ def _length(table: Mapping[str, list[str]]) -> int:
 
 
 def _csv(table: Mapping[str, list[str]]) -> bytes:
-    """Return a table with our columns in our order, then the others; a missing total_reward_ma is computed."""
+    """Return a table as CSV: our columns in our order, then other columns; a missing total_reward_ma is computed."""
     columns = dict(table)
     for name in _COUNTS:
         if name in columns:

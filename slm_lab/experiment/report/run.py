@@ -1,6 +1,6 @@
 """Read a run folder: its spec, tables, metrics and status. Read only; the run may still be training.
 
-`read_columns` is the only CSV reader of the analysis. It uses numpy and the standard library: pandas takes 0.25 s to import, 6 % of a
+`read_columns` is the only CSV reader of the analysis. It uses numpy and the standard library: importing pandas takes 0.25 s, 6 % of a
 short run, so DataFrames are built only on request.
 """
 
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 Status = Literal["done", "stopped", "failed", "running"]
 """stopped: ended early on request, or killed; failed: a Session failed; running: a process trains it now."""
 _ASIDE = ("meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers")
-"""Beginnings of the paths of keys that do not change what is learned."""
+"""Path prefixes of keys that do not affect learning."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
 
 
 class Run:
-    """One trial of a run folder. Files are read on first use and kept; make a new Run to see what was written since.
+    """One trial of a run folder. Files are read on first use and cached; create a new Run to read newer content.
 
-    `train` and `eval` are pandas DataFrames; everything inside the analysis uses the numpy tables below them (`tables`), so that pandas is
-    imported only for a DataFrame.
+    `train` and `eval` are pandas DataFrames. The analysis itself uses the underlying numpy tables (`tables`), so that pandas is imported
+    only for a DataFrame.
     """
 
     def __init__(self, paths: RunPaths, trial: int = 0) -> None:
@@ -56,12 +56,12 @@ class Run:
 
     @property
     def train(self) -> pd.DataFrame:
-        """The rows of training of all Sessions: columns session and policy, then those of the CSV files."""
+        """Training rows of all Sessions: columns session and policy, then the columns of the CSV files."""
         return self._frame("train")
 
     @property
     def eval(self) -> pd.DataFrame:
-        """The rows of evaluation, in the same form."""
+        """Evaluation rows of all Sessions, in the same form as `train`."""
         return self._frame("eval")
 
     @cached_property
@@ -76,7 +76,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The trial's metrics, {} until they are written."""
+        """The trial's metrics; {} if not written yet."""
         return self._of_last_start(self.paths.trial_metrics(self.trial)) or {}
 
     @cached_property
@@ -92,7 +92,7 @@ class Run:
 
     @cached_property
     def sessions(self) -> dict[int, Status]:
-        """Session index → how it ended, of Sessions with a table or a metrics file."""
+        """Session index → status, for Sessions that have a table or failed."""
         with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
         return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
 
@@ -114,23 +114,23 @@ class Run:
 
     @property
     def has_new_returns(self) -> bool:
-        """Whether the rows of training have return_new: not if SLM Lab wrote one of the tables."""
+        """Whether all training tables have the column return_new; False if SLM Lab wrote one of them."""
         return all("return_new" in table for table in self.tables("train").values() if len(table["frame"]))
 
     def tables(self, mode: DataMode) -> dict[int, Table]:
-        """Tables by index (see RunPaths.session_df) of all Sessions that have one of training; one that cannot be read is a notice."""
+        """Return tables by index (see RunPaths.session_df) of all Sessions with a training table; an unreadable table causes a notice."""
         if mode not in self._tables:
             indices = self.paths.sessions("train", self.trial)
             self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
     def independent(self, mode: DataMode) -> dict[int, Table]:
-        """Return the tables of what was trained independently: of all workers of one net together (index ALL_WORKERS), else as `tables`."""
+        """Return one table per independent training: for all workers of a shared net a joint one (index ALL_WORKERS), else `tables`."""
         return independent(self.tables(mode))
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
-        """What the spec says of each start of the run (meta.run)."""
+        """Entries of the spec for each start of the run (meta.run)."""
         starts = self.spec.get("meta", {}).get("run") or [{}]
         return starts if isinstance(starts, list) else [starts]
 
@@ -140,9 +140,9 @@ class Run:
         return str(self.starts[0].get("mode", "train"))
 
     def settings(self) -> dict[str, Any]:
-        """Return what determines a run's results, by path: the mode, and every key of the spec but seeds, provenance and saving.
+        """Return the settings that affect a run's results, by path: the mode and all keys of the spec except seeds, provenance and saving.
 
-        Absent keys have their defaults, so that a key that is newer than a run does not set it apart.
+        Missing keys get their defaults, so that an older run, saved before a key existed, is not considered different.
         """
         agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
@@ -166,7 +166,7 @@ class Run:
             raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
 
     def _of_last_start(self, file: Path) -> dict[str, Any] | None:
-        """Return the content of a metrics file, None if it is older than the last start of a run that was continued."""
+        """Return the content of a metrics file; None if the file is older than the last start of a continued run."""
         if len(self.starts) > 1 and file.is_file():
             with suppress(ValueError, KeyError, TypeError):
                 if file.stat().st_mtime < datetime.fromisoformat(self.starts[-1]["began"]).timestamp():
@@ -174,7 +174,7 @@ class Run:
         return read_json(file)
 
     def _session_status(self, s: int) -> Status:
-        """Return how Session `s` ended; without a metrics file as the run did."""
+        """Return the status of Session `s`; without a metrics file, the status of the run."""
         metrics = self._of_last_start(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
@@ -194,7 +194,7 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read the run in a folder. Raises UserError if it is not a run folder, holds several trials or an unreadable spec.
+    """Read the run in a folder. Raises UserError if it is not a run folder, or contains several trials or an unreadable spec.
 
     >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
     >>> run.train.groupby("session").total_reward_ma.last(), run.metrics["strength"], run.spec["env"], run.status
@@ -210,7 +210,7 @@ def load_run(folder: str | Path) -> Run:
     if len(trials) > 1:
         raise UserError(f"'{folder}' contains {len(trials)} trials; expected one")
     run = Run(paths, trials[0] if trials else 0)
-    _ = run.spec  # read here, so that a damaged spec is an error at once
+    _ = run.spec  # read here, so that a damaged spec raises an error immediately
     return run
 
 
@@ -233,8 +233,8 @@ def run_folders(word: str) -> list[Path]:
 def read_columns(path: Path) -> dict[str, list[str]]:
     """Return the columns of a CSV file as text, {} if the file does not exist or is empty.
 
-    A file may still be written to, or its writer may have been killed: a last line without a newline is dropped, even if it looks
-    complete, and so is a line with a wrong number of cells.
+    The file may still be growing, or its writer may have been killed: a last line without a newline is dropped, even if it looks complete.
+    Lines with a wrong number of cells are dropped too.
 
     Raises OSError if an existing file cannot be read.
     """
@@ -249,7 +249,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 
 
 def read_table(path: Path) -> Table:
-    """Return the rows of a Session's table that have a frame above 0. Raises OSError like read_columns."""
+    """Return the rows of a Session's table with a frame above 0. Raises OSError like read_columns."""
     columns = {name: numbers(cells) for name, cells in read_columns(path).items()}
     frame = columns.get("frame")
     if frame is None:
@@ -258,7 +258,7 @@ def read_table(path: Path) -> Table:
 
 
 def numbers(cells: Sequence[str]) -> np.ndarray:
-    """Return cells as float64, NaN where a cell is not a number."""
+    """Convert cells to float64; NaN if a cell is not a number."""
     return np.array([_number(cell) for cell in cells], dtype=np.float64)
 
 
@@ -283,7 +283,7 @@ def _table(path: Path) -> Table:
 
 
 def _counts_as_int(name: str, values: np.ndarray) -> np.ndarray:
-    """Return counts as int64 if all are known, other values as they are."""
+    """Convert counts to int64 if all are known; return other values unchanged."""
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 
 
@@ -299,12 +299,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _named(net: Any) -> Any:
-    """Return a saved net with its type as `name`, as its model calls it."""
+    """Return a saved net with the key `type` renamed to `name`, as in its pydantic model."""
     return {"name": net["type"]} | {key: value for key, value in net.items() if key != "type"} if "type" in (net or ()) else net
 
 
 def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the section at `path` of a saved spec with the defaults of the keys that it lacks."""
+    """Return the section at `path` of a saved spec, with missing keys filled by their defaults."""
     models = models_at(path, spec)
     fields = models[0].model_fields if len(models) == 1 else {}
     defaults = {key: field.default for key, field in fields.items() if field.default not in (None, PydanticUndefined)}
@@ -321,26 +321,26 @@ def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 ALL_WORKERS = -1
-"""Index of the table of all workers, in place of a Session's."""
+"""Index of the joint table of all workers, instead of a Session index."""
 _SUMMED = ("epi", "t", "opt_step")
-"""Counts of a worker; those of the trial are their sums."""
+"""Counts of a worker; the counts of the trial are the sums over workers."""
 
 
 def distributed(tables: Mapping[int, Table]) -> bool:
-    """Whether the Sessions of these tables train one net together."""
+    """Return whether the Sessions of these tables train one net together."""
     return any("global_frame" in table for table in tables.values())
 
 
 def independent(tables: Mapping[int, Table]) -> dict[int, Table]:
-    """Return the tables of what was trained independently: one of all workers of a net, else those given."""
+    """Return one table per independent training: one for all workers of a shared net, else the given tables."""
     return {ALL_WORKERS: global_table(tables)} if distributed(tables) else dict(tables)
 
 
 def global_table(tables: Mapping[int, Table]) -> Table:
-    """Return the rows of all workers in order of global frames, which are the frames of this table.
+    """Return the rows of all workers ordered by global frame, which becomes the frame of this table.
 
-    Episodes, vector steps and optimizer steps are those of all workers, interpolated between the rows of each; seconds never decrease;
-    other columns are as in the worker's row.
+    Episodes, vector steps and optimizer steps are sums over all workers, interpolated between the rows of each worker. Seconds never
+    decrease. Other columns are unchanged.
     """
     parts = [table for table in tables.values() if np.isfinite(table.get("global_frame", np.empty(0))).any()]
     parts = [{name: values[np.isfinite(table["global_frame"])] for name, values in table.items()} for table in parts]
@@ -351,7 +351,7 @@ def global_table(tables: Mapping[int, Table]) -> Table:
     order = np.argsort(joined["global_frame"], kind="stable")
     rows = {name: values[order] for name, values in joined.items()}
     frame = rows["frame"] = rows["global_frame"]
-    if "wall_t" in rows:  # each worker counts from its own start; what comes later in global frames comes later in time
+    if "wall_t" in rows:  # each worker counts from its own start; later global frames are also later in time
         rows["wall_t"] = np.fmax.accumulate(rows["wall_t"])
     for name in _SUMMED:
         if name in rows:

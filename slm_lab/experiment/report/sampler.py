@@ -1,6 +1,6 @@
 """Figures and metrics of runs with rollout workers: utilization, policy lag, several policies, population-based training and timeline.
 
-The timeline shows what each process did when, as bars over seconds.
+The timeline shows the activities of each process as bars over seconds.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _NAMES = {"rollout": "collecting a rollout", "inference": "computing actions", "
 _OTHER_COLOUR = "#CC79A7"
 _IDLE, _WAITING, _WAITING_COLOUR = "idle", "waiting", "#E0E0E0"
 _THICKNESS = 0.8
-"""Of a bar; two rows are 1 apart."""
+"""Thickness of a bar; the distance between two rows is 1."""
 _GAP = 0.7
 """Additional distance between learner, inference and workers."""
 _ROW_HEIGHT, _MIN_HEIGHT, _MAX_HEIGHT = 30, 150, 1500
 """Pixels."""
 _NARROW = 0.01
-"""Part of the window; narrower bars have no edge, which would hide them."""
+"""Fraction of the window; narrower bars have no edge, since it would hide them."""
 _TOLERANCE = 0.02
-"""Part of a bar's length; smaller overlaps come from the resolution of the clocks."""
+"""Fraction of a bar's length; smaller overlaps are due to the resolution of the clocks."""
 _ROLES = {
     "rollout": ("rollout: stepping envs", KIND_COLOURS["rollout"]),
     "inference": ("inference: computing actions", KIND_COLOURS["inference"]),
     "learner": ("learner: training", KIND_COLOURS["train"]),
 }
-"""Role, whose busy share is in column {role}_busy → name and colour of its line."""
+"""Role → name and colour of its line; its busy share is in column {role}_busy."""
 _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma": "gamma"}
 """Column of the history → vertical axis."""
 
 
 def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
-    """Return the role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and the shares of all, 0..1.
+    """Return the role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and all shares, 0..1.
 
-    Means over the second half of each table's rows, then over the tables. None if a role has no values.
+    Shares are means over the second half of each table's rows, then over the tables. Returns None if a role has no values.
     """
     busy = {role: _settled_mean(tables, f"{role}_busy") for role in _ROLES}
     known = {role: share for role, share in busy.items() if share is not None}
@@ -59,9 +59,9 @@ def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
 
 
 def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Table], policies: int) -> dict[str, Any]:
-    """Return the metrics of a trial from its tables by index: bottleneck and busy (role → share), if these were measured.
+    """Return the metrics of a trial from its tables by index: bottleneck and busy (role → share), if measured.
 
-    With several policies also `policies`, the means over Sessions of the last total_reward_ma (None if no episode ended), and
+    With several policies also `policies`, the mean over Sessions of each policy's last total_reward_ma (None if no episode ended), and
     `best_policy`.
     """
     metrics: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
 
 
 def table_figures(table: Table, title: str, axis: Axis) -> dict[str, Figure]:
-    """Return policy lag, utilization and masked transitions, each where the table has it; `title` says whose the table is."""
+    """Return figures of policy lag, utilization and masked transitions, if the table has them; `title` names the owner of the table."""
     lag, low, high = (curve(table, f"lag_{what}") for what in ("mean", "min", "max"))
     band = (low.value, high.value) if len(lag.frame) == len(low.frame) == len(high.frame) else None
     top = max((float(one.value.max()) for one in (lag, high) if len(one.value)), default=0.0) or 1.0
@@ -91,7 +91,7 @@ def table_figures(table: Table, title: str, axis: Axis) -> dict[str, Figure]:
     figures = {}
     for name, (what, y_label, lines, upper) in texts.items():
         if lines := [line for line in lines if len(line.curve.frame)]:
-            limits = -0.02 * upper, 1.05 * upper  # lines at the edges are visible
+            limits = -0.02 * upper, 1.05 * upper  # so that lines at the edges are visible
             panel = Panel(y_label, lines, x_label=axis.label, y_limits=limits, band="minimum to maximum")
             figures[name] = Figure(f"{title}: {what}", (panel,))
     return figures
@@ -103,7 +103,7 @@ def _percent(table: Table, column: str) -> Curve:
 
 
 def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> Figure | None:
-    """Return the history of population-based training: the values that mutate, and the replaced policies; None without rows."""
+    """Return a figure of population-based training: the mutated hyperparameters and the replaced policies; None without rows."""
     history = {name: numbers(cells) for name, cells in columns.items()}
     policies = sorted({int(policy) for policy in history.get("policy", ()) if np.isfinite(policy)})
     panels = []
@@ -116,7 +116,7 @@ def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> 
 
 
 def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Line:
-    """Return a hyperparameter of a policy, marked if the policy was replaced."""
+    """Return the line of a policy's hyperparameter, with marks where the policy was replaced."""
     points = np.stack([history["frame"], history[column], history["source"]], axis=1)
     points = points[(history["policy"] == policy) & np.isfinite(points[:, :2]).all(axis=1)]
     points = points[np.lexsort((points[:, 1], points[:, 0]))]
@@ -127,7 +127,7 @@ def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Lin
 
 
 def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec | None) -> None:
-    """Write the figures of all Sessions; a file that cannot be read is a notice."""
+    """Write the figures of all Sessions; an unreadable file causes a notice."""
     tables = run.tables("train")
     for index, table in tables.items():
         figures = table_figures(table, f"{labels.title}, {labels.describe(index)}", labels.frames)
@@ -153,7 +153,7 @@ def _draw_session(writer: Writer, run: Run, s: int, labels: Labels, turns: str) 
 
 
 class Span(NamedTuple):
-    """What a process did for some time, in seconds since the start of the window."""
+    """An activity of a process, in seconds since the start of the window."""
 
     process: str
     kind: str
@@ -162,7 +162,7 @@ class Span(NamedTuple):
 
 
 def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
-    """Return the spans of a timeline file, shifted so that the window begins at 0, without idle ones and rows that are not spans."""
+    """Return the spans of a timeline file, shifted so that the window begins at 0, without idle spans and invalid rows."""
     if not {"process", "kind", "begin", "end"} <= columns.keys():
         return []
     times = numbers(columns["begin"]), numbers(columns["end"])
@@ -173,7 +173,7 @@ def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
 
 
 def overlap(spans: Sequence[Span]) -> float | None:
-    """Return the share of the training time in which a worker collects a rollout, 0 when they take turns; None without training."""
+    """Return the share of the training time in which a worker collects a rollout, 0 if they take turns; None if either is missing."""
     training, collecting = (_union(span for span in spans if span.kind == kind) for kind in ("train", "rollout"))
     whole = sum(end - begin for begin, end in training)
     both = sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in training for since, until in collecting)
@@ -181,7 +181,7 @@ def overlap(spans: Sequence[Span]) -> float | None:
 
 
 def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Return the intervals that the spans cover, without overlaps."""
+    """Return the union of the spans as intervals without overlaps."""
     union: list[tuple[float, float]] = []
     for span in sorted(spans, key=lambda span: span.begin):
         if union and span.begin <= union[-1][1]:
@@ -192,14 +192,14 @@ def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
 
 
 def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
-    """Draw a row of bars for each process: the learner on top and apart, then inference, then the workers; grey where it waits."""
+    """Draw a row of bars for each process: learner, inference and workers, from top to bottom with gaps; grey while waiting."""
     share = overlap(spans)
     lead = "" if share is None else f"Rollouts are collected during {100 * share:.0f} % of the training time. "
     rows = row_positions({span.process for span in spans})
     spans_by = {process: [span for span in spans if span.process == process] for process in rows}
     low, high = min(rows.values(), default=0.0) - 0.7, 0.7
     window = max((span.end for span in spans), default=0.0) or 1.0
-    # outside of its first and last span it is unknown what a process did
+    # before its first and after its last span, the activity of a process is unknown
     tracks = [Bar(min(s.begin for s in own), max(s.end for s in own), rows[process], _THICKNESS) for process, own in spans_by.items()]
     kinds = sorted({span.kind for span in spans}, key=lambda kind: (*KIND_COLOURS, kind).index(kind))
     panel = Panel(
@@ -215,7 +215,7 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
 
 
 def row_positions(processes: Iterable[str]) -> dict[str, float]:
-    """Return the process → the middle of its row, from 0 downwards."""
+    """Return process → vertical middle of its row, from 0 downwards."""
     positions: dict[str, float] = {}
     position, above = 0.0, ""
     for process in sorted(processes, key=_order):
@@ -226,7 +226,7 @@ def row_positions(processes: Iterable[str]) -> dict[str, float]:
 
 
 def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: float) -> Bars:
-    """Return the bars of a kind; simultaneous ones of a process, such as of two groups of envs, share its row."""
+    """Return the bars of a kind; simultaneous bars of a process, for example of two groups of envs, share its row."""
     spans = [span for span in spans if span.kind == kind]
     name = _NAMES.get(kind, kind)
     bars = []
@@ -243,7 +243,7 @@ def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: f
 
 
 def _order(process: str) -> tuple[int, int, str]:
-    """Sort learners, inference, workers and others in this order; those of one kind by their number."""
+    """Return the sort key of a process: learner, inference, worker, other; then by number."""
     found = re.search(r"\d+", process)
     kinds = ("learner", "inference", "worker")
     kind = next((place for place, name in enumerate(kinds) if process.startswith(name)), len(kinds))
@@ -251,7 +251,7 @@ def _order(process: str) -> tuple[int, int, str]:
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
-    """Return for each span the first lane that is free; spans are sorted by their begin."""
+    """Return the first free lane of each span; `spans` must be sorted by begin."""
     ends: list[float] = []
     lanes = []
     for span in spans:

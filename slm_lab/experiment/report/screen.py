@@ -9,13 +9,13 @@ from contextlib import suppress
 from typing import TextIO
 
 _SPARE_FROM = 256
-"""Lowest descriptor for the copies of stdout and stderr: code that closes descriptors in bulk rarely reaches so high a number."""
+"""Lowest descriptor for the copies of stdout and stderr: code that closes many descriptors rarely reaches such high numbers."""
 _spares: dict[int, int] = {}
 """Number of a standard stream (1, 2) → copy of its descriptor."""
 
 
 def keep_streams() -> None:
-    """Keep copies of the descriptors of stdout and stderr, with which Screen replaces a stream that an env closes."""
+    """Copy the descriptors of stdout and stderr, so that Screen can reopen a stream that was closed by an env."""
     with suppress(ImportError, OSError):  # Windows
         import fcntl
 
@@ -25,9 +25,9 @@ def keep_streams() -> None:
 
 
 class Screen:
-    """A stream that stops writing after the first OSError, and keeps that error. Characters that it cannot encode are replaced.
+    """A stream that stops writing after the first OSError, and stores that error. Characters that cannot be encoded are replaced.
 
-    A standard stream that was closed is opened again if `keep_streams` was called before.
+    A standard stream that was closed is reopened if `keep_streams` was called before.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -68,7 +68,7 @@ class Screen:
                 self._failed(error)
 
     def _failed(self, error: OSError | ValueError, text: str = "") -> None:
-        """Stop after an error, unless the stream can be opened again."""
+        """Stop writing after an error, unless the stream can be reopened."""
         if isinstance(error, OSError) and error.errno != errno.EBADF:
             self._stop(error)
         elif isinstance(error, OSError) or self.stream.closed:
@@ -78,7 +78,7 @@ class Screen:
             raise error
 
     def _reopen(self, text: str) -> bool:
-        """Open a standard stream again, and write the text to it; return whether that was possible."""
+        """Reopen a standard stream and write `text` to it; return whether this succeeded."""
         number, spare = self._number, _spares.get(self._number or 0)
         if number is None or spare is None:
             return False

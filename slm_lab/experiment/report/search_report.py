@@ -1,4 +1,4 @@
-"""The files of a search: the table of its trials, figures, importance of its keys, and the best trial's spec."""
+"""The output files of a search: table of trials, figures, importance of keys, and the best trial's spec."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.models.spec import Spec
 
 _MAX_COLUMNS = 12
-"""Keys in the grid of scatter plots: the most important ones."""
+"""Maximum number of keys in the grid of scatter plots; the most important keys are shown."""
 _MAX_OPTIONS = 12
-"""Values of a choice that have a number or text at the axis."""
+"""Maximum number of values of a choice that have a label at the axis."""
 _LETTERS = 14
-"""Of a value at an axis."""
+"""Maximum number of characters of a value at an axis."""
 _POINTS = 300
-"""Of a line in the figure of all trials."""
+"""Maximum number of points of a line in the figure of all trials."""
 _OUTLIERS = 10
-"""Percentile below which trials have the colour of the worst."""
+"""Percentile below which all trials have the colour of the worst trial."""
 _BEST_COLOURS = ("#440154", "#3B528B", "#0072B2", "#21918C", "#009E73", "#5EC962", "#E69F00", "#D55E00", "#CC79A7", "#882255")
 _RETURN_LABELS = {"mean_returns": "mean return (last 100 episodes)", "mean_returns_ma": "mean return, moving average (last 100 rows)"}
 
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """What a search found, and what its figures show."""
+    """The results of a search, and the data of its figures."""
 
     title: str
     """Spec and env."""
@@ -51,15 +51,15 @@ class SearchSummary:
     ranked: Sequence[TrialRecord]
     """All trials, best first."""
     metric: str
-    """Name of the metric by which they are ranked."""
+    """Name of the metric by which the trials are ranked."""
     importance: Importance | None
-    """None for too few trials, see key_importance."""
+    """None if not available, see key_importance."""
     files: Sequence[Path] = ()
-    """The files that were written, without the pages' script."""
+    """The written files, without the script of the HTML pages."""
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best trial, by --confirm if there are confirmed ones; None if no trial has a result."""
+        """The best trial, according to --confirm if any trial was confirmed; None if no trial has a result."""
         return next((one for one in self.ranked if one.status != "failed" and one.known_metric is not None), None)
 
     @cached_property
@@ -69,11 +69,11 @@ class SearchSummary:
 
     @cached_property
     def known_metric_T(self) -> np.ndarray:
-        """Their metrics."""
+        """Metrics of the trials in `known`."""
         return np.array([one.known_metric for one in self.known], dtype=float)
 
     def count(self, *, shown: bool = True) -> str:
-        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; without `shown`, not what a figure leaves out."""
+        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; without `shown`, omit "(not shown)"."""
         words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
         counts = {text: sum(one.status == status for one in self.ranked) for status, text in words.items()}
         trials = len(self.ranked)
@@ -93,9 +93,9 @@ class SearchSummary:
 
 
 def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
-    """Write the files of a search, finished or not, from its trials and their tables, and return what it found.
+    """Write the files of a finished or unfinished search from its trials and their tables, and return its results.
 
-    Trials that run, failed or were stopped, or none at all, are accepted. A file or figure that fails is a notice.
+    Trials may be running, failed or stopped, and `records` may be empty. A file or figure that fails causes a notice.
 
     Args: metric: name of TrialRecord.metric.
     """
@@ -119,7 +119,7 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
 
 
 def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
-    """Return the spec of the best trial, with a comment that says what was searched; `train` runs it as it is."""
+    """Return the spec of the best trial, with a comment on the search; it can be run directly with `train`."""
     space = view.space
     body = dump_spec(space.apply(best.values))[space.spec.name]
     body.get("meta", {}).pop("run", None)
@@ -141,7 +141,7 @@ def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
 
 
 def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
-    """Return the table: one row per trial, best first; a key that is not active in a trial is empty."""
+    """Return the table: one row per trial, best first; cells of keys that are not active in a trial are empty."""
     keys = dict.fromkeys([*space.keys, *(key for one in records for key in one.values)])
     after = ("frame", "seconds", "random_seed", "confirmed", "confirmed_low", "confirmed_high", "cause")
     metrics = dict.fromkeys(name for one in records for name in one.metrics if name not in after)
@@ -156,7 +156,7 @@ def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return a number or text as it is, other values as JSON."""
+    """Return a number or text unchanged, other values as JSON."""
     return value if isinstance(value, (str, int, float)) and not isinstance(value, bool) else json.dumps(value, ensure_ascii=False)
 
 
@@ -164,12 +164,12 @@ def _cell(value: Any) -> Any:
 
 
 def search_figures(view: SearchSummary) -> dict[str, figures.AnyFigure]:
-    """Return the figures by the name that follows _experiment_graph: "", parallel_coordinates and importance."""
+    """Return the figures, keyed by the suffix after _experiment_graph: "", parallel_coordinates and importance."""
     return {"": grid_figure(view), "parallel_coordinates": parallel_figure(view), "importance": importance_figure(view)}
 
 
 def grid_figure(view: SearchSummary) -> ScatterGrid:
-    """Return every metric that is known of a trial over every key; of many keys the most important."""
+    """Return scatter plots of every known metric over every key, or over the most important keys if there are many."""
     values = {view.metric: view.known_metric_T}
     for name in get_args(SearchMetric):
         values.setdefault(name, np.array([one.metrics.get(name) for one in view.known], dtype=float))
@@ -185,7 +185,7 @@ def grid_figure(view: SearchSummary) -> ScatterGrid:
 
 
 def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
-    """Return a line for each trial over all keys, and the metric as the last axis."""
+    """Return a line for each trial over all keys, with the metric as the last axis."""
     axes = [_axis(view, key) for key in view.space.keys]
     scales, position_AT = _stacked([*axes, _linear(view.metric, view.known_metric_T)], view)
     unused_AT = np.isnan(position_AT)
@@ -200,7 +200,7 @@ def _stacked(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> t
 
 
 def importance_figure(view: SearchSummary) -> Figure:
-    """Return a bar for each key."""
+    """Return a figure with a bar for each key."""
     names, found = short_names(view.space.keys), view.importance
     title = f"{view.title}, search: importance of the searched keys for {view.metric}"
     if found is None:
@@ -224,7 +224,7 @@ def importance_figure(view: SearchSummary) -> Figure:
 
 
 def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
-    """Return the mean returns of every trial over frames, the best ten highlighted."""
+    """Return figures of the mean returns of all trials over frames, with the best ten highlighted."""
     curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.ranked if one.status != "failed"}
     best = {one.trial: (rank, one) for rank, one in enumerate(view.known[: figures.BEST])}
     found = {}
@@ -244,7 +244,7 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
 
 
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
-    """Return the mean returns of a trial over its Sessions, from its tables; {} if it has none."""
+    """Return the returns of a trial, averaged over its Sessions, from its tables; {} if it has none."""
     tables = [return_curves(table) for table in Run(paths, trial).independent(mode).values()]
     result = {}
     for name in _RETURN_LABELS:
@@ -257,7 +257,7 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each path, with those before it that are needed to tell it apart or to say what it belongs to."""
+    """Return the last part of each path, preceded by the parts needed to make it unique or to show what it belongs to."""
     parts = {key: key.split(".") for key in keys}
 
     def name(key: str) -> str:
@@ -280,7 +280,7 @@ def _value_text(value: Any) -> str:
 
 
 def _axis(view: SearchSummary, key: str, *, jitter: bool = False) -> tuple[Scale, np.ndarray]:
-    """Return the axis of a key, and the position of each trial on it; NaN where the key is not active."""
+    """Return the axis of a key, and the position of each trial on it; NaN if the key is not active in the trial."""
     label = short_names(view.space.keys)[key]
     same = [one for one in view.space.named.values() if one.text == key]
     if any(one.has_options for one in same) or any(not _is_number(one.values.get(key, 0)) for one in view.known):
@@ -307,12 +307,12 @@ def _choices(label: str, key: str, same: Sequence[SearchKey], known: Sequence[Tr
 
 
 def _frozen(value: object) -> str:
-    """Return a value as text, equal for equal values."""
+    """Return a value as text that is equal for equal values."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def _option_texts(values: Sequence[Any]) -> list[str]:
-    """Return the values as text; objects by their names if these differ."""
+    """Return the values as text; objects by their names if all names differ."""
     names = [str(value.get("name", value.get("type"))) if isinstance(value, dict) else _value_text(value) for value in values]
     return names if len(set(names)) == len(names) else [_value_text(value) for value in values]
 
@@ -322,7 +322,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
-    """Return an axis from the lowest to the highest of values and `ends`, which are labelled, and the positions of the values on it."""
+    """Return an axis from the minimum to the maximum of the values and `ends`, both labelled, and the positions of the values on it."""
     finite = [*value_T[np.isfinite(value_T)].tolist(), *ends]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if low == high:

@@ -1,4 +1,4 @@
-"""The comparison at the end of a study, made from its result files alone: tables, figures and one page."""
+"""The comparison at the end of a study, created only from its result files: tables, figures and one HTML page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCORES = {
     "return_new": "mean return of the episodes since the row before, at the end",
     "evaluation": "mean return of the last evaluation",
 }
-"""Metric → what it is."""
+"""Metric → description."""
 _Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
@@ -36,7 +36,7 @@ _MORE = {
     "lock_wait": ("lock wait", "wait for the lock (ms)"),
     "lag_mean": ("policy lag", "age of the policy that acted (gradient steps)"),
 }
-"""Other columns that are drawn if an entry has them → title, vertical axis."""
+"""Additional column, drawn if an entry has it → title, label of the vertical axis."""
 
 
 class Row(NamedTuple):
@@ -46,20 +46,20 @@ class Row(NamedTuple):
     entry: str
     seeds: int
     failed: int
-    """Runs that failed."""
+    """Number of failed runs."""
     score: Estimate | None = None
     """Mean of the metric over the seeds."""
     median: float | None = None
     difference: Estimate | None = None
-    """To the baseline's score."""
+    """Difference to the baseline's score."""
     solved: int | None = None
-    """Seeds that reached `solve`."""
+    """Number of seeds that reached `solve`."""
     solve_frames: Estimate | None = None
-    """Median number of global frames after which it was reached; infinite if fewer than half of the seeds did."""
+    """Median number of global frames until `solve` was reached; infinite if fewer than half of the seeds reached it."""
     solve_seconds: float | None = None
     published: float | None = None
     verdict: str = ""
-    """≥, ≈ (below, but the interval contains the published score) or below; "" without one."""
+    """≥, ≈ (below, but the interval contains the published score) or below; "" without a published score."""
     updates_per_second: float | None = None
     grad_norm: float | None = None
     grad_norm_variance: float | None = None
@@ -73,9 +73,9 @@ class Row(NamedTuple):
 
 
 def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]] = ()) -> list[str]:
-    """Write the tables, figures and the page of a study; return the table as lines for the screen, and the files.
+    """Write the tables, figures and the page of a study; return lines for the terminal: the table and the files.
 
-    Args: failed: (entry, env) of each run that failed. A file that cannot be written is a notice.
+    Args: failed: (entry, env) of each run that failed. A file that cannot be written causes a notice.
     """
     found = study_settings(study, results)
     if not found and not failed:
@@ -99,7 +99,7 @@ def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], 
 
 
 def study_settings(study: Study, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
-    """Return (env, entry) → the runs of it that have ended, in the order of the study."""
+    """Return (env, entry) → Setting with its ended runs, in the order of the study."""
     found: dict[tuple[str, str], list[ResultRun]] = {}
     for env in study.envs:
         for entry in study.entries:
@@ -157,7 +157,7 @@ def _scores(setting: Setting, metric: str) -> list[float]:
 
 
 def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -> Estimate | None:
-    """Return the difference of the scores; paired: of the means of each random_seed that both have."""
+    """Return the difference of the scores; if paired, between the means of each random_seed that both settings have."""
     if not paired:
         return difference(_scores(setting, metric), _scores(base, metric))
     own, theirs = (_by_random_seed(one, metric) for one in (setting, base))
@@ -177,7 +177,7 @@ def _mean_of(setting: Setting, column: str) -> float | None:
 
 
 def verdict(score: Estimate | None, published: float | None) -> str:
-    """Return "≥" for a score of at least the published one, "≈" if it is below, but its interval contains it, else "below"."""
+    """Return "≥" if the score is at least the published score, "≈" if it is lower but its interval contains that score, else "below"."""
     if score is None or published is None:
         return ""
     if score.value >= published:
@@ -189,7 +189,7 @@ def verdict(score: Estimate | None, published: float | None) -> str:
 
 
 def study_figures(study: Study, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
-    """Return figures of the metric over each axis, the variance between seeds and other columns, for each env."""
+    """Return figures for each env: the metric over each axis, the variance between seeds, and additional columns."""
     figures: dict[str, Figure] = {}
     for env in study.envs:
         settings = [setting for (own, _), setting in found.items() if own == env]
@@ -219,7 +219,7 @@ def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dic
 
 
 def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
-    """Return the head and the lines of the table; columns that no row has are left out."""
+    """Return the header and the lines of the table, without columns that no row has."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
         "entry": [row.entry for row in rows],
@@ -250,7 +250,7 @@ def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
 
 
 def markdown_table(study: Study, rows: Sequence[Row]) -> str:
-    """Return the table as Markdown, with a line on what its columns are."""
+    """Return the table as Markdown, followed by an explanation of its columns."""
     head, *lines = _lines(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", explanation(study, rows)]) + "\n"
@@ -262,7 +262,7 @@ def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:
-    """Return what the columns of the table are."""
+    """Return an explanation of the columns of the table."""
     parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: 95 % interval (Student's t)."]
     if study.spec.baseline is not None:
         how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
@@ -287,7 +287,7 @@ def _levels(study: Study) -> str:
 
 
 def findings(study: Study, rows: Sequence[Row]) -> list[str]:
-    """Return what the rows show, in sentences: differences to the baseline, then when the entries solved."""
+    """Return sentences on the results: differences to the baseline, then when each entry reached `solve`."""
     return [*_differences(study, rows), *_solved(study, rows)]
 
 
@@ -319,7 +319,7 @@ def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def page(study: Study, rows: Sequence[Row], figures: Mapping[str, Figure], paths: StudyPaths) -> str:
-    """Return one HTML page: findings, table, and the figures side by side, each a link to its interactive page."""
+    """Return one HTML page: findings, table, and the figures side by side, each linked to its interactive page."""
     head, *lines = _lines(study, rows)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
     table = f"<table><tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>{body}</table>"

@@ -1,4 +1,4 @@
-"""The result of a run of a study: one small JSON file, from which all tables and figures can be made again."""
+"""The result of a run of a study: one small JSON file, from which all tables and figures can be created again."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from slm_lab.lib.limits import processor
 
 VERSION = 1
 MAX_ROWS = 100
-"""Longer tables are thinned: consecutive rows become one."""
+"""Maximum number of rows; longer tables are thinned by merging consecutive rows."""
 _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "total_reward", "total_reward_ma", "grad_norm", "staleness",
     "lock_wait", "lag_mean",
 )  # fmt: skip
 _OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
 _DIGITS = 5
-"""Significant digits that are kept, of counts all."""
+"""Significant digits that are kept; integers keep all digits."""
 
 
 def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: float | None = None) -> None:
@@ -34,7 +34,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
 
     Args:
         identity: entry, env, random_seed, digest, settings and spec_version.
-        seconds: that the run took, analysis included; None: unknown, as of a run that was continued.
+        seconds: duration of the run including analysis; None: unknown, for example if the run was continued.
 
     Raises OSError.
     """
@@ -57,7 +57,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
 
 
 def _model(description: str) -> str:
-    """Return the model's name in a description of the processor, or its first line."""
+    """Return the model name in a description of the processor, or else the first line."""
     lines = description.splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, lines[0] if lines else "")
@@ -73,7 +73,7 @@ def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]
 
 
 def thin(table: Table, rows: int = MAX_ROWS) -> Table:
-    """Return a table with at most `rows` rows: consecutive ones become one with their last values and the mean of their new episodes."""
+    """Return a table with at most `rows` rows: consecutive rows are merged into their last values and the mean over their new episodes."""
     count = len(table["frame"])
     if count <= rows:
         return table
@@ -94,7 +94,7 @@ def _rounded(value: float) -> float | None:
 
 
 class ResultRun(Run):
-    """A run as its result file describes it, for the analysis of runs. Raises UserError if the file cannot be read."""
+    """A Run that is read from a result file instead of a run folder. Raises UserError if the file cannot be read."""
 
     def __init__(self, file: Path) -> None:
         try:

@@ -29,23 +29,23 @@ from slm_lab.experiment.report.writer import Writer
 from slm_lab.experiment.training.observers.base import info_column
 
 Curves = dict[str, Curve]
-"""Name of a figure → the curve of one table in it."""
+"""Name of a figure → the curve that a table contributes to it."""
 _Of = TypeVar("_Of")
 
 BASELINE = "random baseline"
-"""Name of its line."""
+"""Name of the line of the random baseline."""
 RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
 NEW = "new_returns"
-"""Curve that is drawn behind that of mean_returns, and has no figure of its own."""
+"""Curve that is drawn behind mean_returns and has no separate figure."""
 _NEW_NAME = "episodes since the last row"
 _VISIBLE = 0.02
-"""Least difference that a curve of new episodes is drawn for, as a share of the range of the returns."""
+"""Minimum difference for which a curve of new episodes is drawn, as a fraction of the range of the returns."""
 _POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
 """Names of figures with a curve per policy → those with a curve per table."""
 _TRAINING_COLUMNS = ("loss", "entropy", "explore_var")
-"""Columns, and names of their figures."""
+"""Columns, which are also the names of their figures."""
 _DISTRIBUTED_COLUMNS = ("grad_norm", "staleness", "lock_wait")
-"""Those of Sessions that train one net together."""
+"""Additional columns of Sessions that train one net together."""
 _CORE_RANGE = ("sample_efficiencies", "training_efficiencies", "stabilities", "consistencies")
 _TEXTS = {
     "mean_returns": ("mean return", "mean return ({episodes})"),
@@ -64,7 +64,7 @@ _TEXTS = {
     "stabilities": ("stability", "stability"),
     "consistencies": ("consistency", "consistency"),
 }
-"""What is drawn, in the title and along the vertical axis."""
+"""Name of a figure → title, and label of the vertical axis."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,16 @@ class Axis:
     """A horizontal axis."""
 
     name: str
-    """In file names."""
+    """Name of the axis in file names."""
     column: str
     label: str
 
 
 FRAMES = Axis("frames", "frame", "frames")
 GLOBAL_FRAMES = Axis("global_frames", "global_frame", "global frames (of all workers together)")
-"""If the Sessions train one net."""
+"""Used if the Sessions train one net."""
 POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
-"""If a Session trains several policies."""
+"""Used if a Session trains several policies."""
 WALL_CLOCK = Axis("wall_t", "wall_t", "wall-clock time (s)")
 """Additional axis for the returns if the Sessions train one net."""
 
@@ -93,11 +93,11 @@ class Labels:
     title: str
     """Spec, env and trial."""
     episodes: Mapping[DataMode, str]
-    """The episodes over which a return is the mean."""
+    """Description of the episodes over which a return is the mean."""
     mode: DataMode = "train"
-    """Of the tables from which the metrics, and figures of returns, are made."""
+    """Mode of the tables used for the metrics and the figures of returns."""
     failed: int = 0
-    """Number of failed Sessions, which the means of the trial leave out."""
+    """Number of failed Sessions, which are excluded from the means of the trial."""
     policies: int = 1
     """Number of policies of each Session."""
     sessions: int = 1
@@ -106,34 +106,34 @@ class Labels:
     failed_tables: Set[int] = frozenset()
     """Indices of the tables of failed Sessions."""
     baseline: float | None = None
-    """The env's random baseline, a line in figures of returns; None: not known."""
+    """The env's random baseline, drawn as a line in figures of returns; None: unknown."""
     workers: bool = False
-    """The Sessions train one net."""
+    """Whether the Sessions train one net."""
 
     def describe(self, index: int) -> str:
-        """Return the Session, and its policy, that the table of this index belongs to."""
+        """Return the name of the Session (and policy) that the table with this index belongs to."""
         if self.workers:
             return f"all workers{self.missing}" if index == ALL_WORKERS else f"worker {index}"
         session, policy = divmod(index, self.policies)
         return f"session {session}" if self.policies == 1 else f"session {session}, policy {policy}"
 
     def name(self, index: int) -> str:
-        """Return the same for a legend."""
+        """Return the name of a table in a legend."""
         name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
     def good(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:
-        """Return what belongs to Sessions that did not fail."""
+        """Return the entries of `tables` whose Sessions did not fail."""
         return {index: one for index, one in tables.items() if index not in self.failed_tables}
 
     @property
     def each(self) -> str:
-        """What the tables belong to."""
+        """What each table belongs to: "policies", "workers" or "sessions"."""
         return "policies" if self.policies > 1 else "workers" if self.workers else "sessions"
 
     @property
     def missing(self) -> str:
-        """Return ", 1 failed", or with several policies ", 1 session failed"."""
+        """The text ", 1 failed", or with several policies ", 1 session failed"."""
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
 
@@ -143,7 +143,7 @@ class Labels:
 
 
 def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
-    """Draw what needs no random baseline."""
+    """Draw the figures that need no random baseline."""
     train, metric_tables, graph = run.tables("train"), run.independent(labels.mode), partial(run.paths.trial_graph, t=run.trial)
     returns = draw_returns(writer, run, labels)
     if labels.workers:
@@ -172,7 +172,7 @@ def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
 
 
 def draw_strengths(writer: Writer, run: Run, labels: Labels, strengths: Mapping[int, Strengths]) -> None:
-    """Draw strengths and the metrics made of them."""
+    """Draw strengths and the metrics computed from them."""
     graph, curves = partial(run.paths.trial_graph, t=run.trial), {index: metric_curves(one) for index, one in strengths.items()}
     common = common_strengths(list(labels.good(strengths).values()))
     writer.draw(trial_figures(curves, labels), graph)
@@ -186,9 +186,9 @@ def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: 
 
 
 def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: str = "frame") -> dict[int, Curves]:
-    """Return the curves of each table that describe its updates; without waits for the lock if there are none.
+    """Return the curves of each table that describe its updates; lock_wait is omitted if there are no waits.
 
-    With those of training also the entries of `info` (meta.log_info).
+    The training columns include the entries of `info` (meta.log_info).
     """
     waits = any(np.nan_to_num(table.get("lock_wait", 0.0)).any() for table in tables.values())
     infos = dict.fromkeys(name for table in tables.values() for name in table if name.startswith(info_column("")))
@@ -197,12 +197,12 @@ def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: s
 
 
 def return_curves(table: Table, over: str = "frame") -> Curves:
-    """Return the curves of RETURNS, and that of the new episodes of each row."""
+    """Return the curves of RETURNS, and the curve of the new episodes of each row."""
     return {name: curve(table, column, over) for name, column in (RETURNS | {NEW: "return_new"}).items()}
 
 
 def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Figure]:
-    """Return the figures of those curves that have points."""
+    """Return figures of the curves that have points."""
     suffix = ", evaluation" if labels.mode == "eval" else ""
     titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
     figures = {}
@@ -216,7 +216,7 @@ def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Fig
 def trial_figures(tables: Mapping[int, Curves], labels: Labels, axis: Axis | None = None) -> dict[str, Figure]:
     """Return figures of each table's curves and their mean ± one standard deviation.
 
-    Returns over frames are always drawn, other figures only if there are points.
+    Returns over frames are always drawn, other figures only if they have points.
     """
     figures = {}
     for name in next(iter(tables.values()), {}):
@@ -230,7 +230,7 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels, axis: Axis | Non
 
 
 def policy_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Figure]:
-    """Return figures of the returns with a curve per policy, ± one standard deviation over several Sessions; {} for one policy."""
+    """Return figures of the returns with a curve per policy, ± one standard deviation if there are several Sessions; {} for one policy."""
     figures: dict[str, Figure] = {}
     for name, of_table in _POLICY_RETURNS.items() if labels.policies > 1 else ():
         lines = []
@@ -255,7 +255,7 @@ def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
 
 
 def consistency_figures(common: Aligned, labels: Labels) -> dict[str, Figure]:
-    """Return the consistency over Sessions, or over their policies; {} for one alone, of which it says nothing."""
+    """Return the figure of the consistency over Sessions, or over their policies; {} for a single one, where it has no meaning."""
     one, count = consistency_curve(common), len(common.value_SF)
     if count < 2 or not len(one.frame):
         return {}
@@ -263,10 +263,10 @@ def consistency_figures(common: Aligned, labels: Labels) -> dict[str, Figure]:
 
 
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) -> list[Line]:
-    """Return a line of each table and their mean, which leaves out those of failed Sessions.
+    """Return a line for each table and their mean, which excludes failed Sessions.
 
-    The mean needs two Sessions at a frame: the last row of a stopped Session is not on the grid of the others. Over global frames each
-    worker has another grid, and the mean goes over the range that all cover.
+    The mean requires two Sessions at a frame, since the last row of a stopped Session is not on the frame grid of the others. Over global
+    frames each worker has a different grid, and the mean covers the range that all workers cover.
     """
     good = labels.good(curves)
     name = f"mean of {labels.count(len(good))}"
@@ -281,9 +281,9 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
 
 
 def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], labels: Labels) -> list[Line]:
-    """Return the lines of a figure with the returns of new episodes behind the last, the mean return, if they differ visibly.
+    """Insert the returns of new episodes behind the last line, the mean return, if they differ visibly; return the lines.
 
-    Args: tables: those whose mean is drawn.
+    Args: tables: the tables whose mean is drawn.
     """
     new = [one[NEW] for one in tables if NEW in one and len(one[NEW].frame)] if name == "mean_returns" else []
     if not new or not lines or lines[-1].faint:

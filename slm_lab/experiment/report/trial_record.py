@@ -1,4 +1,4 @@
-"""What is known of the trials of a search: their results, their rank, and which keys decide the metric."""
+"""Trials of a search: their results, their ranking, and the importance of each key for the metric."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from slm_lab.spec.load.search_space import Picks, SearchSpace, Values, frozen_trial
 
 TrialStatus = Literal["finished", "stopped", "failed", "running"]
-"""stopped: by the scheduler (ASHA)."""
+"""stopped: ended by the scheduler (ASHA)."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class TrialRecord:
     trial: int
     values: Values
     metrics: dict[str, float | None]
-    """Metrics of the trial, None where one is not defined."""
+    """Metrics of the trial; None for undefined ones."""
     metric: float | None
-    """meta.search_metric, of which more is better; None if it is not known."""
+    """Value of meta.search_metric, where higher is better; None if unknown."""
     frame: int
     """Number of frames that every Session has reached."""
     seconds: float
@@ -34,7 +34,7 @@ class TrialRecord:
     status: TrialStatus
     random_seed: int | None
     confirmed: float | None = None
-    """The metric when the values are trained again with new seeds (--confirm); None if they are not."""
+    """The metric after training the values again with new seeds (--confirm); None if not trained again."""
     confirmed_interval: tuple[float, float] | None = None
     """95 % interval of `confirmed` over its Sessions."""
     cause: str = ""
@@ -42,14 +42,14 @@ class TrialRecord:
 
     @property
     def known_metric(self) -> float | None:
-        """Return the metric if it is a finite number."""
+        """The metric if it is finite, else None."""
         return self.metric if self.metric is not None and math.isfinite(self.metric) else None
 
 
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials, best first: confirmed ones by that result, then finished ones, then others by what they reached.
+    """Return the trials, best first: confirmed trials by `confirmed`, then finished trials, then other trials, both by metric.
 
-    Trials that failed or have no metric are last, in order of their index.
+    Trials that failed or have no metric are last, ordered by index.
     """
     return sorted(records, key=_rank)
 
@@ -66,29 +66,29 @@ def _rank(record: TrialRecord) -> tuple[float, ...]:
 METHOD = "PED-ANOVA"
 EXPLANATION = "how far the values of a key among the best trials differ from its values among all trials; the shares add up to 1"
 MIN_TRIALS = 10
-"""Minimum number of trials with a metric."""
+"""Minimum number of trials with a metric to compute importance."""
 _BEST, _FEWEST = 0.25, 5
-"""The best trials: their share, and their minimum number."""
+"""Fraction of trials that count as the best, and their minimum number."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """How much each key of a search matters."""
+    """The importance of each key of a search."""
 
     shares: dict[str, float]
-    """Path of a key → its share of the sum over all keys, from 0 to 1; the largest first."""
+    """Path of a key → its share of the total importance, from 0 to 1; largest first."""
     trials: int
     """Number of trials that were compared."""
     best: int
-    """Number of those that count as the best."""
+    """Number of compared trials that count as the best."""
     method: str = f"{METHOD}: {EXPLANATION}"
 
 
 def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Importance | None:
-    """Return the importance of each key, of trials that finished or were stopped (Watanabe et al., 2023, PED-ANOVA; of keys that are active
-    in some trials only, its conditional form).
+    """Return the importance of each key, from trials that finished or were stopped (Watanabe et al., 2023, PED-ANOVA; its conditional form
+    for keys that are active in some trials only).
 
-    None for fewer than MIN_TRIALS, for equal metrics, or without the package optuna.
+    Returns None for fewer than MIN_TRIALS, for equal metrics, or without the package optuna.
     """
     known = [one for one in records if one.status in ("finished", "stopped") and one.known_metric is not None]
     if len(known) < MIN_TRIALS or np.ptp([one.known_metric for one in known]) == 0:
@@ -112,7 +112,7 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
 
 
 def _quantiles(space: SearchSpace, record: TrialRecord) -> Picks:
-    """Return the picks of a trial, of normal distributions their quantiles, which have bounds."""
+    """Return the picks of a trial; picks of normal distributions as quantiles, which are bounded."""
     return {
         name: NormalDist(*key.args[:2]).cdf(pick) if (key := space.named[name]).is_normal else pick
         for name, pick in space.picks_of(record.values).items()

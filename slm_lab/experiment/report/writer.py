@@ -1,4 +1,4 @@
-"""Write files and figures atomically: a file is complete or absent, and one that cannot be written never ends a run."""
+"""Write files and figures atomically: a file is either complete or absent, and a failed write never ends a run."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Writer:
-    """Writes files below `root`. A failure is a notice; once nothing can be written the rest is skipped and counted in one notice."""
+    """Writes files below `root`. A failure causes a notice; on a full or read-only disk the rest is skipped and counted in one notice."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.reason = root, ""
         self.files: list[Path] = []
-        """What was written, without the pages' script."""
+        """The written files, without the script of the HTML pages."""
         self._png: PNGRenderer | None = None
         self._missing: Counter[str] = Counter()
 
     def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
-        """Make and write the `files` of one item; `what` ("graph not drawn") counts it when nothing can be written, None does not."""
+        """Create and write the `files` of one item. A skipped item is counted as `what` ("graph not drawn"); None: not counted."""
         for path, content in files:
             if self.reason:
                 break
@@ -51,7 +51,7 @@ class Writer:
             self._missing[what] += 1
 
     def draw(self, figures: Mapping[str, AnyFigure], path: Callable[[str, str], Path]) -> None:
-        """Write each figure as HTML and PNG, to path(name, "html") and path(name, "png"), with the script that the pages share."""
+        """Write each figure as HTML and PNG, to path(name, "html") and path(name, "png"), and the script that the pages share."""
         if self._png is None:
             self._png, script = PNGRenderer(), self.root / PLOTLY_JS
             if not script.exists() or script.stat().st_size != len(plotly_js()):
@@ -63,21 +63,21 @@ class Writer:
 
     @contextmanager
     def drawing(self, what: str = "graphs") -> Iterator[None]:
-        """End the block at an error, with a notice that names `what`."""
+        """Suppress an error in the block, with a notice that names `what`."""
         try:
             yield
         except Exception as error:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Report in one notice what was skipped, and why."""
+        """Report the skipped items and the reason in one notice."""
         if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"{self.reason}: {', '.join(kinds)}")
 
 
 def finite(value: Any) -> Any:
-    """Return JSON content with None in place of numbers that are not finite, which JSON does not have."""
+    """Replace numbers that are not finite by None, since JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -86,12 +86,12 @@ def finite(value: Any) -> Any:
 
 
 def json_bytes(content: Mapping[str, Any], *, ensure_ascii: bool = False) -> bytes:
-    """Return a JSON file."""
+    """Return the content of a JSON file."""
     return (json.dumps(finite(content), indent=2, ensure_ascii=ensure_ascii, allow_nan=False) + "\n").encode()
 
 
 def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
-    """Return a CSV file with a row of names."""
+    """Return the content of a CSV file with a header row."""
     text = StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerows([names, *rows])

@@ -50,11 +50,11 @@ class AlgorithmSpec(Component):
     """Keys of every algorithm, and the capabilities that rules, defaults and error messages are derived from."""
 
     on_policy: ClassVar[bool] = True
-    """Learns from each transition once, in the order collected; else from a replay buffer."""
+    """Learns from each transition once, in the order collected; otherwise from a replay buffer."""
     learns: ClassVar[bool] = True
     """Has weights to train, so it needs a net."""
     has_critic: ClassVar[bool] = False
-    """Learns values beside its policy."""
+    """Learns values in addition to its policy."""
     has_target: ClassVar[bool] = False
     """Keeps target networks."""
     values: ClassVar[bool] = False
@@ -64,7 +64,7 @@ class AlgorithmSpec(Component):
     recurrent: ClassVar[bool] = True
     """Can train a RecurrentNet."""
     self_imitation: ClassVar[bool] = False
-    """Also learns from a replay of past episodes beside its on-policy memory."""
+    """Also learns from a replay buffer of past episodes, in addition to its on-policy memory."""
     action_kinds: ClassVar[tuple[str, ...]] = ALL_ACTIONS
     """Kinds of action spaces that it can act in."""
     bounded_only: ClassVar[bool] = False
@@ -74,11 +74,11 @@ class AlgorithmSpec(Component):
     batch_size: ClassVar[int | None] = None
     """Transitions per batch of a replay buffer if the memory section is absent."""
     samplers: ClassVar[tuple[str, ...]] = ()
-    """Modes of meta.sampler that can collect for it: sync, async."""
+    """Modes of meta.sampler that the algorithm supports: sync, async."""
 
     action_pdtype: ActionPdtype = "default"
-    """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, by the action space. NormalTanh:
-    tanh of a Normal, learned from the actions before tanh."""
+    """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, depending on the action space.
+    NormalTanh: tanh of a Normal, learned from the actions before tanh."""
     action_policy: ActionPolicy = "default"
     """How to choose an action from the distribution; default: sample it."""
     gamma: Fraction = 0.99
@@ -102,7 +102,7 @@ class AlgorithmSpec(Component):
         return False
 
     def rollout_len(self, default: int) -> int:
-        """Return the vector steps (or episodes, by the memory) between two trainings; `default` if the spec does not say."""
+        """Return the vector steps (or episodes, depending on the memory) between two trainings; `default` if the spec has none."""
         return getattr(self, "training_frequency", None) or default
 
 
@@ -120,7 +120,7 @@ class OnPolicySpec(AlgorithmSpec):
     """Keys of the policy-gradient algorithms."""
 
     entropy_coef_spec: Schedule = constant(0.0)
-    """Schedule of the entropy bonus' weight over frames."""
+    """Schedule of the weight of the entropy bonus over frames."""
 
 
 class ReinforceSpec(OnPolicySpec):
@@ -141,7 +141,7 @@ class ReinforceSpec(OnPolicySpec):
 
 
 class VTraceSpec(OnPolicySpec):
-    """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts of an older policy."""
+    """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts by an older policy."""
 
     with_vtrace: Flag = False
     """Correct values and advantages for policy lag by V-trace, with λ = lam (absent: 1); no effect without lag."""
@@ -200,18 +200,19 @@ class PPOSpec(VTraceSpec):
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
-    """Clip the change of value predictions by ε too: the value loss is half the mean of the larger squared error. loss_spec and
-    normalize_v_targets then have no effect."""
+    """Also clip the change of value predictions by ε: the value loss is half the mean of the larger squared error (clipped or not).
+    loss_spec and normalize_v_targets then have no effect."""
     minibatch_size: Positive = 64
     """Transitions per gradient step; at most time_horizon × num_envs."""
     time_horizon: Positive = 128
-    """Vector steps of a rollout, after each of which the agent trains."""
+    """Vector steps per rollout; the agent trains after each rollout."""
     training_epoch: Positive = 4
     """Epochs over each rollout."""
     training_frequency: Positive | None = None
     """Ignored: PPO trains every time_horizon steps."""
     symlog: Flag = False
-    """Compare symlog (arXiv:2301.04104, eq. 9) of values and of their targets in the value loss; everything else uses the values."""
+    """In the value loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets; everything else uses the values
+    themselves."""
     normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
     """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: over the whole rollout; percentile: divide
     by max(1, moving 5–95 % range of the minibatches' advantages) (after arXiv:2301.04104, eq. 11); false: no normalisation."""
@@ -287,9 +288,9 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     """Transitions between updates; at most one update per vector step."""
     training_start_step: Count | None = None
     """Number of transitions to collect before the first update. Absent: memory.batch_size, and at least 1,000 in SoftActorCritic and
-    CrossQ. If it is less than memory.batch_size, the first batches contain some transitions several times; a RecurrentNet
-    needs a batch of sequences.
-    SoftActorCritic and CrossQ act uniformly at random during the first training_start_step frames of the Session."""
+    CrossQ. If it is less than memory.batch_size, the first batches contain some transitions several times; with a RecurrentNet, training
+    needs a batch of sequences. SoftActorCritic and CrossQ act uniformly at random during the first training_start_step frames of the
+    Session."""
 
     def rollout_len(self, default: int) -> int:
         return 1
@@ -348,7 +349,7 @@ class EntropyAnneal(SpecModel):
     end_ratio: Fraction | None = None
     """Target entropy after `frames` frames, as a fraction of ln|A|; absent: start_ratio."""
     frames: Count = 0
-    """Frames (of all workers together) over which it changes; 0: it stays at start_ratio."""
+    """Frames (of all workers together) over which the target entropy changes; 0: it stays at start_ratio."""
 
 
 class SoftActorCriticSpec(ReplayAlgorithmSpec):
@@ -373,26 +374,26 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """How to combine the values of the two critics: min underestimates rare actions (arXiv:1802.09477, eq. 10), mean does not
     (arXiv:2209.10081, double average Q-learning, without its clip). Absent: mean for discrete actions, min for continuous ones."""
     target_entropy: Real | Literal["auto"] = "auto"
-    """Target entropy in nats of the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for discrete
-    ones."""
+    """Target entropy (in nats) for the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for
+    discrete ones."""
     target_entropy_ratio: Fraction = 0.6
-    """Discrete actions, target_entropy auto: the target entropy as a part of the largest one, ln|A|."""
+    """Discrete actions with target_entropy auto: the target entropy as a fraction of the largest possible entropy, ln|A|."""
     entropy_anneal: EntropyAnneal | Flag | Real = False
-    """{start_ratio, end_ratio, frames}: anneal the automatic target entropy over discrete actions. A number: anneal the target entropy
-    linearly to this value in nats by env.max_frame; true: to 0 for discrete actions, −2 dim(A) for continuous ones."""
+    """{start_ratio, end_ratio, frames}: anneal the automatic target entropy of discrete actions. A number: anneal the target entropy
+    linearly to this value (in nats) until env.max_frame; true: to 0 for discrete actions, to −2 dim(A) for continuous ones."""
     entropy_penalty_coef: NonNegative = 0.0
-    """Discrete actions: weight β of the penalty ½ (H̄ − H)² on changes of the policy's entropy H against its moving average H̄, which keeps
-    99 % of itself in each gradient step of the policy (after arXiv:2209.10081, eq. 11)."""
+    """Discrete actions: weight β of the penalty ½ (H̄ − H)² on differences between the policy's entropy H and its moving average H̄ (decay
+    0.99 per gradient step of the policy) (after arXiv:2209.10081, eq. 11)."""
     symlog: Flag = False
-    """Compare symlog (arXiv:2301.04104, eq. 9) of the critics' values and of their targets in the critics' loss; everything else uses the
-    values themselves."""
+    """In the critics' loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets; everything else uses the values
+    themselves."""
     log_alpha_min: Real = -5.0
     """Minimum log of the temperature α."""
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
     alpha_lr: PositiveReal | None = None
-    """Initial learning rate of the temperature, whose optimizer (Adam in place of Muon and Adafactor) and schedule are the actor's; absent:
-    the actor's learning rate."""
+    """Initial learning rate of the temperature; absent: the actor's learning rate. Optimizer (Adam in place of Muon and Adafactor) and
+    schedule are the same as the actor's."""
     fixed_alpha: PositiveReal | None = None
     """Fixed temperature α; absent: tuned automatically to target_entropy."""
     alpha_anneal_frames: Count | None = None

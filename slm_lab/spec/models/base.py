@@ -71,11 +71,11 @@ ERROR = "extension"
 
 
 class ExtensionError(ValueError):
-    """A "package.module:Class" does not name a usable spec model; the message says why."""
+    """Raised if "package.module:Class" does not name a usable spec model; the message gives the reason."""
 
 
 def is_extension(name: Any) -> bool:
-    """Return whether a component's name refers to a class of the user's."""
+    """Return whether a component's name refers to a user's own class."""
     return isinstance(name, str) and ":" in name
 
 
@@ -123,7 +123,7 @@ def find_model(name: str, kind: type[Component]) -> type[Component]:
 
 @dataclass(frozen=True)
 class Extensible:
-    """Annotation of a union of built-in models: a "package.module:Class" as `name` is validated by that model."""
+    """Annotation of a union of built-in models: if `name` is a "package.module:Class", that model validates the section."""
 
     kind: type[Component]
 

@@ -1,4 +1,4 @@
-"""env: the environment, how many of it, and how observations and rewards are transformed."""
+"""env: the environment, the number of parallel copies, and how observations and rewards are transformed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EnvSpec(SpecModel):
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Gymnasium id (CartPole-v1, ALE/Pong-v5), or package.module:EnvId to import the module that registers it first."""
+    """Gymnasium id (CartPole-v1, ALE/Pong-v5), or package.module:EnvId, which first imports the module that registers the env."""
     num_envs: Positive = 1
     """Number of parallel envs."""
     max_t: Positive | None = None
@@ -51,24 +51,25 @@ class EnvSpec(SpecModel):
     normalize_reward: Flag = False
     """Divide rewards by the running standard deviation of the discounted return."""
     clip_obs: PositiveReal | None = None
-    """Clip observations, after normalisation, to ± this value; absent: ±10 if normalised, else no clipping."""
+    """Clip observations, after normalisation, to ± this value; absent: ±10 if they are normalised, otherwise no clipping."""
     clip_reward: PositiveReal | Annotated[list[Real], Field(min_length=2, max_length=2)] | Flag | None = None
-    """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; absent: ±10 if normalised, the sign in
-    Atari, else no clipping."""
+    """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; absent: ±10 if rewards are normalised,
+    their sign in Atari, otherwise no clipping."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Factor of training rewards; "sign": their sign."""
     backend: Backend = "auto"
     """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), envpool, sync or async
-    (Gymnasium; async: each env in a process of its own, whose random generators are seeded), or "package.module:Class" for your own;
-    auto: the first that supports the env."""
+    (Gymnasium; async: each env in its own process, whose random generators are seeded), or "package.module:Class" for your own; auto: the
+    first that supports the env."""
 
     wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
     """Wrappers of each env, applied in this order: names, or {"name": …, arguments}: Gymnasium's own by class name ("RescaleAction"),
     others as "package.module:Class". Rewards and returns are those of the wrapped env; max_t counts steps of the env itself.
-    State that a wrapper keeps is each env's own, not shared with evaluation or checkpoints (for NormalizeObservation: normalize_obs)."""
+    Each env has its own wrapper state, which is not shared with evaluation or checkpoints (instead of NormalizeObservation, use
+    normalize_obs)."""
     channels: Literal["first", "last"] | None = None
-    """Axis of the channels of an image; absent: the first or last axis with 1, 3 or 4 channels, else the one that leaves the squarer
-    image."""
+    """Axis of the channels of an image; absent: the first or last axis, whichever has 1, 3 or 4 channels; if that does not decide, the one
+    that leaves the squarer image."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
     Absent: all."""

@@ -22,23 +22,24 @@ from slm_lab.spec.models.base import (
 
 
 class MemorySpec(Component):
-    """Keys of every memory, and what rules need to know of it."""
+    """Keys of every memory, and the properties that rules need."""
 
     on_policy: ClassVar[bool] = False
-    """Each transition is used once; else sampled repeatedly."""
+    """Each transition is used once; otherwise transitions are sampled repeatedly."""
     episodes: ClassVar[bool] = False
-    """Holds whole episodes: training_frequency counts these; else vector steps."""
+    """Stores whole episodes, so training_frequency counts episodes; otherwise vector steps."""
 
 
 class Sequences(NamedTuple):
     """Form of the sequences of transitions in a replay buffer."""
 
     burn_in: int
-    """Steps before those that are learned from."""
+    """Steps before those that the net learns from."""
     window: int
     """Steps in all."""
     stride: int
-    """Steps of an env from one sequence to the next: they overlap by half of what is learned from, as in R2D2."""
+    """Steps of an env from the start of one sequence to the next: sequences overlap by half of the steps that the net learns from, as in
+    R2D2."""
 
     def number(self, steps: int) -> int:
         """Return the number of complete sequences of one env after `steps` transitions."""
@@ -49,16 +50,17 @@ class ReplayKeys(SpecModel):
     """Keys of every replay buffer."""
 
     batch_size: Positive = 32
-    """Transitions per batch; with a RecurrentNet sequences of seq_len transitions."""
+    """Transitions per batch; with a RecurrentNet, sequences (of seq_len transitions) per batch."""
     max_size: Positive = 100_000
-    """Maximum number of transitions; the oldest are overwritten. Memory is allocated for at most the frames of the Session."""
+    """Maximum number of transitions; the oldest are overwritten. Memory is allocated for no more transitions than the Session has
+    frames."""
     use_cer: Flag = False
-    """Combined experience replay (arXiv:1712.01275): the last places of a batch are those of the transitions that were added since the
-    batch before, the oldest first and at most batch_size; drawn for that reason, they keep their priorities. With a RecurrentNet: the
-    newest sequence in the last place."""
+    """Combined experience replay (arXiv:1712.01275): the last places of a batch contain the transitions that were added since the previous
+    batch, oldest first and at most batch_size; transitions in these places keep their priorities. With a RecurrentNet, the last place
+    contains the newest sequence."""
     burn_in: Count | None = None
-    """RecurrentNet: steps before each sequence that only bring its stored hidden state up to date with the present weights, and are not
-    learned from (R2D2, Kapturowski et al. 2019); absent: half of seq_len."""
+    """RecurrentNet: steps before each sequence that only update its stored hidden state to the present weights; the net does not learn from
+    them (R2D2, Kapturowski et al. 2019); absent: half of seq_len."""
     on_device: Flag = False
     """Keep the transitions in the memory of the CUDA device that computes, instead of uploading each batch. On the CPU it is an error."""
 
@@ -76,28 +78,28 @@ class PriorityKeys(SpecModel):
     epsilon: NonNegative = 1e-4
     """Added to each error, so that no priority is 0; with 0 a transition without error is hardly sampled again."""
     beta: Fraction | Schedule | None = None
-    """Exponent of importance-sampling weights, 1 corrects fully; a number, or a schedule over frames. Absent: no weights; with a
+    """Exponent of importance-sampling weights (1: full correction), as a number or a schedule over frames. Absent: no weights; with a
     RecurrentNet 0.4."""
     initial_error: PositiveReal | Literal["greatest"] | None = None
-    """Error by which a new transition gets its priority, until it is first drawn; "greatest": the greatest priority so far, as in the
+    """Error that determines the priority of a new transition until it is first drawn; "greatest": the greatest priority so far, as in the
     paper. Absent: 100,000; with a RecurrentNet "greatest"."""
     eta: Fraction = 0.9
     """RecurrentNet: η of a sequence's priority, η max |error| + (1 − η) mean |error| over its transitions (Kapturowski et al. 2019)."""
 
 
 class SILReplayKeys(SpecModel):
-    """Keys of the replay buffer that SIL and PPOSIL have beside their on-policy memory; defaults as in Replay and PrioritizedReplay."""
+    """Keys of the replay buffer that SIL and PPOSIL use besides their on-policy memory; defaults as in Replay and PrioritizedReplay."""
 
     sil_replay_name: Literal["Replay", "PrioritizedReplay", "SILReplay", "SILPrioritizedReplay"] | None = None
     """SIL, PPOSIL: replay buffer of past episodes, uniform or prioritised by the clipped advantage; absent: PrioritizedReplay."""
     batch_size: Positive | None = None
-    """SIL, PPOSIL: transitions per batch; with a RecurrentNet sequences of seq_len transitions."""
+    """SIL, PPOSIL: transitions per batch; with a RecurrentNet, sequences (of seq_len transitions) per batch."""
     max_size: Positive | None = None
     """SIL, PPOSIL: maximum number of transitions."""
     use_cer: Flag | None = None
-    """SIL, PPOSIL: the transitions that were added since the batch before are in the last places of a batch."""
+    """SIL, PPOSIL: the last places of a batch contain the transitions that were added since the previous batch."""
     burn_in: Count | None = None
-    """SIL, PPOSIL with a RecurrentNet: steps before each sequence that only bring its hidden state up to date."""
+    """SIL, PPOSIL with a RecurrentNet: steps before each sequence that only update its hidden state."""
     alpha: NonNegative | None = None
     """SIL, PPOSIL: priority exponent."""
     epsilon: NonNegative | None = None
@@ -105,7 +107,7 @@ class SILReplayKeys(SpecModel):
     beta: Fraction | Schedule | None = None
     """SIL, PPOSIL: exponent of importance-sampling weights."""
     initial_error: PositiveReal | Literal["greatest"] | None = None
-    """SIL, PPOSIL: error by which a new transition gets its priority."""
+    """SIL, PPOSIL: error that determines the priority of a new transition."""
     eta: Fraction | None = None
     """SIL, PPOSIL with a RecurrentNet: η of a sequence's priority."""
 
@@ -148,8 +150,8 @@ class OnPolicyCrossEntropySpec(RolloutMemorySpec):
 
     name: Literal["OnPolicyCrossEntropy"]
     cross_entropy: Fraction = 1.0
-    """Keep the episodes whose total training reward is at or above this quantile of all (linear interpolation): with 0.8 the best fifth.
-    0 and 1: all."""
+    """Keep the episodes whose total training reward is at or above this quantile of all episodes (linear interpolation): with 0.8, the best
+    fifth; with 0 or 1, all."""
 
 
 class ReplaySpec(MemorySpec, ReplayKeys):

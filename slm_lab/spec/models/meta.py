@@ -31,7 +31,7 @@ SearchMetric = Literal[
     "final_strength", "strength", "max_strength", "total_reward_ma", "final_return", "sample_efficiency", "training_efficiency",
     "stability", "consistency",
 ]  # fmt: skip
-"""Metrics of a trial, of each of which more is better."""
+"""Metrics of a trial; for each, higher is better."""
 
 
 StartMethod = Literal["auto", "forkserver", "spawn"]
@@ -47,15 +47,15 @@ class MetaSpec(SpecModel):
     hogwild_lock: Flag = False
     """Lock the global net during updates: one Session at a time."""
     max_restart: Count = 1
-    """Maximum restarts of a killed or hanging process: a Session of a global net, or a rollout worker; on a cluster every Session, also
-    if its node is lost, and the parameter server."""
+    """Maximum restarts of a killed or hanging process: a Session of a global net or a rollout worker; on a cluster every Session (also if
+    its node is lost) and the parameter server."""
     sampler: SamplerSpec | None = None
     """Collect with rollout workers while a learner trains, synchronously or asynchronously; absent: each Session steps its own envs."""
     max_session: Positive = 1
     """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
     """Trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of their
-    values; a max_trial above 1 limits it."""
+    values; max_trial limits this number if it is above 1."""
     log_frequency: Positive = 10_000
     """Frames between rows of a Session's table."""
     eval_frequency: Positive = 10_000
@@ -65,10 +65,10 @@ class MetaSpec(SpecModel):
     eval_deterministic: Flag = False
     """Evaluate with the mode of the action distribution instead of a sample."""
     log_info: list[str] = []
-    """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the mean over the last 100 episode ends is a column
-    info_{key} of the tables and a graph."""
+    """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The mean over the last 100 episode ends is written
+    to the column info_{key} of the tables and to a graph."""
     max_seconds: PositiveReal | None = None
-    """Seconds of training after which a Session ends, saved, also before env.max_frame; absent: no limit."""
+    """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; absent: no limit."""
     random_seed: Seed | None = None
     """Random seed; absent: drawn, printed and saved."""
     save_interval: NonNegative = 10.0
@@ -79,44 +79,46 @@ class MetaSpec(SpecModel):
     checkpoint_frequency: Positive | None = None
     """Frames between numbered checkpoints of the weights, which are kept; absent: none. The best and the last are always kept."""
     init_from: str | None = None
-    """A run folder, or a checkpoint file in one: training starts with its best weights and observation statistics, where names and shapes
-    agree; absent: with random weights."""
+    """A run folder, or a checkpoint file in one: training starts from its best weights and observation statistics, where names and shapes
+    match; absent: from random weights."""
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None
     """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: 300 for
     rollout workers, never for a Session."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
-    """User observers, each "package.module:Class", a subclass of slm_lab.Observer: they see steps, updates and rows."""
+    """User observers, each "package.module:Class", a subclass of slm_lab.Observer, which is called with steps, updates and rows."""
     start_method: StartMethod = "auto"
-    """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in some 0.02 s each, on Linux;
-    "spawn": each loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the same."""
+    """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in about 0.02 s each, on Linux;
+    "spawn": each process loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the
+    same."""
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
     """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
     inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD
     processors with AVX-512 (on Zen 5 it is twice as fast), elsewhere what torch uses by itself. meta.run records the choice; results differ
     by rounding."""
     threads: Positive | Literal["auto"] = "auto"
-    """Threads in which an update computes on the CPU; acting takes one. "auto": for nets with convolutions as many as there are cores for
-    each Session that runs at a time, at most 8; one for other nets, and where other processes learn or act meanwhile (distributed, an
-    asynchronous sampler) or may (--jobs, a search, a study). meta.run records the number; results differ by rounding with it, and equal
-    numbers give equal results."""
+    """Threads of an update on the CPU; acting uses one. "auto": for nets with convolutions, the number of cores per concurrent Session, at
+    most 8; one for other nets, and if other processes learn or act at the same time (distributed, an asynchronous sampler) or may do so
+    (--jobs, a search, a study). meta.run records the number. Results with different numbers differ by rounding; with the same number they
+    are equal."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None
     """Early stopping of a search; absent: none. train does not use it."""
     search_algorithm: Literal["optuna", "random", "grid", "pbt"] = "optuna"
     """How a search proposes values; train does not use it. "optuna": by a tree-structured Parzen estimator (TPE) from the results so far,
-    after 10 random trials; "random": independently of each other; "grid": all combinations of the values of grid_search keys, other keys at
+    after 10 random trials; "random": independently at random; "grid": all combinations of the values of grid_search keys, other keys at
     random; "pbt": population-based training. A search whose keys are all grid_search is a grid with "optuna" and "random" too."""
     search_metric: SearchMetric | None = None
-    """Metric of a trial, a mean over its Sessions, that a search maximises; absent: final_strength, or total_reward_ma if the random
+    """Metric of a trial (the mean over its Sessions) that a search maximises; absent: final_strength, or total_reward_ma if the random
     baseline of the env is not known. train does not use it."""
     search_keep: Count | Literal["all"] = 10
     """Number of best trials of a search whose checkpoints are kept, besides those of --confirm; "all": every trial's. train does not use
     it."""
     run: list[dict[str, Any]] | None = None
-    """Written when a run is started or continued, one entry each time: time, command, versions, host, backend, changes. Ignored on load."""
+    """One entry for each start or continuation of the run, written by slm_lab: time, command, versions, host, backend, changes. Ignored on
+    load."""
 
 
 Factor = Annotated[float, Strict(), Field(gt=1)]
@@ -133,7 +135,7 @@ class PBTSpec(SpecModel):
     start: Count = 20_000_000
     """Frames of a policy before its first round."""
     replace_fraction: Fraction = 0.3
-    """Fraction of the population that counts as worst, and may be replaced by policies of an equally large best fraction."""
+    """Fraction of the population that counts as worst, and may be replaced by policies from a best fraction of the same size."""
     mutation_rate: Fraction = 0.15
     """Probability of perturbing a hyperparameter in a round."""
     reward_gap: NonNegative = 0.1
@@ -152,15 +154,15 @@ class SamplerSpec(SpecModel):
     """Rollout workers step envs, and a learner trains, synchronously or asynchronously."""
 
     async_rl: Flag = True
-    """true: asynchronous, workers collect while the learner trains, with policy lag; false: synchronous, collecting and training alternate,
-    without lag."""
+    """true: asynchronous (workers collect while the learner trains, with policy lag); false: synchronous (collecting and training
+    alternate, without lag)."""
     num_workers: Positive = 2
     """Number of worker processes."""
     num_envs_per_worker: Positive = 8
     """Envs of each worker."""
     worker_num_splits: Positive = 2
-    """Groups of envs of a worker for central inference: one group steps while another waits for its actions. No effect on local
-    inference."""
+    """Central inference: number of groups into which each worker's envs are divided; one group steps while another waits for its actions.
+    No effect with local inference."""
     num_batches_per_epoch: Positive = 1
     """Minibatches per dataset: an epoch has minibatch_size × this many transitions."""
     num_batches_to_accumulate: Positive = 2
@@ -168,11 +170,11 @@ class SamplerSpec(SpecModel):
     max_policy_lag: Positive = 1000
     """Maximum policy lag in gradient steps; older transitions are discarded."""
     serial_mode: Flag = False
-    """Run workers and learner synchronously in one process: for debugging and exact reproducibility."""
+    """Run workers and learner synchronously in one process, for debugging and exact reproducibility."""
     inference: Literal["auto", "local", "central"] = "auto"
-    """Compute actions in each worker (local), or batched in one process for all (central); auto: central for nets on a GPU."""
+    """Compute actions in each worker (local), or in batches in one process for all workers (central); auto: central for nets on a GPU."""
     num_policies: Positive = 1
-    """Number of policies, each trained for env.max_frame frames; each episode is played by a random one."""
+    """Number of policies, each trained for env.max_frame frames; each episode is played by one of them, drawn at random."""
     pbt: PBTSpec | None = None
     """Population-based training; absent: policies learn independently."""
 

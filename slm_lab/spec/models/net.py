@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, Strict, model_validator
 from slm_lab.spec.models.base import Component, Count, Extensible, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name, whole
 
 LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
-"""Log standard deviation, inside the bounds at which the Normal distribution clips it: there its gradient is 0."""
+"""Log standard deviation, strictly inside the bounds at which the Normal distribution clips it, where its gradient would be 0."""
 WHOLE = frozenset({
     "step_size", "T_max", "T_0", "T_mult", "frame", "total_iters", "total_steps", "epochs", "steps_per_epoch", "step_size_up",
     "step_size_down", "milestones", "k",
@@ -52,13 +52,13 @@ class OptimSpec(NamedClass):
 
     @property
     def rate(self) -> float:
-        """Return lr, or the default of the optimizer; of Lookahead that of the inner one."""
+        """Return lr, or the default of the optimizer (of Lookahead: of the inner optimizer)."""
         name = str(self.kwargs.get("optimizer", "Adam")) if self.name == "Lookahead" else self.name
         return LEARNING_RATES.get(name.removeprefix("Global"), 1e-3) if self.lr is None else self.lr
 
 
 SHAPED = ("Muon", "Adafactor")
-"""Optimizers that need each parameter in its shape, not all of them as one flat vector."""
+"""Optimizers that need each parameter in its own shape, not all parameters as one flat vector."""
 
 
 class LRSchedulerSpec(NamedClass):
@@ -68,8 +68,8 @@ class LRSchedulerSpec(NamedClass):
     """
 
     unit: Literal["training_calls", "frames"] | None = None
-    """What its arguments count; absent: frames for LinearToZero and LinearToMin, training calls for torch's schedulers. With
-    meta.distributed those of all Sessions together."""
+    """Unit of the schedule's arguments; absent: frames for LinearToZero and LinearToMin, training calls for torch's schedulers. With
+    meta.distributed, those of all Sessions are counted together."""
 
     @property
     def counts_calls(self) -> bool:
@@ -85,7 +85,7 @@ class LossSpec(NamedClass):
 
 
 class NetSpec(Component):
-    """Keys of every network, and what rules need to know of it."""
+    """Keys of every network, and the properties that rules need."""
 
     recurrent: ClassVar[bool] = False
     """Carries a hidden state over steps."""
@@ -93,16 +93,17 @@ class NetSpec(Component):
     """Splits action values into state value and advantages."""
 
     images: ClassVar[bool] = False
-    """Has convolutions: observations that can be images are."""
+    """Has convolutions: observations that can be images are treated as images."""
 
     input: Literal["image", "vector"] | None = None
-    """How observations with two or more axes are encoded: as images or flat vectors. Absent: as images with convolutions, else by the env's
-    space (integers from 0 to 255, and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes, are images)."""
+    """How observations with two or more axes are encoded: as images or flat vectors. Absent: as images if the net has convolutions,
+    otherwise depending on the env's space (integers from 0 to 255, and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes, are
+    images)."""
     shared: Flag = False
     """Share one body between actor and critic."""
     use_same_optim: Flag = True
-    """Use one optimizer for actor and critic: actor_optim_spec if that is given, else optim_spec; false: separate ones (actor_* and
-    critic_* specs). A shared net always has one."""
+    """Use one optimizer for actor and critic: actor_optim_spec if it is given, otherwise optim_spec; false: separate optimizers (actor_*
+    and critic_* specs). A shared net always has one optimizer."""
     log_std_init: LogStd | None = None
     """Normal, NormalTanh: initial value of the log standard deviation (above -5, below 2) as a state-independent parameter; absent: an
     output of the network."""
@@ -111,39 +112,39 @@ class NetSpec(Component):
     critic_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the critic's output layer."""
     clip_grad_val: PositiveReal | None = None
-    """Clip gradients to this L2 norm: actor and critic each by its own norm unless they are one shared net, and each critic of
-    SoftActorCritic and CrossQ."""
+    """Clip gradients to this L2 norm. Actor and critic are clipped separately, each by its own norm, unless they are one shared net; so is
+    each critic of SoftActorCritic and CrossQ."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
     optim_spec: OptimSpec = OptimSpec()
     """Optimizer."""
     actor_optim_spec: OptimSpec | None = None
-    """The actor's optimizer; with use_same_optim, or a shared net, that of the critic too."""
+    """The actor's optimizer; with use_same_optim or a shared net, also the critic's."""
     critic_optim_spec: OptimSpec | None = None
     """The critic's optimizer, if use_same_optim and shared are false."""
     lr_scheduler_spec: LRSchedulerSpec | None = None
     """Learning rate schedule: of frames (LinearToZero, LinearToMin) or of training calls (torch's schedulers); absent: constant."""
     actor_lr_scheduler_spec: LRSchedulerSpec | None = None
-    """The actor's learning rate schedule; with use_same_optim, or a shared net, that of the critic too."""
+    """The actor's learning rate schedule; with use_same_optim or a shared net, also the critic's."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
     """The critic's learning rate schedule, if use_same_optim and shared are false."""
     update_type: Literal["replace", "polyak"] = "replace"
     """How target networks are updated: replace copies the network every update_frequency frames; polyak averages towards it, in
     SoftActorCritic after each gradient step that updates the policy, in DQN and DoubleDQN after each vector step."""
     update_frequency: Positive = 1
-    """replace: frames between updates of target networks. SoftActorCritic: copies are made after the gradient steps of the first training
-    thereafter."""
+    """replace: frames between updates of target networks. SoftActorCritic makes the copies after the gradient steps of the next
+    training."""
     polyak_coef: Fraction = 0.005
     """polyak: weight of the network in each update of its target network."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type in which products of hidden layers are computed, forward and backward; RecurrentNet: float32 only. "bfloat16": inputs, weights
-    and products are rounded to it. Weights, gradients, norms, losses and optimizers remain float32, and so do output layers, the tails
-    above a shared HydraMLPNet, and activations, except inside nets with several heads, TorchArc graphs that branch, encoders of a Dict's
-    images and your own nets, where they are bfloat16 too. Small nets then learn and act by torch instead of numpy; an agent that is loaded
-    from a run (enjoy, export) acts in float32. A processor without instructions for it (AVX-512 BF16 or AMX) takes about ten times as long
-    as with float32."""
+    """Type in which the matrix products of hidden layers are computed, forward and backward; RecurrentNet: float32 only. "bfloat16":
+    inputs, weights and products are rounded to bfloat16. Weights, gradients, norms, losses and optimizers remain float32, and so do output
+    layers, the tails above a shared HydraMLPNet, and activations, except inside nets with several heads, TorchArc graphs that branch,
+    encoders of a Dict's images and your own nets, where they are bfloat16 too. Small nets then learn and act with torch instead of numpy;
+    an agent that is loaded from a run (enjoy, export) acts in float32. A processor without bfloat16 instructions (AVX-512 BF16 or AMX)
+    takes about ten times as long as with float32."""
     gpu: Flag | Literal["auto"] = "auto"
-    """Compute on a CUDA device; "auto": if there is one. true without one: on the CPU, with a notice."""
+    """Compute on a CUDA device; "auto": if there is one. If true and there is none: on the CPU, with a notice."""
     cuda_id: Count | None = None
     """Index of the CUDA device; absent: Sessions are spread over all devices."""
     tf32: Flag = False
@@ -160,7 +161,8 @@ class LayersSpec(NetSpec):
     """Activation of the output layer; absent: none."""
     init_fn: str | None = None
     """Weight initialisation of all layers, output layers and GRUs included: a function of torch.nn.init (orthogonal_, xavier_uniform_, …)
-    with torch's gain for hid_layers_activation, 1 if there is none; biases are 0. Absent: torch's default, as always in LSTM and RNN."""
+    with torch's gain for hid_layers_activation (1 if torch has none); biases are 0. Absent: torch's default, which LSTM and RNN layers
+    always use."""
     layer_norm: Flag = False
     """Apply LayerNorm before each hidden activation."""
     batch_norm: Flag = False
@@ -177,7 +179,7 @@ class MLPNetSpec(LayersSpec):
     @model_validator(mode="before")
     @classmethod
     def _default_layers(cls, keys: Any) -> Any:
-        """Complete a net without layers: its default activation is another than that of layers that are given."""
+        """Complete a net without hid_layers, whose default activation differs from that of a net with hid_layers."""
         if isinstance(keys, dict) and keys.get("hid_layers") is None and keys.get("hid_layers_activation") is None:
             return {**keys, "hid_layers_activation": "tanh"}
         return keys
@@ -208,16 +210,16 @@ class ConvNetSpec(LayersSpec):
     conv_hid_layers: (
         Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
     ) = None
-    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional. Absent: those of Mnih et al. 2015,
-    [[32, 8, 4], [64, 4, 2], [64, 3, 1]]; for images below 36 pixels, too small for them, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]].
-    Each image of a Dict or Tuple has such layers of its own; their outputs and all other entries enter the fully connected layers."""
+    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional. Absent: those of Mnih et al. 2015, [[32, 8,
+    4], [64, 4, 2], [64, 3, 1]]; for images below 36 pixels, which are too small for these, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]].
+    Each image of a Dict or Tuple has its own convolutional layers; their outputs and all other entries enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]
     """Units of each fully connected hidden layer."""
     normalize: Flag = False
-    """Divide images by their upper bound (the space's: 255 for most)."""
+    """Divide images by the upper bound of their space (255 for most)."""
     batch_norm: Flag | Literal["before"] = True  # type: ignore[assignment]  # wider than in other nets
-    """true: apply BatchNorm after the activation of each convolution but the first; fully connected layers have none. "before": before
-    the activation of every hidden layer."""
+    """true: apply BatchNorm after the activation of each convolution except the first; fully connected layers have no BatchNorm. "before":
+    apply it before the activation of every hidden layer."""
 
 
 class DuelingConvNetSpec(ConvNetSpec):
@@ -255,7 +257,7 @@ class TorchArcNetSpec(NetSpec):
 
     name: Literal["TorchArcNet"]
     arc: dict[str, Any] | None = None
-    """{modules, graph} of the body; output layers are added. Layers are torch.nn's, also lazy ones, and BatchRenorm1d and
+    """{modules, graph} of the body; output layers are added. Layers are those of torch.nn, including lazy ones, and BatchRenorm1d and
     LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps}, WeightNormLinear and LazyWeightNormLinear, NormalTanh."""
     arc_file: str | None = None
     """YAML or JSON file with the arc, relative to the spec file or to the working directory; the saved spec contains the arc itself."""
@@ -265,14 +267,14 @@ class TorchArcNetSpec(NetSpec):
     """The critic's body, if different from the actor's."""
     init_fn: str | None = None
     """Weight initialisation of Linear, Conv and GRU layers and of output layers: a function of torch.nn.init with torch's gain for
-    hid_layers_activation; biases are 0. Absent: torch's default, as other layers in every case."""
+    hid_layers_activation; biases are 0. Absent: torch's default, which other layers always use."""
     hid_layers_activation: str = "relu"
     """Activation whose gain init_fn uses: identity, sigmoid (1), tanh (5/3), relu, leaky_relu (√2) or selu (3/4). The activations
     themselves are in the arc."""
     out_layer_activation: str | None = None
     """Activation of the actor's output layer; absent: none."""
     normalize: Flag = False
-    """Divide images by their upper bound (the space's: 255 for most)."""
+    """Divide images by the upper bound of their space (255 for most)."""
 
 
 Net = Annotated[

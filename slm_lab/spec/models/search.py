@@ -1,6 +1,6 @@
 """The search section: `"key__distribution": [arguments]`, nested like the spec or with a dotted path.
 
-A value of choice or grid_search that is an object may hold such keys itself: they are searched only where that value is used.
+A value of choice or grid_search that is an object may contain such keys itself: they are searched only if that value is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slm_lab.spec.models.spec import Spec, foreign_keys
 from slm_lab.spec.report import KeyPath, Report, nearest, show, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
-"""Keys that published specs search over, but no longer exist."""
+"""Keys that no longer exist, but that published specs search over."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class _Form:
     whole: bool = False
     log: bool = False
     ordered: bool = True
-    """The first two are bounds, low and high."""
+    """The first two arguments are bounds, low and high."""
     options: bool = False
-    """They are the values themselves."""
+    """The arguments are the values themselves."""
 
 
 _OPTIONS = _Form("[value, …]", 1, 1, ordered=False, options=True)
@@ -51,7 +51,7 @@ DISTRIBUTIONS = {
     "lograndint": _Form("[low, high]", 2, 3, whole=True, log=True),
     "qlograndint": _Form("[low, high, step]", 3, 4, whole=True, log=True),
 }
-"""Distribution → form of its arguments: values, of which one (choice) or each (grid_search) is used, or numbers."""
+"""Distribution → form of its arguments: values, one (choice) or all (grid_search) of which are used, or numbers."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class SearchKey:
     distribution: str
     """Key of DISTRIBUTIONS."""
     args: tuple[Any, ...]
-    """Its arguments; values of choice and grid_search without the search keys in them."""
+    """Arguments of the distribution; values of choice and grid_search without the search keys inside them."""
     nested: tuple[tuple[SearchKey, ...], ...] = ()
     """Search keys inside each of `args`, for choice and grid_search; () if there are none."""
     where: KeyPath = field(default=(), compare=False)
@@ -116,7 +116,7 @@ class SearchKey:
         return int(product) if self.is_whole else float(f"{product:.12g}")
 
     def candidates(self) -> tuple[Any, ...]:
-        """Return values that stand for all: indices of options, both ends of a range and a value between them, or the mean."""
+        """Return values that represent all values: indices of options, both ends of a range and a value between them, or the mean."""
         if self.has_options:
             return tuple(range(len(self.args)))
         if self.is_normal:
@@ -127,7 +127,7 @@ class SearchKey:
 
 
 _SLACK = 1e-9
-"""Steps by which a bound may miss a multiple because of rounding: 0.3 / 0.1 is 2.9999999999999996."""
+"""Number of steps by which a bound may miss a multiple because of rounding: 0.3 / 0.1 is 2.9999999999999996."""
 
 
 def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
@@ -148,7 +148,7 @@ def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> I
 
 
 def walk(keys: Iterable[SearchKey], above: Mapping[KeyPath, int] | None = None) -> Iterator[tuple[SearchKey, dict[KeyPath, int]]]:
-    """Yield every key, nested ones after the key that has them, and which values make it active: `where` of a key → index of its value."""
+    """Yield every key, nested keys after their outer key, and the values that make it active: `where` of a key → index of its value."""
     for key in keys:
         yield key, dict(above or {})
         for index, inner in enumerate(key.nested):
@@ -171,7 +171,7 @@ def search_keys(spec: Spec) -> list[str]:
 
 
 def redirect_search(search: dict[str, Any], moved: dict[KeyPath, KeyPath | None], report: Report) -> dict[str, Any]:
-    """Return a valid search section with keys moved to new paths (None: removed); with dotted paths if anything moved."""
+    """Return a valid search section with keys moved to new paths (None: removed); if any key moved, all paths are dotted."""
     found = [
         (key, args, next((old for old in moved if key.path[: len(old)] == old), None)) for key, args in search_entries(search, Report())
     ]
@@ -219,7 +219,7 @@ def _misspelt(text: str, args: Any) -> str:
 
 
 def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath = ()) -> Iterator[tuple[SearchKey, Any]]:
-    """Yield the well-formed keys of a search section with their arguments as given, and add a problem for each other one.
+    """Yield the well-formed keys of a search section with their arguments as given, and report a problem for each malformed one.
 
     Args: path, where: of `node` in the spec and in the section, if it is a part of the section.
     """

@@ -24,7 +24,7 @@ REPLAY_ROWS = 16
 
 
 def default_memory(algorithm: AlgorithmSpec | None) -> Any:
-    """Return the memory of an algorithm whose section is absent: the first built-in one that it can learn from. None: an invalid one."""
+    """Return the default memory: the first built-in one that the algorithm can learn from. None: an invalid algorithm."""
     if algorithm is None:
         return MEMORIES["OnPolicyBatchReplay"].model_validate({"name": "OnPolicyBatchReplay"})
     name = next((name for name in algorithm.memories if name in MEMORIES), "OnPolicyBatchReplay")
@@ -44,9 +44,9 @@ class AgentSpec(SpecModel):
     algorithm: Algorithm
     """Algorithm and its hyperparameters."""
     memory: Memory = Field(default_factory=lambda data: default_memory(data.get("algorithm")))
-    """Memory that the algorithm learns from; absent: one that is recommended for the algorithm."""
+    """Memory that the algorithm learns from; absent: the one recommended for the algorithm."""
     net: Net | None = None
-    """Networks, optimizers and learning rates; absent: recommended ones for the algorithm and the env's spaces (Random needs none)."""
+    """Networks, optimizers and learning rates; absent: those recommended for the algorithm and the env's spaces (Random needs none)."""
     critic_net: Net | None = None
     """SoftActorCritic, CrossQ: the critics' network; absent: the same as `net`."""
 
@@ -57,7 +57,7 @@ class AgentSpec(SpecModel):
 
     @property
     def input(self) -> InputKind | None:
-        """Return what observations are by the nets of the spec; None: the env's space decides."""
+        """Return how the nets of the spec encode observations; None: the env's space decides."""
         given = next((net.input for net in self.nets.values() if net.input is not None), None)
         return given or ("image" if any(net.images for net in self.nets.values()) else None)
 
@@ -70,7 +70,7 @@ class AgentSpec(SpecModel):
 
     @property
     def training_start(self) -> int:
-        """Return the transitions of a replay buffer before the first training; 0 for an on-policy algorithm."""
+        """Return the number of transitions in a replay buffer before the first training; 0 for an on-policy algorithm."""
         algorithm = self.algorithm
         if not isinstance(algorithm, ReplayAlgorithmSpec):
             return 0
@@ -91,11 +91,11 @@ class Spec(SpecModel):
     meta: MetaSpec = MetaSpec()
     """Sessions, logging, checkpoints, distribution."""
     search: dict[str, Any] | None = None
-    """Search space: "key__distribution": [arguments], nested like the spec (items of a list by position) or with dotted paths. choice and
-    grid_search have the values as arguments; an object among them may hold such keys itself, which are searched only where it is used.
-    uniform and loguniform have [low, high], randint and lograndint [low, high) of whole numbers; randn and normal [mean, deviation]. With q
-    (quniform, qloguniform, qrandint, qlograndint, qrandn) a step is the last argument: values are its multiples, high included. train does
-    not use it."""
+    """Search space: "key__distribution": [arguments], nested like the spec (items of a list by position) or with dotted paths. The
+    arguments of choice and grid_search are the values to try; a value that is an object may contain such keys itself, which are searched
+    only if this value is used. The arguments of uniform and loguniform are [low, high], of randint and lograndint [low, high) in whole
+    numbers, of randn and normal [mean, deviation]. With q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a
+    step: values are its multiples, high included. train does not use the search space."""
 
     @model_validator(mode="after")
     def _explore(self) -> Spec:
@@ -116,19 +116,19 @@ class Spec(SpecModel):
 
     @property
     def is_short(self) -> bool:
-        """Return whether agent.net is absent and to be filled in by rules.resolve.complete."""
+        """Return whether agent.net is absent and rules.resolve.complete has to fill it in."""
         return self.agent.net is None and self.agent.algorithm.learns
 
     @property
     def session_frames(self) -> int:
-        """Return the frames of each Session and policy: env.max_frame, or with meta.distributed the Session's share of it."""
+        """Return the number of frames of each Session and policy: env.max_frame, or with meta.distributed the Session's share of it."""
         if not self.meta.distributed:
             return self.env.max_frame
         return -(-self.env.max_frame // (self.meta.max_session * self.env.num_envs)) * self.env.num_envs
 
     @property
     def trial_frames(self) -> int:
-        """Return the frames of what is trained independently: as session_frames, or with meta.distributed those of all Sessions."""
+        """Return the number of frames of each independent training: session_frames, or with meta.distributed the frames of all Sessions."""
         return self.session_frames * (self.meta.max_session if self.meta.distributed else 1)
 
     @property
@@ -167,7 +167,7 @@ def members(annotation: Any) -> list[Any]:
 
 
 def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[type[BaseModel]]:
-    """Return the models allowed at `path`; only one if the data name it."""
+    """Return the models allowed at `path`; only one if `raw` names it."""
     annotations: list[Any] = [root]
     for key in (None, *path):
         if key is not None:
@@ -178,7 +178,7 @@ def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[typ
 
 
 def chosen_models(annotations: list[Any], raw: Any) -> list[Any]:
-    """Return the model that the data name, else all alternatives."""
+    """Return the model that `raw` names, or all alternatives."""
     name = raw.get("name") if isinstance(raw, dict) else None
     kinds = [kind_of(a) for a in annotations if is_model(a) and issubclass(a, Component)] if is_extension(name) else []
     if kinds:

@@ -27,11 +27,12 @@ class StudyEntry(SpecModel):
     set: dict[str, Any] = {}
     """Values of keys by path, and of variables by name, as `--set` takes them: {"env.max_frame": 1e5}, or nested."""
     env: str | None = None
-    """Name of its env in tables and figures, in a study without `envs`; absent: the id. Entries in different envs can have one label."""
+    """Name of the entry's env in tables and figures, in a study without `envs`; absent: the id. Entries in different envs can have the same
+    label."""
     published: Real | None = None
-    """Score to compare with, unless its env has one."""
+    """Score to compare with, unless the env has one."""
     random_seed: Annotated[list[Seed], Field(min_length=1)] | None = None
-    """Replaces the study's: fewer seeds for an entry whose runs take long, for example."""
+    """Replaces the study's random_seed, for example by fewer seeds for an entry whose runs take long."""
 
     @property
     def title(self) -> str:
@@ -48,9 +49,9 @@ class StudyEnv(SpecModel):
     set: dict[str, Any] = {}
     """Values of keys and variables for the runs in this env."""
     solve: Real | None = None
-    """Return that counts as solved in this env; absent: that of the study."""
+    """Return that counts as solved in this env; absent: the study's `solve`."""
     published: Real | dict[str, Real] | None = None
-    """Score to compare with: one for all entries, or by label."""
+    """Score to compare with: one for all entries, or one for each label."""
 
     @property
     def title(self) -> str:
@@ -65,24 +66,24 @@ class StudySpec(SpecModel):
     envs: list[StudyEnv] = []
     """The envs; absent: each entry's own. Each entry is run in each of them."""
     random_seed: Annotated[list[Seed], Field(min_length=1)]
-    """One run of each entry in each env for each of these, unless the entry has its own; a run has meta.max_session Sessions."""
+    """Seeds: each entry is run once per env and seed, unless it has its own seeds; a run has meta.max_session Sessions."""
     set: dict[str, Any] = {}
-    """Values of keys and variables for all runs; those of an env and of an entry come after them."""
+    """Values of keys and variables for all runs; those of an env, then those of an entry, override them."""
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
-    """Horizontal axes of the figures. With wall_t (seconds) one run at a time."""
+    """Horizontal axes of the figures. With wall_t (seconds), one run is trained at a time."""
     metric: Metric | None = None
-    """The score: the last value of this column of the rows, or that of the rows of evaluation; absent: total_reward_ma."""
+    """The score: the last value of this column of the table, or the last evaluation; absent: total_reward_ma."""
     solve: Real | None = None
     """Return of `metric` that counts as solved."""
     baseline: str | None = None
-    """Label of the entry from which the differences of the others are computed."""
+    """Label of the entry that the other entries are compared with."""
     paired: Flag = False
-    """Compute differences to the baseline seed by seed: for entries that have the same random_seed in common by more than its number."""
+    """Compute differences to the baseline seed by seed: useful if runs with the same random_seed share more than this number."""
 
 
 @dataclass(frozen=True)
 class StudyRun:
-    """One run of a study: what `train` would do with the overrides and this random_seed."""
+    """One run of a study: the same as `train` with these overrides and this random_seed."""
 
     entry: str
     """Label of the entry."""
@@ -90,7 +91,7 @@ class StudyRun:
     """Label of the env."""
     spec: Spec
     settings: Mapping[str, Any]
-    """What determines its results but the seed: path → value (see `settings`)."""
+    """Everything except the seed that determines the results: path → value (see `settings`)."""
 
     @property
     def random_seed(self) -> int:
@@ -110,14 +111,14 @@ class StudyRun:
 
 @dataclass(frozen=True)
 class Study:
-    """A study that was loaded."""
+    """A loaded study."""
 
     name: str
     source: str
     """The file."""
     spec: StudySpec
     raw: Mapping[str, Any]
-    """Its entry of the file, with --set applied."""
+    """The study's entry in the file, with --set applied."""
     runs: tuple[StudyRun, ...]
     scores: Mapping[tuple[str, str], float]
     """(entry, env) → published score."""
@@ -139,7 +140,7 @@ class Study:
         return list(dict.fromkeys(run.env for run in self.runs))
 
     def solve(self, env: str) -> float | None:
-        """Return that counts as solved in an env."""
+        """Return which return counts as solved in an env."""
         own = next((one.solve for one in self.spec.envs if one.title == env), None)
         return self.spec.solve if own is None else own
 

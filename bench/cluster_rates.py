@@ -28,14 +28,13 @@ import numpy as np
 import torch
 
 from bench.cluster_times import Echo, spec_of
-from slm_lab.experiment.execute.ray.connect import connected
-from slm_lab.experiment.execute.ray.remote import Remote
+from slm_lab.experiment.execute.ray.connect import Remote, connected
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
-from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.cluster.remote import RemoteArrays
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib import store
 from slm_lab.lib.rng import session_seeds

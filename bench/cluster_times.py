@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers, closing
-from slm_lab.experiment.session.context import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.models.spec import Spec
@@ -167,7 +167,7 @@ def time_updates(session: Session, after: Callable[[], object] = lambda: None) -
 
 def measure(hidden: int, message: Message, updates: int = 200) -> Times:
     """Return the service times of A3C with a net of two hidden layers: medians."""
-    from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
+    from slm_lab.experiment.session.cluster.remote import RemoteArrays
 
     spec = spec_of(hidden, frames=updates * ENVS * ROWS)
     with ExitStack() as stack:

@@ -37,7 +37,7 @@ def _arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
     matmul, without = request.config.getoption("--matmul"), request.config.getoption("--no-onednn")
     with pytest.MonkeyPatch.context() as patch:
         if matmul is not None:
-            from slm_lab.agent.net import matmul as module
+            from slm_lab.agent import torch_settings as module
 
             patch.setattr(module, "prefers_onednn", lambda processor, capability: matmul == "onednn")
         if without:

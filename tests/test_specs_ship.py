@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.load.files import spec_names

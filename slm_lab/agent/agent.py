@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.algorithm.common.sil_replay import SILReplay
+from slm_lab.agent.algorithm.sil_replay import SILReplay
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy

@@ -11,10 +11,10 @@ from torch import nn
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.algorithm.common.target import TargetNet
-from slm_lab.agent.net.matmul import has_bfloat16, resolve_matmul, use_matmul
+from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.build_policy import build_policy
+from slm_lab.agent.policy.policy import build_policy
+from slm_lab.agent.torch_settings import has_bfloat16, resolve_matmul, use_matmul
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import processor
 from slm_lab.lib.log import notice

@@ -12,7 +12,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.net.passes import direct
 from slm_lab.agent.ops import objective
-from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics, value_diagnostics
+from slm_lab.agent.ops.objective import explained_variance, ratio_diagnostics, value_diagnostics
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy import policy as acting
 from slm_lab.lib.clock import Clock

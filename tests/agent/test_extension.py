@@ -10,7 +10,7 @@ from torch import nn
 
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.policy.build_policy import build_policy
+from slm_lab.agent.policy.policy import build_policy
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay
 from slm_lab.lib.clock import Clock

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.common.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.algorithm.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.build import build_agent
 from slm_lab.agent.net.passes.direct import DirectPass
 from slm_lab.agent.optim.optimizers import FlatAdam, FlatOptimizer, FlatRMSprop, shared_statistics

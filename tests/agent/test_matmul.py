@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slm_lab.agent import build
+from slm_lab.agent import build, torch_settings
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import check_arithmetic
-from slm_lab.agent.net import matmul
 from slm_lab.agent.net.body import Body, build_body
-from slm_lab.agent.net.matmul import ONEDNN_LEAST, has_bfloat16, onednn_least, prefers_onednn, resolve_matmul
 from slm_lab.agent.net.q_nets import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
 from slm_lab.agent.ops.linear import FLOAT32, Products
+from slm_lab.agent.torch_settings import ONEDNN_LEAST, has_bfloat16, onednn_least, prefers_onednn, resolve_matmul
 from slm_lab.lib.limits import processor
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
@@ -46,7 +45,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return real(x, weight, bias)
 
     monkeypatch.setattr(linear, "_onednn", counted)
-    monkeypatch.setattr(matmul, "onednn_least", lambda *_: LEAST)
+    monkeypatch.setattr(torch_settings, "onednn_least", lambda *_: LEAST)
     return sizes
 
 
@@ -79,7 +78,7 @@ def test_the_choice_by_processor(
     described = f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: X"
     assert prefers_onednn(described, capability) == onednn
     assert onednn_least(described, capability) == least
-    monkeypatch.setattr(matmul, "processor", lambda: described)
+    monkeypatch.setattr(torch_settings, "processor", lambda: described)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert (resolve_matmul("auto") == "onednn") == onednn
     assert resolve_matmul("auto", "cuda:0") == "torch"
@@ -87,7 +86,7 @@ def test_the_choice_by_processor(
 
 def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in torch's builds for ARM (no MKL) and in those without oneDNN."""
-    monkeypatch.setattr(matmul, "prefers_onednn", lambda *_: True)
+    monkeypatch.setattr(torch_settings, "prefers_onednn", lambda *_: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     assert resolve_matmul("auto") == resolve_matmul("mkl") == "mkl"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slm_lab.agent.policy.build_policy import build_policy
+from slm_lab.agent.policy.policy import build_policy
 from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.workers.worker import EnvGroup

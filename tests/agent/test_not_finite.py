@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.common.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic, Temperature
+from slm_lab.agent.algorithm.value_scale import PercentileScale, TargetDeviation
 from slm_lab.agent.replay.replay import SumTree
 from slm_lab.lib.records import VecStep
 from tests.agent.helpers import ToyEnv, agent_of, changed, drive

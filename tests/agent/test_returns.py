@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.agent.algorithm.common.value_scale import standardize_valid
+from slm_lab.agent.algorithm.value_scale import standardize_valid
 from slm_lab.agent.ops import returns
-from slm_lab.agent.ops.diagnostics import explained_variance
+from slm_lab.agent.ops.objective import explained_variance
 from slm_lab.agent.ops.returns import discounted_returns, discounted_scan, gae, nstep_returns, standardize, vtrace
 
 GAMMA, LAM = 0.9, 0.8

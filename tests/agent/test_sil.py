@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.algorithm.common.sil_replay import SILReplay
+from slm_lab.agent.algorithm.sil_replay import SILReplay
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, Episode, ObservationSpace, VecStep

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic, Temperature, target_entropies
+from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.q_nets import QCritic, SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops.distributions import SquashedNormal
 from slm_lab.agent.optim.flat import FlatParams

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.common.target import TargetNet
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.lib.records import ActionSpace
 from slm_lab.spec.models.spec import Spec
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, drive_on, info

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.common.on_policy import log_ratio
+from slm_lab.agent.algorithm.on_policy import log_ratio
 from slm_lab.agent.ops.returns import VTrace, discounted_returns, gae, vtrace
 from slm_lab.agent.rollout.minibatch import critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout, Truncations

@@ -12,9 +12,9 @@ import torch
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.algorithm import base
-from slm_lab.agent.algorithm.common.target import TargetNet
+from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.build import build_agent
-from slm_lab.agent.policy.build_policy import algorithms_for
+from slm_lab.agent.policy.policy import algorithms_for
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.rollout.rollout import RolloutStorage
 from slm_lab.lib.clock import Clock

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.agent.net.matmul import resolve_matmul
+from slm_lab.agent.torch_settings import resolve_matmul
 from slm_lab.experiment import plan
 from slm_lab.experiment.events import CheckpointWritten, Event, Progress, Row, SessionEnded
 from slm_lab.experiment.files.paths import RunPaths, new_run
@@ -18,7 +18,7 @@ from slm_lab.experiment.run import sessions, trial
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
 from slm_lab.experiment.run.sessions import Job
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import rows

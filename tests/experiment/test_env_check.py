@@ -15,7 +15,7 @@ from slm_lab.cli import main
 from slm_lab.experiment.execute.heartbeat import RESETTING, STEPPING
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.engine import check_builds
-from slm_lab.experiment.run.search.build_check import check_builds as check_search
+from slm_lab.experiment.run.search.prepare import check_builds as check_search
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session import build as session_build
 from slm_lab.experiment.session.session import Session

@@ -29,7 +29,7 @@ from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import TrialFailed
 from slm_lab.experiment.run import engine
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import SharedArrays, shared_file

@@ -16,7 +16,7 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.run.engine import check_builds
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.restore import restore, state_dict
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.builtin import DevCheckError

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import slm_lab
-from slm_lab.agent.net.matmul import resolve_matmul
+from slm_lab.agent.torch_settings import resolve_matmul
 from slm_lab.cli import main
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.files import bundle as state

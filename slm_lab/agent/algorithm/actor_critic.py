@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
-from slm_lab.agent.algorithm.common.value_scale import standardize_valid
+from slm_lab.agent.algorithm.on_policy import PolicyGradient, log_ratio
+from slm_lab.agent.algorithm.value_scale import standardize_valid
 from slm_lab.agent.ops.arrays import A, silent, tensor
-from slm_lab.agent.ops.diagnostics import explained_variance
 from slm_lab.agent.ops.losses import policy_gradient_loss
-from slm_lab.agent.ops.objective import Coefs, Terms
+from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, Values, critic_outputs, one_pass
 from slm_lab.agent.rollout.rollout import Rollout

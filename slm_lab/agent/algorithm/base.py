@@ -6,12 +6,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from slm_lab.agent.algorithm.common.sil_replay import SILReplay
-from slm_lab.agent.algorithm.common.target import TargetNet
+from slm_lab.agent.algorithm.sil_replay import SILReplay
+from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.ops import device as devices
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.build_policy import optimizer_parts, separate_gradients
-from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.policy.policy import Policy, optimizer_parts, separate_gradients
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
 from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, slab_bytes

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm
-from slm_lab.agent.algorithm.common.meter import GradientMeter
-from slm_lab.agent.algorithm.common.target import TargetNet
+from slm_lab.agent.algorithm.meter import GradientMeter
+from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.arrays import A, like, silent, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
-from slm_lab.agent.ops.diagnostics import value_diagnostics
 from slm_lab.agent.ops.losses import ValueLoss
+from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.targets import (
     action_value,
     action_value_gradient,

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Part
-from slm_lab.agent.algorithm.common.on_policy import PolicyGradient, log_ratio
-from slm_lab.agent.algorithm.common.value_scale import PercentileScale, standardize_valid
+from slm_lab.agent.algorithm.on_policy import PolicyGradient, log_ratio
+from slm_lab.agent.algorithm.value_scale import PercentileScale, standardize_valid
 from slm_lab.agent.ops.arrays import silent
-from slm_lab.agent.ops.diagnostics import explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, symlog
-from slm_lab.agent.ops.objective import Coefs, Terms
+from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.returns import gae, standardize, vtrace
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch, critic_outputs
 from slm_lab.agent.rollout.rollout import Rollout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
-from slm_lab.agent.algorithm.common.value_scale import standardize_valid
+from slm_lab.agent.algorithm.on_policy import PolicyGradient
+from slm_lab.agent.algorithm.value_scale import standardize_valid
 from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms

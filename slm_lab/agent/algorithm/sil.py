@@ -10,9 +10,9 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.actor_critic import ActorCritic
 from slm_lab.agent.algorithm.base import Tuning
-from slm_lab.agent.algorithm.common.on_policy import PolicyGradient
-from slm_lab.agent.algorithm.common.sil_replay import SILReplay
+from slm_lab.agent.algorithm.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.ppo import PPO
+from slm_lab.agent.algorithm.sil_replay import SILReplay
 from slm_lab.agent.ops.arrays import silent
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.replay.replay import Transitions

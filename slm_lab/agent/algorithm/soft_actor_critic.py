@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
-from slm_lab.agent.algorithm.common.meter import GradientMeter
-from slm_lab.agent.algorithm.common.target import TargetNet
+from slm_lab.agent.algorithm.meter import GradientMeter
+from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes.direct import CriticsPass
 from slm_lab.agent.net.passes.validity import add_gradient

@@ -6,6 +6,7 @@ with autograd, 100 in closed form. The formulas are the same as in `losses` and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import array, equal_numbers
-from slm_lab.agent.ops.device import is_asynchronous
+from slm_lab.agent.ops.arrays import A, array, equal_numbers
+from slm_lab.agent.ops.device import is_asynchronous, read
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
 
 CLOSED_FORM = True
@@ -279,3 +280,45 @@ def discrete_actor_loss(
         grad_BA += penalty * (before - entropy) * p_BA * (logp_BA + entropy_B.unsqueeze(1))
         after = torch.where(entropy.isfinite(), torch.lerp(before, entropy, 0.01), before)
     return DiscreteActorLoss(loss, entropy, grad_BA.div_(len(params_BA)), after)
+
+
+def explained_variance(value_TN: A, return_TN: A, valid_TN: A) -> float:
+    """Return 1 − Var[return − value] / Var[return] over the valid rows: 1 for a perfect critic, 0 for a constant prediction.
+
+    The result is 0 if all returns are equal, and NaN if a return or value is not finite.
+    """
+    value, target, valid = array(value_TN).ravel(), array(return_TN).ravel(), array(valid_TN)
+    if b"\0" in valid.tobytes():  # a sixth of the time of .all()
+        value, target = value[valid.ravel()], target[valid.ravel()]
+        if not len(target):
+            return 0.0
+    if not math.isfinite(target.dot(target)) or not math.isfinite(value.dot(value)):  # cheaper than np.errstate
+        return math.nan
+    error, count = target - value, len(target)
+    error -= np.add.reduce(error) / count
+    target = target - np.add.reduce(target) / count
+    spread = float(target.dot(target))
+    return 1.0 - float(error.dot(error)) / spread if spread else 0.0
+
+
+def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip_eps: float) -> tuple[float, float]:
+    """Return approx_kl and clip_fraction over the minibatches [B] of an update.
+
+    approx_kl is the mean of (r − 1) − log r, an estimate of KL[π_old, π] with r = π/π_old (http://joschu.net/blog/kl-approx.html);
+    clip_fraction is the share of transitions with |r − 1| > ε.
+    """
+    log_ratio_B = torch.cat(list(logps)) - torch.cat(list(old_logps))
+    change_B = torch.expm1(log_ratio_B.clamp(-20.0, 20.0))  # as in clipped_surrogate_loss
+    clipped_B = (change_B.abs() > clip_eps).float()
+    approx_kl, clip_fraction = read([(change_B - log_ratio_B).mean(), clipped_B.mean()])
+    return approx_kl, clip_fraction
+
+
+def value_diagnostics(q: Tensor | np.ndarray, target: Tensor | np.ndarray) -> tuple[Tensor | float, Tensor | float]:
+    """Return the mean absolute temporal-difference error and the mean value."""
+    if isinstance(q, Tensor) and isinstance(target, Tensor) and is_asynchronous(q):
+        return (target - q.detach()).abs().mean(), q.detach().mean()
+    q_B, target_B = array(q.detach() if isinstance(q, Tensor) else q), array(target)  # numpy's calls cost less
+    if q_B.ndim > 1:
+        q_B, target_B = q_B.reshape(-1), target_B.reshape(-1)
+    return float(np.add.reduce(np.abs(target_B - q_B))) / len(q_B), float(np.add.reduce(q_B)) / len(q_B)

@@ -10,8 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from slm_lab.agent.policy.build_policy import build_policy
-from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.policy.policy import Policy, build_policy
 from slm_lab.env.layout import BoxLayout
 from slm_lab.env.make import make_codec
 from slm_lab.env.normalize import Normalizers, make_normalizers

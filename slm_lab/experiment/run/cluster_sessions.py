@@ -10,16 +10,14 @@ from functools import partial
 from slm_lab.experiment.collect.workers.worker_pool import open_cluster_pool, with_local_inference
 from slm_lab.experiment.events import Notice
 from slm_lab.experiment.execute.executor import Resources
-from slm_lab.experiment.execute.ray.connect import Cluster, connected
+from slm_lab.experiment.execute.ray.connect import Cluster, Remote, connected
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
-from slm_lab.experiment.execute.ray.remote import Remote
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import session_processes
 from slm_lab.experiment.run.sessions import Job, Place
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
-from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
-from slm_lab.experiment.session.cluster.remote_sink import RemoteSink, SinkServer
+from slm_lab.experiment.session.cluster.remote import RemoteArrays, RemoteSink, SinkServer
 from slm_lab.experiment.session.session_process import SessionTask
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.models.spec import Spec

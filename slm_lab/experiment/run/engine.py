@@ -40,7 +40,7 @@ Forks of the fork server share torch: 2 workers take 382 MB together with trial 
 def run_inline(job: Job) -> list[SessionEnded]:
     """Run one Session in this process."""
     from slm_lab.experiment.files.sink import LocalSink
-    from slm_lab.experiment.session.context import SessionContext
+    from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
 
     with watched(job.spec, job.stop, job.emit) as beat:
@@ -179,7 +179,7 @@ def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
 
 def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
     from slm_lab.experiment.run.build_report import quick
-    from slm_lab.experiment.session.context import SessionContext
+    from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
     from slm_lab.experiment.training.resolve import completed, with_seed
 

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium as gym
 from pydantic import BaseModel
 
-from slm_lab.agent.policy.build_policy import fits
+from slm_lab.agent.policy.policy import fits
 from slm_lab.env.make import make_env, supported_keys
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.execute.local.user_code import close_env

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,34 +16,33 @@ from threadpoolctl import threadpool_limits
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent, check_arithmetic
-from slm_lab.agent.net.matmul import resolve_matmul
 from slm_lab.agent.replay.replay import check_replay_memory
+from slm_lab.agent.torch_settings import TorchSettings, resolve_matmul
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.workers.source import WorkerSource
-from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
+from slm_lab.experiment.collect.workers.worker_pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
-from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.training.env_check import check_env
-from slm_lab.experiment.training.experience import ExperienceSource
+from slm_lab.experiment.training.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories, load_observers
 from slm_lab.experiment.training.observers.builtin import SaveTimer
 from slm_lab.experiment.training.population import Population
 from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device, with_seed
-from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
-from slm_lab.lib.store import Shareable
+from slm_lab.lib.store import Shareable, Store
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 
@@ -239,3 +238,26 @@ class SessionParts:
 def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
     """Return the parts of a Session that it shares with other Sessions of the same net."""
     return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}
+
+
+@dataclass(frozen=True)
+class SessionContext:
+    """What the process that runs a Session provides; the defaults suit a single Session that runs in the current process."""
+
+    stop: Stop = field(default_factory=Stop)
+    """Requests the end of training."""
+    beat: Beat = no_beat
+    """Called with each new phase, see execute.heartbeat."""
+    store: Store | None = None
+    """Shared arrays of the Sessions that train one net (meta.distributed); None: the Session trains its own net."""
+    restart: int = 0
+    """Number of processes that died before this one in the same role."""
+    resumed: RunPaths | None = None
+    """The run from whose last checkpoint the Session continues: an earlier run, or this run after its process was restarted."""
+    open_pool: OpenPool = open_pool
+    """Starts the rollout workers."""
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether the Session joins others that already train its net, so that the shared arrays are newer than any checkpoint."""
+        return self.store is not None and not self.store.fresh

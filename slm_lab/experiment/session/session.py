@@ -13,8 +13,7 @@ from slm_lab.experiment.execute.local.user_code import WorkerFailed
 from slm_lab.experiment.files.bundle import set_rng_state
 from slm_lab.experiment.files.sink import MemorySink, RunSink
 from slm_lab.experiment.plan import Plan, check_spec
-from slm_lab.experiment.session.build import SessionParts
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.build import SessionContext, SessionParts
 from slm_lab.experiment.session.restore import Continuation, init_weights, resume, save, state_dict
 from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner

@@ -97,7 +97,7 @@ def run_session(context: Context, task: SessionTask) -> None:
 
 def _run(context: Context, task: SessionTask) -> None:
     from slm_lab.experiment.collect.workers.worker_pool import open_pool
-    from slm_lab.experiment.session.context import SessionContext
+    from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
 
     store = None if task.open_store is None else task.open_store(task.spec, task.index, lambda: session.parts.info, task.fresh)

@@ -9,6 +9,7 @@ from typing import Any
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.replay.replay import Replay
+from slm_lab.agent.torch_settings import TorchSettings
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
@@ -34,7 +35,6 @@ from slm_lab.experiment.training.observers.base import (
 )
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevChecks, ProgressReporter, SaveTimer, TimeLimit
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder
-from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.log import logger
 from slm_lab.lib.records import Metrics

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from slm_lab.experiment.execute.ray.remote import Remote
+from slm_lab.experiment.execute.ray.connect import Remote
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.lib.rng import Seeds
 from slm_lab.spec.models.spec import Spec

@@ -24,7 +24,7 @@ from slm_lab.experiment.files.paths import new_run
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.experiment.session.cluster.remote_sink import RemoteSink, SinkServer, Superseded
+from slm_lab.experiment.session.cluster.remote import RemoteSink, SinkServer, Superseded
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.cluster.conftest import Nodes, ShellCluster
 from tests.experiment.cluster.direct import Direct

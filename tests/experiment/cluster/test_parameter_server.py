@@ -17,9 +17,8 @@ from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
-from slm_lab.experiment.session.build import shared_parts
-from slm_lab.experiment.session.cluster.remote_arrays import RemoteArrays
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.build import SessionContext, shared_parts
+from slm_lab.experiment.session.cluster.remote import RemoteArrays
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib import store as store_module

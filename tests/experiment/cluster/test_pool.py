@@ -20,7 +20,7 @@ from slm_lab.experiment.collect.workers.worker import Collected, RolloutWorker
 from slm_lab.experiment.execute.executor import Event, Message
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.local.user_code import WorkerFailed
-from slm_lab.experiment.session.context import SessionContext
+from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.resolve import resolve_inference
 from slm_lab.lib.records import Metrics

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.search.build_check import check_builds
+from slm_lab.experiment.run.search.prepare import check_builds
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.search_space import SearchSpace, draw
 from slm_lab.spec.models.search import SearchKey

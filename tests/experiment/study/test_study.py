@@ -21,9 +21,8 @@ from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.report.metrics import Estimate
 from slm_lab.experiment.report.study_report import Row, findings
 from slm_lab.experiment.report.study_result import ResultRun
-from slm_lab.experiment.run.study.adopt import adopted_runs, key_of
 from slm_lab.experiment.run.study.study import StudyExperiment, gpu_runs
-from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
+from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, key_of, run_in_process
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.files import sealed

@@ -15,8 +15,8 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from slm_lab.agent.net.matmul import onednn_least
 from slm_lab.agent.ops.linear import Products
+from slm_lab.agent.torch_settings import onednn_least
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory, extras_size
 from slm_lab.experiment.collect.workers.worker import RolloutWorker

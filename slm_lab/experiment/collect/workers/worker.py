@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from slm_lab.agent.net.matmul import use_matmul
-from slm_lab.agent.policy.build_policy import build_policy
-from slm_lab.agent.policy.policy import Policy
+from slm_lab.agent.policy.policy import Policy, build_policy
+from slm_lab.agent.torch_settings import TorchSettings, use_matmul
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
@@ -33,7 +32,6 @@ from slm_lab.experiment.files.bundle import rng_state, set_rng_state, to_arrays,
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.experience import Beat, no_beat
-from slm_lab.experiment.training.torch_settings import TorchSettings
 from slm_lab.lib.records import ActOut, EnvInfo
 from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
-from slm_lab.experiment.execute.ray.connect import on_node
-from slm_lab.experiment.execute.ray.remote import LOST_NODE, Remote, died, pack, unpack
+from slm_lab.experiment.execute.ray.connect import LOST_NODE, Remote, died, on_node, pack, unpack
 from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
 from slm_lab.lib.log import notice
 

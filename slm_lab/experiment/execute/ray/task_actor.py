@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.executor import Context, Target
 from slm_lab.experiment.execute.heartbeat import StallTimer
 from slm_lab.experiment.execute.local.child import print_to_fd
 from slm_lab.experiment.execute.local.user_code import cause
-from slm_lab.experiment.execute.ray.remote import pack, unpack
+from slm_lab.experiment.execute.ray.connect import pack, unpack
 from slm_lab.lib.log import logger
 
 _TICK = 0.2

@@ -25,9 +25,8 @@ from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, check_sp
 from slm_lab.experiment.report.trial_record import TrialRecord
 from slm_lab.experiment.run.experiment import Experiment, as_text, lock_of, writing
 from slm_lab.experiment.run.search import confirm as confirming
-from slm_lab.experiment.run.search.build_check import check_in_process
+from slm_lab.experiment.run.search.prepare import TrialShare, check_in_process, trial_resources
 from slm_lab.experiment.run.search.proposer import make_proposer
-from slm_lab.experiment.run.search.resources import TrialShare, trial_resources
 from slm_lab.experiment.run.search.schedule import TakeOver, check_pbt, make_scheduler
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState, best_first
 from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric, result_lines, shown_values

@@ -20,8 +20,7 @@ from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.report.study_result import ResultRun, write_result
 from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, Start, as_text, lock_of, run_plan, writing
-from slm_lab.experiment.run.study.adopt import adopted_runs, changes, key_of
-from slm_lab.experiment.run.study.study_run import RunJob, check_in_process, has_failed, run_in_process
+from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes, check_in_process, has_failed, key_of, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.lib.files import replace_file, sealed
 from slm_lab.lib.limits import cores

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from slm_lab.experiment.execute.ray.remote import Remote, pack
+from slm_lab.experiment.execute.ray.connect import Remote, pack
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.log import PlainError

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Algorithm, Part
-from slm_lab.agent.algorithm.common.meter import GradientMeter
-from slm_lab.agent.algorithm.common.value_scale import TargetDeviation
+from slm_lab.agent.algorithm.meter import GradientMeter
+from slm_lab.agent.algorithm.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.ops.arrays import A, flat, like, tensor

@@ -1,0 +1,141 @@
+"""Preparation of a search: check that each searched value can be built, and divide the machine or cluster among trials."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from slm_lab.experiment.execute.executor import Context, Resources
+from slm_lab.experiment.plan import Plan, UserError, session_processes
+from slm_lab.experiment.training.resolve import with_seed
+from slm_lab.lib.limits import cores
+from slm_lab.lib.log import notice
+from slm_lab.spec.load.loader import dump_spec
+from slm_lab.spec.load.search_space import SearchSpace
+from slm_lab.spec.models.search import SearchKey, settings, walk
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import KeyPath, Problem, SpecError, show, show_path
+
+
+@dataclass(frozen=True)
+class TrialShare:
+    """Resources of each trial, and the number of concurrent trials."""
+
+    concurrent: int
+    """Number of trials that run concurrently."""
+    cores: float
+    """Number of CPU cores that each trial reserves."""
+    gpus: float
+    sessions: int
+    """Number of Sessions of a trial that run concurrently."""
+    nodes: tuple[float, ...] = ()
+    """Cores of each node of a cluster; () for this machine."""
+
+    @property
+    def resources(self) -> Resources:
+        """Resources of each trial."""
+        return Resources(self.cores, self.gpus)
+
+
+def available_cores(spec: Spec, plan: Plan) -> int:
+    """Return the number of cores of a search: with --jobs N, the cores of N Sessions; else all cores."""
+    return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
+
+
+def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> TrialShare:
+    """Return how `target` trials share the cores and `gpus` of this machine, or of the nodes of a cluster.
+
+    A trial takes a core for each process of its concurrent Sessions, and at least meta.search_resources.cpu. With a scheduler all Sessions
+    of a trial run concurrently, even if there are fewer cores, since the scheduler compares means over Sessions at common frames. Sessions
+    of one net also run concurrently. In population-based training all trials run concurrently, since it compares them at common frames.
+    """
+    meta, processes = spec.meta, session_processes(spec.meta)
+    available = int(max(nodes)) if nodes else available_cores(spec, plan)
+    together = bool(meta.distributed) or meta.search_scheduler is not None or meta.search_algorithm == "pbt"
+    sessions = meta.max_session if together else max(1, min(meta.max_session, available // processes))
+    share = min(max(meta.search_resources.cpu, sessions * processes), available)
+    room = sum(int(node // share) for node in nodes or [available])
+    if nodes and plan.jobs is not None:
+        room = min(room, max(1, plan.jobs // sessions))
+    concurrent, gpu = max(1, room), meta.search_resources.gpu
+    if gpu and not gpus:
+        notice(f"meta.search_resources.gpu is {gpu:g}, and this machine has no GPU for the search; its trials share the cores")
+    if gpu and gpus:
+        concurrent = max(1, min(concurrent, int(gpus / gpu)))
+    concurrent = min(target, concurrent)
+    if meta.search_algorithm == "pbt":
+        concurrent, share = target, _equal_share(nodes or [available], target)
+        gpu = min(gpu, gpus / target)
+    return TrialShare(concurrent, share, min(gpu, gpus) if gpus else 0.0, sessions, tuple(nodes))
+
+
+def _equal_share(nodes: Sequence[float], target: int) -> float:
+    """Return the maximum number of cores that each of `target` concurrent trials can have."""
+    shares = {node / part for node in nodes if node for part in range(1, target + 1)}
+    return max(share for share in shares if sum(int(node / share + 1e-9) for node in nodes) >= target)
+
+
+_MOST_VALUES = 20
+"""Maximum number of values of a choice that are checked."""
+
+
+def check_builds(space: SearchSpace, plan: Plan) -> None:
+    """Build env and agent with each value of each key (for a range: both ends), while other searched keys have their first value.
+
+    Raises SpecError with a problem for each value that can be loaded but not built. A value is skipped if it is valid only together with
+    other values of other keys. No processes are started: rollout workers and shared nets are disabled.
+    """
+    from slm_lab.experiment.session.session import Session  # loads torch
+
+    problems: list[Problem] = []
+    built: set[str] = set()
+    for key, value, spec in _variants(space):
+        lone = spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})})
+        text = json.dumps({part: body for part, body in dump_spec(lone)[lone.name].items() if part != "meta"}, sort_keys=True, default=str)
+        if text in built:
+            continue
+        built.add(text)
+        shown, place = show(key.args[value] if key.has_options else value), f"search.{show_path(key.where)}"
+        try:
+            Session(with_seed(lone, 0), plan=plan).build().close()
+        except SpecError as error:
+            problems += [Problem(place, f"invalid value {shown}: {problem}", problem.code) for problem in error.problems]
+        except UserError as error:
+            problems.append(Problem(place, f"invalid value {shown}: {error}"))
+    if problems:
+        raise SpecError(space.spec.name, problems)
+
+
+def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
+    for key, above in walk(space.search_keys):
+        for value in key.candidates()[:_MOST_VALUES]:
+            pins = {**above, key.where: value}
+            roots = [root for root in space.search_keys if root.where in pins]
+            choose = partial(_pinned_or_first, pins)
+            try:
+                yield key, value, space.apply({one.text: chosen for one, chosen in settings(roots, choose)})
+            except SpecError:  # valid with other values of other keys, see search_check
+                continue
+
+
+def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
+    return pins.get(key.where, key.candidates()[0])
+
+
+def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
+    """Run check_builds in a task, since the process of the search does not load torch. Args: known: the builds were checked before.
+
+    Messages: ("valid", number of GPUs), or ("user_error", SpecError).
+    """
+    import torch
+
+    if not known:
+        try:
+            check_builds(SearchSpace(spec), plan)
+        except SpecError as error:
+            context.send("user_error", error)
+            return
+    context.send("valid", torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0)

@@ -65,7 +65,7 @@ def use_matmul(net: nn.Module, asked: str, device: str) -> None:
         least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
             if isinstance(module, Body | StackedCritics):
-                module.products.onednn = least
+                module.matmul_mode.onednn = least
 
 
 def has_bfloat16(processor: str) -> bool:

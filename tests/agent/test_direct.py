@@ -11,9 +11,9 @@ from slm_lab.agent.net.passes import direct, direct_layers
 from slm_lab.agent.net.passes.direct import CriticsPass, DirectChain, DirectPass
 from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS, SMALL, SMALL_ROWS, DirectLayer
 from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
-from slm_lab.agent.ops.arrays import array, silent
+from slm_lab.agent.ops.arrays import array, ignore_float_errors
 from slm_lab.agent.ops.autograd import GraphPass
-from slm_lab.agent.ops.linear import Products
+from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import MLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
@@ -40,7 +40,7 @@ def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
     np.testing.assert_allclose(array(found), expected.detach().numpy(), rtol=rtol, atol=rtol * scale)
 
 
-@pytest.mark.parametrize("products", [Products(), Products(onednn=128)], ids=["torch", "onednn"])
+@pytest.mark.parametrize("matmul_mode", [MatmulMode(), MatmulMode(onednn=128)], ids=["torch", "onednn"])
 @pytest.mark.parametrize("small", [True, False], ids=["numpy", "torch"])
 @pytest.mark.parametrize(
     "keys",
@@ -57,13 +57,13 @@ def near(found: Any, expected: torch.Tensor, rtol: float = 1e-4) -> None:
     ids=str,
 )
 def test_outputs_and_gradients_are_those_of_autograd(
-    keys: dict[str, Any], small: bool, products: Products, monkeypatch: pytest.MonkeyPatch
+    keys: dict[str, Any], small: bool, matmul_mode: MatmulMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of some rows only, added to what is there, and after the parameters have changed."""
     monkeypatch.setattr(direct_layers, "SMALL_ROWS", 512 if small else 0)
     net, flat, obs = build(**keys)
     for body in net.bodies:
-        body.products.onednn = products.onednn
+        body.matmul_mode.onednn = matmul_mode.onednn
     flat.param.add_(torch.rand_like(flat.param), alpha=0.1)
     grad_params, grad_value, some = torch.randn(150, 3), torch.randn(150), np.array([0, 3, 149])
     outputs = net(obs)
@@ -87,7 +87,7 @@ def test_which_products_are_small() -> None:
     def rows(*sizes: int) -> int:
         net = torch.nn.Sequential(torch.nn.Linear(*sizes))
         flat = FlatParams(net)
-        mlp = DirectChain.from_modules(list(net), Products())
+        mlp = DirectChain.from_modules(list(net), MatmulMode())
         assert isinstance(mlp.layers[0], DirectLayer)
         return mlp.layers[0].small_rows if flat.size else 0
 
@@ -326,10 +326,10 @@ def test_products_in_bfloat16_are_near() -> None:
     """Hidden layers in bfloat16, which has 8 bits of mantissa, outputs in float32."""
     net, flat, obs = build(dtype="bfloat16")
     (mlp, _) = net.direct.fast or (None, None)
-    assert [isinstance(layer, DirectLayer) and layer.products.bfloat16 for layer in mlp.layers] == [True, True, False]
+    assert [isinstance(layer, DirectLayer) and layer.matmul_mode.bfloat16 for layer in mlp.layers] == [True, True, False]
     assert [isinstance(layer, DirectLayer) and layer.small_rows > 0 for layer in mlp.layers] == [False, False, True]
     for body in net.bodies:
-        body.products = Products()
+        body.matmul_mode = MatmulMode()
     expected, grad_out = net.actor(obs), torch.randn(150, 3)
     expected.backward(grad_out)
     grad = flat.grad.clone()
@@ -344,7 +344,7 @@ def test_numbers_that_are_not_finite_raise_no_warning(recwarn: pytest.WarningsRe
     net, flat, obs = build(hid_layers=[8], rows=5)
     for size in (torch.nan, 1e38):
         flat.param.fill_(size).neg_()
-        with silent():
+        with ignore_float_errors():
             found = net.forward_pass(obs)
             assert isinstance(found, DirectPass)
             found.backward(*(value.copy() for value in found.values))

@@ -14,7 +14,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.dqn import QLearning
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.passes import direct
-from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
@@ -231,7 +231,7 @@ def test_a_step_whose_loss_is_not_finite_is_skipped(step: str, action: ActionSpa
     batch = batch._replace(reward_B=torch.full((6,), torch.inf)) if critic else batch._replace(obs_B=torch.full((6, 4), torch.nan))
     before = trainer.flat.param.clone()
     algorithm.meter.begin()
-    with silent():
+    with ignore_float_errors():
         if critic:
             algorithm._critic_step(batch, ALPHA)
         else:

@@ -17,7 +17,7 @@ from slm_lab.agent.build import check_arithmetic
 from slm_lab.agent.net.body import Body, build_body
 from slm_lab.agent.net.q_nets import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
-from slm_lab.agent.ops.linear import FLOAT32, Products
+from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 from slm_lab.agent.torch_settings import ONEDNN_LEAST, has_bfloat16, onednn_least, prefers_onednn, resolve_matmul
 from slm_lab.lib.limits import processor
 from slm_lab.lib.records import ActionSpace, ObservationSpace
@@ -27,7 +27,7 @@ from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, changed, drive, info, spec
 from tests.agent.test_linear import all_grads, chain_of
 
-ONEDNN, BFLOAT16 = Products(onednn=ONEDNN_LEAST), Products(bfloat16=True)
+ONEDNN, BFLOAT16 = MatmulMode(onednn=ONEDNN_LEAST), MatmulMode(bfloat16=True)
 LEAST = ONEDNN_LEAST
 PPO = {"name": "PPO", "time_horizon": 16, "minibatch_size": 24, "training_epoch": 2}
 SAC = {"name": "SoftActorCritic", "training_frequency": 3, "training_start_step": 30, "training_iter": 1}
@@ -130,7 +130,7 @@ def test_linear_layers_between_other_modules(kind: nn.Module, products: list[tup
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(160, 160), kind, nn.ReLU(), nn.Linear(160, 160), nn.Tanh())
     body = Body(net, 160)
-    body.products = ONEDNN
+    body.matmul_mode = ONEDNN
     x, grad = torch.randn(200, 10, 16, requires_grad=True), torch.randn(200, 160)
     params = list(net.parameters())
     if isinstance(kind, nn.BatchNorm1d):
@@ -152,7 +152,7 @@ def test_critics(activation: str, products: list[tuple[int, ...]]) -> None:
     wanted = [action, *critics.parameters()]
     expected = torch.autograd.grad(critics(obs, action), wanted, grad)
     assert not products
-    critics.products = ONEDNN
+    critics.matmul_mode = ONEDNN
     assert_near(torch.autograd.grad(critics(obs, action), wanted, grad), expected)
     assert len(products) == 2 * 2 * 3
 
@@ -179,7 +179,7 @@ def test_agents_learn_the_same(
         agent = agent_of(with_matmul(toy, asked), env_info)
         drive(agent, ToyEnv(env_info, 1), 20 if memory == "Replay" else 100)
         assert bool(products) == (asked == "onednn")
-        assert all(module.products == Products(onednn=ONEDNN_LEAST if asked == "onednn" else 0) for module in nets(agent))
+        assert all(module.matmul_mode == MatmulMode(onednn=ONEDNN_LEAST if asked == "onednn" else 0) for module in nets(agent))
         weights[asked] = [
             value.detach() for part in agent.algorithm.parts().values() if hasattr(part, "flat") for value in part.flat.params
         ]
@@ -223,8 +223,8 @@ def test_second_derivatives() -> None:
     """A penalty on the gradient of the input is near that in float32."""
     net, grads = chain_of(nn.Tanh, [4, 16, 2]), []
     x = torch.randn(20, 4, requires_grad=True)
-    for products in (BFLOAT16, FLOAT32):
-        (first,) = torch.autograd.grad(products.run(net, x).sum(), x, create_graph=True)
+    for mode in (BFLOAT16, FLOAT32):
+        (first,) = torch.autograd.grad(mode.run(net, x).sum(), x, create_graph=True)
         grads.append(torch.autograd.grad(first.square().sum(), net[0].weight)[0])
     assert 0 < (grads[0] - grads[1]).abs().max() < 0.05 * grads[1].abs().max()
 
@@ -295,7 +295,7 @@ def test_agents_learn_and_act_in_bfloat16(algorithm: dict[str, Any], memory: str
     assert drive(agent, ToyEnv(info(3, action), 1), 60)
     assert all(value.dtype == torch.float32 for value in agent.weights().values())
     assert any(not torch.equal(value, before[name]) for name, value in agent.weights().items())
-    assert all(module.products.bfloat16 for module in nets(agent))
+    assert all(module.matmul_mode.bfloat16 for module in nets(agent))
     net: Any = agent.policy.net
     obs_N = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     layer = net.actor_body.layers[0]
@@ -318,7 +318,7 @@ def test_a_net_and_that_of_the_critics_differ() -> None:
     toy = spec(SAC, MLP, "Replay")
     critic_net = toy.agent.net.model_copy(update={"dtype": "bfloat16"})  # type: ignore[union-attr]
     agent = agent_of(toy.model_copy(update={"agent": toy.agent.model_copy(update={"critic_net": critic_net})}), info(3, CONTINUOUS))
-    assert [module.products.bfloat16 for module in nets(agent)] == [True, True, False]  # critics, target critics, actor
+    assert [module.matmul_mode.bfloat16 for module in nets(agent)] == [True, True, False]  # critics, target critics, actor
 
 
 @pytest.mark.parametrize(("key", "has", "notices"), [("net", False, 1), ("net", True, 0), ("critic_net", False, 1)])

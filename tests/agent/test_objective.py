@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slm_lab.agent.ops import objective
-from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Beta, Categorical, Normal
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, policy_gradient_loss
 from slm_lab.agent.ops.objective import VALUE_LIMIT, Coefs, Objective, Terms, differentiate
@@ -65,7 +65,7 @@ def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs:
 
 def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs, weight: float = 1.0) -> Any:
     params, value, *others = row.values()
-    with silent():
+    with ignore_float_errors():
         return Objective(distribution)((params, value), *others, coefs, weight)
 
 

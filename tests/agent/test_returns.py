@@ -108,7 +108,7 @@ def test_gae_on_tensors_equals_gae_on_arrays(monkeypatch: pytest.MonkeyPatch) ->
     before = [tensor.clone() for tensor in inputs]
     advantage = gae(*inputs, 1.0, 0.9)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True)), "left as they were"
-    monkeypatch.setattr(returns, "_light", lambda *tensors: list(tensors))  # as on a GPU
+    monkeypatch.setattr(returns, "_as_numpy_on_cpu", lambda *tensors: list(tensors))  # as on a GPU
     torch.testing.assert_close(gae(*inputs, 1.0, 0.9), advantage)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, before, strict=True))
 

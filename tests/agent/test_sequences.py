@@ -103,7 +103,7 @@ def test_sequences_are_what_happened(next_step: bool, seq_len: int, burn_in: int
         assert all(np.array_equal(batch.burn_in_obs_TM[t, m], step.obs) for t, step in enumerate(early))
         for t, step in enumerate(rows):
             b = t * M + m
-            at = int(batch.place_B[b])
+            at = int(batch.flat_index_B[b])
             assert np.array_equal(obs[at], step.obs)
             assert np.array_equal(obs[at + C], step.next_obs)
             assert (int(batch.action_B[b]), bool(batch.terminated_B[b])) == (step.action, step.terminated)
@@ -111,7 +111,7 @@ def test_sequences_are_what_happened(next_step: bool, seq_len: int, burn_in: int
             assert int(batch.sequence_C[at % C]) == m
             begin = next(j for j in range(t, -1, -1) if j == 0 or rows[j].first)
             assert at // C == t - begin
-            assert bool(batch.fresh_C[at % C]) == rows[begin].first
+            assert bool(batch.starts_episode_C[at % C]) == rows[begin].first
     assert len(batch.action_B) == L * M
 
 
@@ -159,7 +159,7 @@ def test_values_and_targets_by_hand(name: str, cell: str) -> None:
         other = algorithm.target.net
     found = there(memory, history)
     batch = memory.batch(np.array([place(memory, n, k) for n, k in found]))
-    values, target_B = algorithm._unrolled(batch)
+    values, target_B = algorithm._sequence_pass_and_targets(batch)
     q_B = action_value(values.values[0], batch.action_B)
     cut = 0
     for m, (n, k) in enumerate(found):
@@ -193,7 +193,7 @@ def test_an_episode_end_separates() -> None:
             out = ActOut(np.zeros(1, np.int64), np.zeros(1, np.float32))
             memory.add(obs, np.array([t == 2]), np.full((1, 5), 0.3, np.float32), out, step)
         batch = memory.batch(np.array([0]))
-        values, target_B = algorithm._unrolled(batch)
+        values, target_B = algorithm._sequence_pass_and_targets(batch)
         results.append((action_value(values.values[0], batch.action_B), target_B))
     (q, target), (other_q, other_target) = results
     assert not torch.allclose(q[:2], other_q[:2])
@@ -212,7 +212,7 @@ def test_burn_in_reaches_the_loss_through_the_state_only() -> None:
 
     def gradient(batch: SequenceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         algorithm.net.zero_grad()
-        values, _ = algorithm._unrolled(batch)
+        values, _ = algorithm._sequence_pass_and_targets(batch)
         q_B = action_value(values.values[0], batch.action_B)
         values.backward(action_value_gradient(values.values[0], batch.action_B, 2.0 * q_B))
         return q_B, torch.cat([p.grad.flatten() for p in algorithm.net.parameters() if p.grad is not None])
@@ -292,7 +292,7 @@ def test_the_step_weighs_sequences_and_tells_errors() -> None:
     feed(memory, ToyEnv(info(), 2), 30)
     batch = memory.batch(np.array([0, 3, 4]), np.array([1.0, 0.5, 0.25], np.float32))
     with torch.no_grad():
-        values, target_B = algorithm._unrolled(batch)
+        values, target_B = algorithm._sequence_pass_and_targets(batch)
     error_LM = (target_B - action_value(values.values[0], batch.action_B)).view(4, 3)
     algorithm.meter.begin()
     algorithm._step(batch)
@@ -337,8 +337,8 @@ def test_images_whose_frames_are_lost_are_not_drawn() -> None:
             batch, rows = memory.batch(np.array([place(memory, n, k)])), history[n][k : k + memory.window]
             got = batch.obs_PC.flatten(0, 1)
             for b, step in enumerate(rows[memory.burn_in :]):
-                assert np.array_equal(got[batch.place_B[b]], step.obs)
-                assert np.array_equal(got[batch.place_B[b] + len(batch.sequence_C)], step.next_obs)
+                assert np.array_equal(got[batch.flat_index_B[b]], step.obs)
+                assert np.array_equal(got[batch.flat_index_B[b] + len(batch.sequence_C)], step.next_obs)
 
     feed(memory, env, 400, check)
     assert lost > 10

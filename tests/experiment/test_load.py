@@ -96,7 +96,7 @@ def test_a_net_that_was_trained_in_bfloat16_acts_in_float32(tmp_path: Path) -> N
     """With the weights of the run, as its exported file would."""
     paths = trained(tmp_path, {"name": "CartPole-v1"}, PPO, {**NET, "dtype": "bfloat16"})
     net: Any = load_agent(paths.root).policy.net
-    assert net.actor_body.products == FLOAT32
+    assert net.actor_body.matmul_mode == FLOAT32
     weights = state.load(paths.checkpoint(0, "best"))["weights"]
     assert all(torch.equal(value, weights[name]) for name, value in net.state_dict().items())
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.value_scale import standardize_valid
-from slm_lab.agent.ops.arrays import A, silent, tensor
+from slm_lab.agent.ops.arrays import A, ignore_float_errors, tensor
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance
 from slm_lab.agent.ops.returns import gae, nstep_returns, vtrace
@@ -27,7 +27,7 @@ class ActorCritic(PolicyGradient):
 
     spec: ActorCriticSpec
 
-    @silent()
+    @ignore_float_errors()
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm S3, with parallel envs in place of threads
         return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 

@@ -13,7 +13,7 @@ from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy, optimizer_parts, separate_gradients
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
-from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, slab_bytes
+from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, storage_bytes
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
@@ -54,7 +54,7 @@ def agent_memory(
 
 def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
     """Raise SpecError if a rollout and its shuffled copy do not fit into memory, or that of the CUDA device they are moved to."""
-    needed, available = 2 * slab_bytes(info, agent.rollout_len), memory_bytes()
+    needed, available = 2 * storage_bytes(info, agent.rollout_len), memory_bytes()
     where = "machine"
     if device != "cpu" and (on_device := devices.memory_bytes(device)) < available:
         available, where = on_device, f"device ({device})"

@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.q_nets import QNet
-from slm_lab.agent.ops.arrays import A, like, silent, tensor
+from slm_lab.agent.ops.arrays import A, ignore_float_errors, like, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.ops.objective import value_diagnostics
@@ -105,7 +105,7 @@ class QLearning(ValueLearning):
             target.use_direct(self.trainer.flat, data=True)
         self.values, self.target_values = self.net.values, self.net.values if self.target is None else self.target.net.values
 
-    @silent()
+    @ignore_float_errors()
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
         self.meter.begin()
         for _ in range(self.spec.training_iter):
@@ -121,20 +121,20 @@ class QLearning(ValueLearning):
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""
         if isinstance(batch, SequenceBatch):
-            outputs, target_B = self._unrolled(batch)
+            outputs, target_B = self._sequence_pass_and_targets(batch)
         else:
             target_B = self._targets(batch)
             outputs = self.net.forward_pass(batch.obs_B)
         (q_BA,) = outputs.values
-        q_each = self._each(q_BA)
-        action_B = like(q_each, batch.action_B)
-        q_B: Any = action_value(q_each, action_B)
+        q_components = self._split_components(q_BA)
+        action_B = like(q_components, batch.action_B)
+        q_B: Any = action_value(q_components, action_B)
         weight_B = batch.weight_B  # arXiv:1511.05952, Algorithm 1, line 13
         if weight_B is not None and q_B.ndim > 1:
             weight_B = weight_B.unsqueeze(1)
         weights = None if weight_B is None else like(q_B, weight_B)
         loss, grad_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
-        outputs.backward(self._joined(action_value_gradient(q_each, action_B, grad_q_B)))
+        outputs.backward(self._join_components(action_value_gradient(q_components, action_B, grad_q_B)))
         if self.memory.prioritized:
             error_B = tensor(target_B) - tensor(q_B)
             self.memory.update_priorities(batch.drawn, error_B if error_B.ndim == 1 else error_B.abs().mean(1))
@@ -148,26 +148,28 @@ class QLearning(ValueLearning):
             self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
         next_obs_B = batch.next_obs_B
-        next_value_B = self.next_value(lambda: self._each(self.values(next_obs_B)), lambda: self._each(self.target_values(next_obs_B)))
+        next_value_B = self.next_value(
+            lambda: self._split_components(self.values(next_obs_B)), lambda: self._split_components(self.target_values(next_obs_B))
+        )
         self.trainer.set_train_mode(True)
-        return self._bootstrapped(batch, next_value_B)
+        return self._td_targets(batch, next_value_B)
 
-    def _each(self, q_BA: Any) -> Any:
+    def _split_components(self, q_BA: Any) -> Any:
         """Return action values [..., D, A] per component of a multi-discrete action; values of a discrete action are unchanged."""
         return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
 
-    def _joined(self, grad: Any) -> Any:
-        """Return the gradient with respect to all values [..., A], given that with respect to the result of `_each`."""
+    def _join_components(self, grad: Any) -> Any:
+        """Return the gradient with respect to all values [..., A], given that with respect to the result of `_split_components`."""
         return grad if self.info.action.kind == "discrete" else from_components(grad, self.info.action.nvec)
 
-    def _bootstrapped(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
+    def _td_targets(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
         """Return the targets [B], or [B, D] for D components of an action: each uses the full reward and its own next value."""
         reward_B, terminated_B = like(next_value_B, batch.reward_B), like(next_value_B, batch.terminated_B)
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
             reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (batch.reward_B, batch.terminated_B))
         return one_step_target(reward_B, next_value_B, terminated_B, self.spec.gamma)
 
-    def _unrolled(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
+    def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
         """Return the pass over sequences, whose output is Q(s, ·) [B, A], and targets [B].
 
         Each net starts from the stored state and runs its own burn-in.
@@ -180,6 +182,6 @@ class QLearning(ValueLearning):
             if self.target is not None:
                 self.target.refresh()
             next_value_B = self.next_value(
-                lambda: self._each(batch.after(q_SA)), lambda: self._each(batch.after(batch.unroll(target_net)[1]))
+                lambda: self._split_components(batch.after(q_SA)), lambda: self._split_components(batch.after(batch.unroll(target_net)[1]))
             )
-        return GraphPass(batch.now(q_SA)), self._bootstrapped(batch, next_value_B)
+        return GraphPass(batch.now(q_SA)), self._td_targets(batch, next_value_B)

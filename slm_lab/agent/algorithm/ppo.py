@@ -11,7 +11,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.on_policy import PolicyGradient, log_ratio
 from slm_lab.agent.algorithm.value_scale import PercentileScale, standardize_valid
-from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.losses import clipped_surrogate_loss, clipped_value_loss, symlog
 from slm_lab.agent.ops.objective import Coefs, Terms, explained_variance, ratio_diagnostics
 from slm_lab.agent.ops.returns import gae, standardize, vtrace
@@ -43,7 +43,7 @@ class PPO(PolicyGradient):
         logps: list[Tensor] = []
         old_logps: list[Tensor] = []
         self.meter.begin()
-        with silent():
+        with ignore_float_errors():
             for minibatch in batch.epochs(self.spec.training_epoch, self.spec.minibatch_size, self.rng):
                 logps.append(self._step(minibatch, clip_eps, entropy_coef))
                 old_logps.append(minibatch.logp_B)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.value_scale import standardize_valid
-from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.losses import policy_gradient_loss
 from slm_lab.agent.ops.objective import Coefs, Terms
 from slm_lab.agent.ops.returns import discounted_returns
@@ -23,7 +23,7 @@ class Reinforce(PolicyGradient):
 
     spec: ReinforceSpec
 
-    @silent()
+    @ignore_float_errors()
     def learn(self, rollout: Rollout) -> Metrics:
         return self.meter.step_rollout(rollout.to(self.device), self._with_returns, self._add_loss)
 

@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.base import Tuning
 from slm_lab.agent.algorithm.on_policy import PolicyGradient
 from slm_lab.agent.algorithm.ppo import PPO
 from slm_lab.agent.algorithm.sil_replay import SILReplay
-from slm_lab.agent.ops.arrays import silent
+from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.losses import self_imitation_policy_loss, self_imitation_value_loss
 from slm_lab.agent.replay.replay import Transitions
 from slm_lab.agent.replay.sequences import SequenceBatch
@@ -75,7 +75,7 @@ class SelfImitation(PolicyGradient):
         self.meter.step()
         return better_B
 
-    @silent()
+    @ignore_float_errors()
     def _value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
         """Return V of the last observations of episodes, given the hidden state before them."""
         return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()

@@ -21,7 +21,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes.direct import CriticsPass
 from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
-from slm_lab.agent.ops.arrays import like, silent, tensor
+from slm_lab.agent.ops.arrays import ignore_float_errors, like, tensor
 from slm_lab.agent.ops.autograd import GraphPass
 from slm_lab.agent.ops.device import is_asynchronous, read, upload
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
@@ -203,7 +203,7 @@ class SoftActorCritic(Algorithm):
         self.actor_report: tuple[float, float, float] | None = None
         """Loss, entropy and gradient norm of the last actor step."""
 
-    @silent()
+    @ignore_float_errors()
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         frame = self.clock.global_frame
         self.meter.begin()

@@ -35,7 +35,7 @@ class TargetNet(Generic[Net]):
             parameter.requires_grad_(False)
         net.eval()
         self._store: Store | None = None
-        self._crossed = np.zeros(1, np.int64)
+        self._multiples_handled = np.zeros(1, np.int64)
         """Number of multiples of update_frequency already handled (replace only)."""
         self._updates_done = np.zeros(1, np.int64)
         self._pulled = 0
@@ -46,11 +46,11 @@ class TargetNet(Generic[Net]):
         return int(self._updates_done[0])
 
     def shared_arrays(self) -> Named:
-        counts = {"followed": SharedArray(self._crossed, "single"), "updates": SharedArray(self._updates_done, "merge")}
+        counts = {"followed": SharedArray(self._multiples_handled, "single"), "updates": SharedArray(self._updates_done, "merge")}
         return self.flat.shared_arrays() | counts
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        self._store, self._crossed, self._updates_done = store, arrays["followed"], arrays["updates"]
+        self._store, self._multiples_handled, self._updates_done = store, arrays["followed"], arrays["updates"]
         self._pulled = self.updates_done
         self.flat.use_master(arrays, store.serves)
 
@@ -77,17 +77,17 @@ class TargetNet(Generic[Net]):
         """
         if self.spec.update_type == "polyak":
             return self.spec.polyak_coef > 0.0
-        crossed = frame // self.spec.update_frequency
-        if crossed <= self._crossed[0]:
+        multiples = frame // self.spec.update_frequency
+        if multiples <= self._multiples_handled[0]:
             return False
         if self._store is None:
-            return self._cross(crossed)
-        return bool(self._store.run_if_free("target", self._cross, crossed))
+            return self._claim_update(multiples)
+        return bool(self._store.run_if_free("target", self._claim_update, multiples))
 
-    def _cross(self, crossed: int) -> bool:
-        if crossed <= self._crossed[0]:
+    def _claim_update(self, multiples: int) -> bool:
+        if multiples <= self._multiples_handled[0]:
             return False
-        self._crossed[0] = crossed
+        self._multiples_handled[0] = multiples
         return True
 
     def update(self) -> None:
@@ -113,12 +113,12 @@ class TargetNet(Generic[Net]):
         if several(self._store):
             return {}
         self.refresh()
-        return {**self.flat.state_dict(), "followed": int(self._crossed[0]), "updates": self.updates_done}
+        return {**self.flat.state_dict(), "followed": int(self._multiples_handled[0]), "updates": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         if several(self._store):
             return
         self.flat.load_state_dict(state)
-        self._crossed[0] = int(state["followed"])
+        self._multiples_handled[0] = int(state["followed"])
         self._updates_done[0] = self._pulled = int(state["updates"])

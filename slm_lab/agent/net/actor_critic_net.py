@@ -45,7 +45,7 @@ def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
         return None
     tail = chain(head.tail) if head.tail is not None else []
     modules = [*chain(body.layers), *tail, head.linear, *([head.activation] if head.activation is not None else [])]
-    return DirectChain.from_modules(modules, body.products)
+    return DirectChain.from_modules(modules, body.matmul_mode)
 
 
 class ActorCriticNet(PassNet):
@@ -104,7 +104,7 @@ class ActorCriticNet(PassNet):
         if self.critic_body is None:
             return None  # a body that actor and critic share branches
         modules = [*chain(self.critic_body.layers), *chain(self.critic_head)]
-        critic = DirectChain.from_modules(modules, self.critic_body.products, single=True)
+        critic = DirectChain.from_modules(modules, self.critic_body.matmul_mode, single=True)
         return None if critic is None else [actor, critic]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
@@ -122,7 +122,7 @@ class ActorCriticNet(PassNet):
         return passed
 
     def values(self, obs_B: Tensor) -> Tensor:
-        """Return state values [B], without gradients; feed-forward nets only. To be called inside `silent()`."""
+        """Return state values [B], without gradients; feed-forward nets only. To be called inside `ignore_float_errors()`."""
         chains = None if self.critic_head is None else self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():

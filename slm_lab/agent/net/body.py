@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, init_layer, init_layers, mlp
 from slm_lab.agent.ops.device import upload
-from slm_lab.agent.ops.linear import Products
+from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import (
     ConvNetSpec,
@@ -39,7 +39,7 @@ class Body(nn.Module):
         super().__init__()
         self.layers = layers
         self.features = features
-        self.products = Products()
+        self.matmul_mode = MatmulMode()
         """How products are computed."""
         self._size = max((min(layer.weight.shape) for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
         """Number of inputs or outputs, whichever is smaller, of the largest linear layer."""
@@ -48,11 +48,13 @@ class Body(nn.Module):
         return self.run_layers(obs_B)
 
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers; the products of linear layers are computed as `products` says."""
-        products = self.products
-        if not products.bfloat16 and (not products.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < products.onednn):
+        """Apply the layers; the products of linear layers are computed as `matmul_mode` says."""
+        matmul_mode = self.matmul_mode
+        if not matmul_mode.bfloat16 and (
+            not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
+        ):
             return self.layers(x_B)  # no product is large enough for oneDNN
-        return products.run(self.layers, x_B)
+        return matmul_mode.run(self.layers, x_B)
 
 
 class RecurrentBody(Body):
@@ -264,5 +266,5 @@ def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     else:
         module = type(spec).implementation()(spec, obs, role)  # a user's net
         body = Body(nn.Sequential(module), module.features)
-    body.products = Products(bfloat16=spec.dtype == "bfloat16")
+    body.matmul_mode = MatmulMode(bfloat16=spec.dtype == "bfloat16")
     return body

@@ -19,7 +19,7 @@ from slm_lab.agent.net.passes.validity import Vector
 from slm_lab.agent.ops.arrays import array, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, Products
+from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, MatmulMode
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import SHAPED, ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
 from slm_lab.spec.report import Problem, SpecError
@@ -72,7 +72,7 @@ class QNet(PassNet):
             return GraphPass(self.critic(tensor(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor | np.ndarray:
-        """Return action values [B, A], without gradients; feed-forward nets only. To be called inside `silent()`."""
+        """Return action values [B, A], without gradients; feed-forward nets only. To be called inside `ignore_float_errors()`."""
         chains = self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():
@@ -138,11 +138,11 @@ class QCritic(nn.Module):
             return self.head(self.body(obs_B))
         if not self.action_after_body:
             return self.head(self.body(_joined(obs_B, action_B)))
-        return self.head(self.body.products.run(self.joint, torch.cat((self.body(obs_B), action_B), dim=1)))
+        return self.head(self.body.matmul_mode.run(self.joint, torch.cat((self.body(obs_B), action_B), dim=1)))
 
     def chain(self) -> DirectChain | None:
         """Return the chain of the layers; None if there is none."""
-        return None if self.action_after_body else DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.products)
+        return None if self.action_after_body else DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.matmul_mode)
 
 
 def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
@@ -217,7 +217,7 @@ class StackedCritics(QCritics):
                 self.activations.append(layers[0])
         self._largest = max(weight[0].numel() for weight, _ in self.layers)
         """Number of weights of one critic's largest layer."""
-        self.products = critics[0].body.products
+        self.matmul_mode = critics[0].body.matmul_mode
         """How products of the hidden layers are computed. The output layer is float32: numbers above 2,048 are 16 apart in bfloat16."""
 
     @property
@@ -230,8 +230,8 @@ class StackedCritics(QCritics):
         params, activations = self.layers, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):
             return None
-        products = [*(self.products for _ in activations), FLOAT32]
-        layers = [DirectLayer(own, gradients(own), how) for own, how in zip(params, products, strict=True)]
+        modes = [*(self.matmul_mode for _ in activations), FLOAT32]
+        layers = [DirectLayer(own, gradients(own), mode) for own, mode in zip(params, modes, strict=True)]
         each = [[layer.of_critic(index) for layer in layers] for index in range(len(params[0][0]))]
         return [DirectChain([*zip(one, [*activations, None], strict=True)]) for one in (layers, *each)]
 
@@ -249,15 +249,15 @@ class StackedCritics(QCritics):
         layers = self.layers
         x_CBF = _joined(obs_B, action_B).expand(len(layers[0][0]), -1, -1)
         for (weight, bias), act in zip(layers, self.activations, strict=False):
-            x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.products))
+            x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.matmul_mode))
         q_CBA = _stacked_linear(x_CBF, *layers[-1], FLOAT32)
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
 
-def _stacked_linear(x_CBI: Tensor, weight: Tensor, bias: Tensor, products: Products) -> Tensor:
-    if products == FLOAT32:
+def _stacked_linear(x_CBI: Tensor, weight: Tensor, bias: Tensor, matmul_mode: MatmulMode) -> Tensor:
+    if matmul_mode == FLOAT32:
         return torch.baddbmm(bias, x_CBI, weight.transpose(1, 2))
-    out_CBO: Tensor = LinearFunction.apply(x_CBI, weight, bias, products)
+    out_CBO: Tensor = LinearFunction.apply(x_CBI, weight, bias, matmul_mode)
     return out_CBO
 
 

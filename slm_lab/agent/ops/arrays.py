@@ -77,7 +77,7 @@ def flat(x_TN: A) -> A:
     return x_TN.reshape((-1, *x_TN.shape[2:]))
 
 
-def silent() -> np.errstate:
+def ignore_float_errors() -> np.errstate:
     """Return a context in which numpy, like torch, does not warn about numbers that are not finite: the trainer reports them."""
     return np.errstate(all="ignore")
 

@@ -21,7 +21,7 @@ _NARROW = 4
 
 
 @dataclass
-class Products:
+class MatmulMode:
     """How a layer computes its matrix product and the two products of its gradients. Results are float32, and equal up to rounding.
 
     Args:
@@ -86,8 +86,8 @@ class Products:
         return 0 < self.onednn <= min(*a.shape[-2:], b.shape[-1])
 
 
-FLOAT32 = Products()
-"""Products as torch computes them by default."""
+FLOAT32 = MatmulMode()
+"""Products are computed as torch computes them by default."""
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -99,23 +99,23 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class LinearFunction(torch.autograd.Function):
-    """(x, weight, bias, Products) → x weightᵀ + bias."""
+    """(x, weight, bias, MatmulMode) → x weightᵀ + bias."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, products: Products) -> Tensor:
-        ctx.products = products
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, matmul_mode: MatmulMode) -> Tensor:
+        ctx.matmul_mode = matmul_mode
         ctx.save_for_backward(x, weight)
-        return products.linear(x, weight, bias)
+        return matmul_mode.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         # oneDNN's products have no derivative, which second-order gradients need
-        products = replace(ctx.products, onednn=0) if torch.is_grad_enabled() else ctx.products
+        matmul_mode = replace(ctx.matmul_mode, onednn=0) if torch.is_grad_enabled() else ctx.matmul_mode
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         return (
-            products.input_grad(grad, weight) if needs_x else None,
-            products.weight_grad(grad, x) if needs_weight else None,
+            matmul_mode.input_grad(grad, weight) if needs_x else None,
+            matmul_mode.weight_grad(grad, x) if needs_weight else None,
             (grad.sum(1, keepdim=True) if grad.dim() == 3 else grad.sum(0)) if needs_bias else None,
             None,
         )
@@ -124,11 +124,11 @@ class LinearFunction(torch.autograd.Function):
 class _LinearLayers(TorchFunctionMode):
     """Context in which F.linear of a batch [B, I] with a bias calls LinearFunction."""
 
-    def __init__(self, products: Products) -> None:
+    def __init__(self, matmul_mode: MatmulMode) -> None:
         super().__init__()
-        self.products = products
+        self.matmul_mode = matmul_mode
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.linear and len(args) == 3 and args[0].dim() == 2 and args[2] is not None:
-            return LinearFunction.apply(*args, self.products)
+            return LinearFunction.apply(*args, self.matmul_mode)
         return function(*args, **(kwargs or {}))

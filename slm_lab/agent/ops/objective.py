@@ -167,7 +167,7 @@ class Objective:
         coefs: Coefs,
         weight: float = 1.0,
     ) -> TermsAndGradients:
-        """Return the objective of a minibatch, and `weight` times its gradients. Call this inside `silent()`.
+        """Return the objective of a minibatch, and `weight` times its gradients. Call this inside `ignore_float_errors()`.
 
         Args: outputs: distribution parameters [B, P] and values [B].
         """

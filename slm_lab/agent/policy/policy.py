@@ -81,7 +81,7 @@ class NumpyActor:
 
 def fast_actor(body: Body, head: ActorHead) -> NumpyActor | None:
     """Return a NumpyActor for a body and its head, or None if they have no numpy implementation."""
-    if not NUMPY_ACTING or body.products.bfloat16:
+    if not NUMPY_ACTING or body.matmul_mode.bfloat16:
         return None
     chain = actor_chain(body, head)
     return None if chain is None else NumpyActor(body, head, chain)

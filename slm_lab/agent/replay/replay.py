@@ -197,9 +197,9 @@ class Replay:
         self._put(row_K, env_K, obs_N, first_N, out, step)
         before, self.seen = self.seen, self.seen + len(env_K)
         self.size = min(self.size + len(env_K), self.capacity)
-        self._added(row_K)
+        self._on_added(row_K)
         while self.size and self.store.lost((self.seen - self.size) % self.capacity):
-            self._drop((self.seen - self.size) % self.capacity)
+            self._on_row_dropped((self.seen - self.size) % self.capacity)
             self.size -= 1
         self.ready = self.seen >= self.start and self.size > 0 and self.seen // self.frequency > before // self.frequency
 
@@ -243,10 +243,10 @@ class Replay:
         """Return the importance weights of rows; None: all equal."""
         return None
 
-    def _added(self, row_K: np.ndarray) -> None:
+    def _on_added(self, row_K: np.ndarray) -> None:
         """Handle new rows."""
 
-    def _drop(self, row: int) -> None:
+    def _on_row_dropped(self, row: int) -> None:
         """Handle a row that can no longer be sampled."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,10 +311,10 @@ class PrioritizedReplay(Replay):
         self.initial = None if isinstance(error, str) else max((error + self.epsilon) ** self.alpha, self.LEAST)
         """Priority of new rows; None: the greatest priority so far."""
 
-    def _added(self, row_K: np.ndarray) -> None:
+    def _on_added(self, row_K: np.ndarray) -> None:
         self.tree.set(row_K, self.greatest if self.initial is None else self.initial)
 
-    def _drop(self, row: int) -> None:
+    def _on_row_dropped(self, row: int) -> None:
         self.tree.set(np.array([row]), 0.0)
 
     def _draw(self) -> np.ndarray:

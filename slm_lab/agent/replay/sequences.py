@@ -41,9 +41,9 @@ class SequenceBatch(NamedTuple):
     """[1 + longest segment, C, *shape]."""
     sequence_C: Tensor
     """int64 [C]: index of each segment's sequence."""
-    fresh_C: Tensor
+    starts_episode_C: Tensor
     """bool [C]: whether the segment begins an episode; otherwise it continues the burn-in."""
-    place_B: Tensor
+    flat_index_B: Tensor
     """int64 [B]: indices of the transitions in the flattened steps of all segments, (P + 1) × C."""
     action_B: Tensor
     """int64 [B] or [B, D], or float32 [B, D]."""
@@ -71,17 +71,17 @@ class SequenceBatch(NamedTuple):
         if len(self.burn_in_obs_TM):
             with torch.no_grad():
                 *_, state_MS = net.unroll(self.burn_in_obs_TM, self.burn_in_first_TM, state_MS)
-        state_CS = torch.where(self.fresh_C.unsqueeze(1), 0.0, state_MS.index_select(0, self.sequence_C))
+        state_CS = torch.where(self.starts_episode_C.unsqueeze(1), 0.0, state_MS.index_select(0, self.sequence_C))
         params, values, _ = net.unroll(self.obs_PC, torch.zeros(self.obs_PC.shape[:2], dtype=torch.bool), state_CS)
         return params.flatten(0, 1), values.flatten(0, 1)
 
     def now(self, outputs: Tensor) -> Tensor:
         """Select the outputs of `unroll` for the transitions' observations [B, …]."""
-        return outputs.index_select(0, self.place_B)
+        return outputs.index_select(0, self.flat_index_B)
 
     def after(self, outputs: Tensor) -> Tensor:
         """Select the outputs of `unroll` for the transitions' true next observations [B, …]."""
-        return outputs.index_select(0, self.place_B + len(self.sequence_C))
+        return outputs.index_select(0, self.flat_index_B + len(self.sequence_C))
 
 
 class SequenceReplay(Replay):
@@ -145,14 +145,14 @@ class SequenceReplay(Replay):
         if begins_K.any():  # replaces a sequence whose first transition has just been overwritten
             env_J = env_K[begins_K]
             place_J = self._place(count_K[begins_K], env_J)
-            self._dropped(place_J)
+            self._on_sequences_dropped(place_J)
             self.state_KS[place_J] = np.where(first_N[env_J, None], np.float32(0.0), state_N[env_J])
         self.count_N[env_K] = count_K + 1
         self.begin_N = np.maximum(self.begin_N, -(-(self.count_N - self.steps) // self.stride) * self.stride)
         start_K = count_K + 1 - self.window
         ended_K = (start_K >= self.begin_N[env_K]) & (start_K % self.stride == 0)
         if ended_K.any():
-            self._added(self._place(start_K[ended_K], env_K[ended_K]))
+            self._on_added(self._place(start_K[ended_K], env_K[ended_K]))
         if isinstance(self.store, FrameStore):
             self._drop_lost()
         before, self.seen = self.seen, self.seen + len(env_K)
@@ -164,14 +164,14 @@ class SequenceReplay(Replay):
         places: np.ndarray = start_K % self.steps // self.stride * self.num_envs + env_K
         return places
 
-    def _dropped(self, place_K: np.ndarray) -> None:
+    def _on_sequences_dropped(self, place_K: np.ndarray) -> None:
         """Handle sequences that can no longer be sampled."""
 
     def _drop_lost(self) -> None:
         """Drop sequences with overwritten images."""
         for n in range(self.num_envs):
             while (begin := self.begin_N[n]) < self.count_N[n] and self.store.lost(int(begin % self.steps * self.num_envs + n)):
-                self._dropped(self._place(self.begin_N[n : n + 1], np.array([n])))
+                self._on_sequences_dropped(self._place(self.begin_N[n : n + 1], np.array([n])))
                 self.begin_N[n] += self.stride
 
     def _number_N(self) -> np.ndarray:
@@ -230,7 +230,7 @@ class SequenceReplay(Replay):
         )
 
     def _segments(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Divide transitions into segments; return (obs_PC, (sequence_C, fresh_C, place_B)) of SequenceBatch."""
+        """Divide transitions into segments; return (obs_PC, (sequence_C, starts_episode_C, flat_index_B)) of SequenceBatch."""
         L, M = row_LM.shape
         begins_ML = first_LM.T.copy()
         begins_ML[:, 0] = True
@@ -239,15 +239,15 @@ class SequenceReplay(Replay):
         length_C, C = end_C - begin_C, len(begin_C)
         column_LM = begins_ML.reshape(-1).cumsum().reshape(M, L).T - 1
         step_LM = np.arange(L)[:, None] - begin_C[column_LM]
-        place_B = torch.from_numpy((step_LM * C + column_LM).reshape(-1))
+        flat_index_B = torch.from_numpy((step_LM * C + column_LM).reshape(-1))
         obs_B = as_tensor(self.store.obs_of(row_LM.reshape(-1)))
         last_C = as_tensor(self.store.next_obs_of(row_LM[end_C - 1, sequence_C]))
         steps = int(length_C.max()) + 1
         obs = obs_B.new_zeros(steps * C, *obs_B.shape[1:])
-        obs[upload(place_B, obs.device)] = obs_B
+        obs[upload(flat_index_B, obs.device)] = obs_B
         obs[upload(torch.from_numpy(length_C * C + np.arange(C)), obs.device)] = last_C
-        fresh_C = first_LM[begin_C, sequence_C]
-        segments = (torch.from_numpy(sequence_C), torch.from_numpy(fresh_C), place_B)
+        starts_episode_C = first_LM[begin_C, sequence_C]
+        segments = (torch.from_numpy(sequence_C), torch.from_numpy(starts_episode_C), flat_index_B)
         return obs.unflatten(0, (steps, C)), segments
 
     def _rows_in_use(self) -> int:
@@ -278,7 +278,7 @@ class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
         super().__init__(spec, *arguments, **keywords)
         self.eta = spec.eta
 
-    def _dropped(self, place_K: np.ndarray) -> None:
+    def _on_sequences_dropped(self, place_K: np.ndarray) -> None:
         self.tree.set(place_K, 0.0)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:

@@ -148,7 +148,7 @@ class Sequences(NamedTuple):
     first_LM: Tensor
     state_MS: Tensor
     """Hidden state before each sequence."""
-    place_B: Tensor
+    flat_index_B: Tensor
     """int64 [B]: indices of the transitions in the flattened L × M steps."""
 
 
@@ -188,7 +188,7 @@ class Minibatch(Generic[A]):
             return net(self.inputs)
         inputs = self.inputs
         params_LMP, value_LM, _ = net.unroll(inputs.obs_LM, inputs.first_LM, inputs.state_MS)
-        return params_LMP.flatten(0, 1).index_select(0, inputs.place_B), value_LM.flatten(0, 1).index_select(0, inputs.place_B)
+        return params_LMP.flatten(0, 1).index_select(0, inputs.flat_index_B), value_LM.flatten(0, 1).index_select(0, inputs.flat_index_B)
 
 
 class Batch:
@@ -247,9 +247,11 @@ class Batch:
     def _sequences(self, index_M: Tensor) -> Minibatch:
         there_M = upload(index_M, self.state_MS.device)
         obs, first, valid, *columns = self.columns
-        place_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
-        inputs = Sequences(obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), place_B)
-        return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, place_B) for x in columns))
+        flat_index_B = upload(valid.index_select(1, index_M).flatten().nonzero().squeeze(1), self.state_MS.device)
+        inputs = Sequences(
+            obs.index_select(1, there_M), first.index_select(1, index_M), self.state_MS.index_select(0, there_M), flat_index_B
+        )
+        return Minibatch(inputs, *(x.index_select(1, there_M).flatten(0, 1).index_select(0, flat_index_B) for x in columns))
 
 
 def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
@@ -257,8 +259,8 @@ def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
     rows, valid_B = [flat(x) for x in columns], flat(valid_TN)
     if bool(valid_B.all()):
         return rows, None
-    place_B = where_true(valid_B)
-    return [x[place_B] for x in rows], place_B
+    flat_index_B = where_true(valid_B)
+    return [x[flat_index_B] for x in rows], flat_index_B
 
 
 def _chunk(x_TN: Tensor, length: int) -> Tensor:

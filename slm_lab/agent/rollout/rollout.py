@@ -85,7 +85,7 @@ ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
 """Names of all arrays of a rollout."""
 
 
-def slab_bytes(info: EnvInfo, rows: int) -> int:
+def storage_bytes(info: EnvInfo, rows: int) -> int:
     """Return the size in bytes of a storage's arrays for the given number of rows."""
     obs, action = info.observation, info.action
     per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * (4 if action.kind == "continuous" else 8) + 20

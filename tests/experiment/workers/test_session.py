@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from slm_lab.agent.ops.linear import Products
+from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.agent.torch_settings import onednn_least
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory, extras_size
@@ -91,7 +91,7 @@ def test_workers_compute_as_the_learner_does(open_session: Open) -> None:
     session = open_session(worker_spec(net={"dtype": "bfloat16"}, meta={"matmul": "onednn"}, sampler=SERIAL)).build()
     nets = [policy.net for worker in pool_of(session).workers for group in worker.groups for policy in group.policies]
     least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
-    assert all(net.actor_body.products == Products(onednn=least, bfloat16=True) for net in [session.agent.policy.net, *nets])
+    assert all(net.actor_body.matmul_mode == MatmulMode(onednn=least, bfloat16=True) for net in [session.agent.policy.net, *nets])
     assert len(nets) == 2
 
 

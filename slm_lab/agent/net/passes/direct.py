@@ -20,7 +20,7 @@ from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.passes.direct_layers import ALL, Activation, AnyLayer, DirectLayer, array_activation, direct_layer, is_supported
 from slm_lab.agent.net.passes.validity import FastPass, Vector
 from slm_lab.agent.ops.arrays import array
-from slm_lab.agent.ops.linear import FLOAT32, Products
+from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 
 DIRECT = True
 """Whether fully connected nets learn without a graph; False: through autograd."""
@@ -36,7 +36,7 @@ def chain(module: nn.Module) -> list[nn.Module]:
 
 
 class DirectChain:
-    """Linear layers and norms, each with an activation or none after it, and their gradients. To be used inside `silent()`.
+    """Linear layers and norms, each with an activation or none after it, and their gradients. To be used inside `ignore_float_errors()`.
 
     Args: single: the only output is given without its axis: [B] in place of [B, 1].
     """
@@ -51,10 +51,10 @@ class DirectChain:
         """Whether gradients can be propagated: parameters are flattened, and the derivatives of activations follow from their outputs."""
 
     @staticmethod
-    def from_modules(modules: Sequence[nn.Module], products: Products, single: bool = False) -> DirectChain | None:
+    def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> DirectChain | None:
         """Return the chain of modules that run in sequence, or None if one of them is not supported.
 
-        Args: products: of the hidden layers; the last one, which gives outputs, computes in float32.
+        Args: matmul_mode: of the hidden layers; the last one, which gives outputs, computes in float32.
         """
         found: list[tuple[nn.Module, Activation | None]] = []
         for module in modules:
@@ -66,7 +66,7 @@ class DirectChain:
                 return None
         layers: list[tuple[AnyLayer, Activation | None]] = []
         for index, (module, activation) in enumerate(found):
-            layer = direct_layer(module, products if index < len(found) - 1 else FLOAT32)
+            layer = direct_layer(module, matmul_mode if index < len(found) - 1 else FLOAT32)
             if layer is None:
                 return None
             layers.append((layer, activation))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.normalization import BatchRenorm1d, corrections
 from slm_lab.agent.ops.arrays import equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
-from slm_lab.agent.ops.linear import Products
+from slm_lab.agent.ops.linear import MatmulMode
 
 LARGE = 16384
 """Number of elements from which torch, whose calls cost more than numpy's, computes a ReLU or a derivative faster."""
@@ -100,12 +100,12 @@ class DirectLayer:
 
     Shapes: x [B, I], weight [O, I], bias [O]; of a stack of C layers x [C, B, I], weight [C, O, I], bias [C, 1, O].
 
-    Args: params, grads: weight and bias, and their gradients; without gradients there is no `backward`. products: how large products are
+    Args: params, grads: weight and bias, and their gradients; without gradients there is no `backward`. matmul_mode: how large products are
     computed.
     """
 
-    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], products: Products) -> None:
-        self.params, self.grads, self.products = [one.detach() for one in params], grads, products
+    def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
+        self.params, self.grads, self.matmul_mode = [one.detach() for one in params], grads, matmul_mode
         self.weight, bias = (one.numpy() for one in self.params)
         self.is_stack = self.weight.ndim == 3
         self.bias = bias if self.is_stack else bias[None]  # added to one row without broadcasting, in half the time
@@ -114,19 +114,19 @@ class DirectLayer:
         self.grad_weight, self.grad_bias = [one.numpy() for one in grads] or (None, None)
         self.weight_t = self.weight.swapaxes(-1, -2)
         self.small_rows, self.small_forward_rows = (
-            0 if products.bfloat16 else min(SMALL_ROWS, most // self.weight.size) for most in (SMALL, SMALL_FORWARD)
+            0 if matmul_mode.bfloat16 else min(SMALL_ROWS, most // self.weight.size) for most in (SMALL, SMALL_FORWARD)
         )
         """Largest numbers of rows whose gradients, and whose outputs, are computed in numpy."""
 
     def of_critic(self, index: int) -> DirectLayer:
         """Return one layer of a stack."""
         params, grads = ([weight[index], bias[index, 0]] for weight, bias in (self.params, self.grads))
-        return DirectLayer(params, grads, self.products)
+        return DirectLayer(params, grads, self.matmul_mode)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs, in a new array."""
         if x.shape[-2] > self.small_forward_rows:
-            return self.products.linear(torch.from_numpy(x), *self.params).numpy()
+            return self.matmul_mode.linear(torch.from_numpy(x), *self.params).numpy()
         # dot takes two thirds of the time of matmul
         out: np.ndarray = np.matmul(x, self.weight_t) if self.is_stack else x.dot(self.weight_t)
         out += self.bias
@@ -145,9 +145,11 @@ class DirectLayer:
             return None if columns is None else _product(grad, self.weight if columns is ALL else self.weight[..., columns])
         grad_out, weight = torch.from_numpy(grad), self.params[0]
         if weights:
-            self.products.add_weight_grad(self.grads[0], grad_out, torch.from_numpy(x))
+            self.matmul_mode.add_weight_grad(self.grads[0], grad_out, torch.from_numpy(x))
             self.grad_bias += _sum_of_rows(grad)
-        return None if columns is None else self.products.input_grad(grad_out, weight if columns is ALL else weight[..., columns]).numpy()
+        return (
+            None if columns is None else self.matmul_mode.input_grad(grad_out, weight if columns is ALL else weight[..., columns]).numpy()
+        )
 
 
 ALL = slice(None)
@@ -271,7 +273,7 @@ def is_supported(module: nn.Module) -> bool:
     return type(module) is BatchRenorm1d
 
 
-def direct_layer(module: nn.Module, products: Products) -> AnyLayer | None:
+def direct_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
     """Return the layer of a supported module; None if its parameters are not on the CPU."""
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
     params = module.weight, module.bias
@@ -282,7 +284,7 @@ def direct_layer(module: nn.Module, products: Products) -> AnyLayer | None:
         return DirectNorm(params, grads, module.eps)
     if isinstance(module, BatchRenorm1d):
         return DirectRenorm(module, grads)
-    return DirectLayer(params, grads, products)
+    return DirectLayer(params, grads, matmul_mode)
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, slab_bytes
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, storage_bytes
 from slm_lab.env.normalize import Normalizers
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
@@ -271,10 +271,10 @@ def num_splits(sampler: SamplerSpec) -> int:
 def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
     """Return the memory of the slots and datasets of a Session."""
     sampler, rows = sampler_of(spec), spec.rollout_rows
-    slots = SLOTS * slab_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
+    slots = SLOTS * storage_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
     datasets = sampler.num_policies * (waiting + 1)
-    return slots + (datasets + 1) * slab_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1)
+    return slots + (datasets + 1) * storage_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1)
 
 
 def check_memory(spec: Spec, info: EnvInfo, concurrent_sessions: int = 1) -> None:

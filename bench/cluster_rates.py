@@ -49,11 +49,11 @@ def looked_after(servers: ParameterServers) -> Iterator[None]:
     """Poll the processes of a server in a thread, as the driver of a trial does."""
     ended = threading.Event()
 
-    def look() -> None:
+    def poll() -> None:
         while not ended.wait(0.05):
-            servers.look()
+            servers.poll()
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=poll)
     thread.start()
     try:
         yield

@@ -84,7 +84,7 @@ class _Timed:
 
     def __init__(self, server: ParameterServer) -> None:
         self.server = server
-        self.look: Callable[[], None] | None = None
+        self.poll: Callable[[], None] | None = None
         """What the driver calls while the Session waits for further processes."""
         self.served: list[float] = []
         self.inside = 0.0
@@ -108,10 +108,10 @@ class _Timed:
 
     def start(self, method: str, *args: Any) -> Any:
         begin = perf_counter()
-        if method == "status" and self.look is not None:
-            look, self.look = self.look, None
-            look()
-            self.look = look
+        if method == "status" and self.poll is not None:
+            poll, self.poll = self.poll, None
+            poll()
+            self.poll = poll
         sent, request = _bytes(args)
         middle = perf_counter()
         result = getattr(self.server, method)(*sent)
@@ -179,7 +179,7 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
 
         servers = ParameterServers(start, lambda: None, lambda number: None)
         remote = cast("_Timed", servers.first)
-        remote.look = servers.look
+        remote.poll = servers.poll
         session = Session(spec, context=SessionContext(store=RemoteArrays(remote, spec, 0, lambda: session.parts.info)))
         session.build()
         push_update = session.agent.algorithm.trainer.shared.push

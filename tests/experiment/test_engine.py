@@ -16,7 +16,7 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.run import sessions, trial
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures
-from slm_lab.experiment.run.sessions import Job
+from slm_lab.experiment.run.sessions import SessionsJob
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
@@ -49,7 +49,7 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
             opened.append(choices)
             return paths
 
-        ends = run(Job(make_spec(), Plan(), 0, open_run, events.append, Stop()))
+        ends = run(SessionsJob(make_spec(), Plan(), 0, open_run, events.append, Stop()))
         assert ends == [SessionEnded(0, "done")]
         assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1}]
         assert events[-1] == ends[0]
@@ -65,7 +65,7 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
 def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens the run, emits events and returns how each Session ended."""
 
-    def one_after_the_other(job: Job) -> list[SessionEnded]:
+    def one_after_the_other(job: SessionsJob) -> list[SessionEnded]:
         from slm_lab.experiment.files.sink import LocalSink
 
         ends, paths = [], None

@@ -12,7 +12,7 @@ import slm_lab
 from slm_lab.experiment.events import SessionEnded
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run import engine
-from slm_lab.experiment.run.engine import Job, run_inline
+from slm_lab.experiment.run.engine import SessionsJob, run_inline
 from slm_lab.spec.report import SpecError
 
 FILE = str(Path(__file__).with_name("spec.json"))
@@ -51,7 +51,7 @@ def test_a_spec_is_checked_without_torch() -> None:
 def test_an_engine_is_one_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
 
-    def mine(job: Job) -> list[SessionEnded]:
+    def mine(job: SessionsJob) -> list[SessionEnded]:
         used.append(job.spec.name)
         return run_inline(job)
 

@@ -78,7 +78,7 @@ class PolicyGradient(Algorithm):
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     def propagate(self, objective: Callable[[Tensor, Tensor], Terms], batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Compute the objective of a minibatch, and add `weight` times its gradient to `Parameter.grad`. Call inside `ignore_float_errors()`.
+        """Compute the objective of a minibatch and add `weight` times its gradient to Parameter.grad. Call inside `ignore_float_errors()`.
 
         Args: objective: function of distribution parameters [B, P] and values [B]. coefs: its coefficients, used by `closed_form`.
         """

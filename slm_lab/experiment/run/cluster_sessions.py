@@ -15,7 +15,7 @@ from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import session_processes
-from slm_lab.experiment.run.sessions import Job, Place
+from slm_lab.experiment.run.sessions import SessionHost, SessionsJob
 from slm_lab.experiment.session.cluster.parameter_server import ParameterServer, ParameterServers
 from slm_lab.experiment.session.cluster.remote import RemoteArrays, RemoteSink, SinkServer
 from slm_lab.experiment.session.session_process import SessionTask
@@ -24,8 +24,8 @@ from slm_lab.spec.models.spec import Spec
 
 
 @contextmanager
-def on_cluster(job: Job) -> Iterator[tuple[Spec, Place]]:
-    """Yield the spec adapted to the cluster job.plan.cluster, and the Place that runs Sessions on this cluster.
+def on_cluster(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
+    """Yield the spec adapted to the cluster job.plan.cluster, and the SessionHost that runs Sessions on this cluster.
 
     Raises UserError if the cluster cannot be used, SpecError if the spec requires one machine.
     """
@@ -34,22 +34,22 @@ def on_cluster(job: Job) -> Iterator[tuple[Spec, Place]]:
         job.emit(Notice(str(cluster)))
         meta = job.spec.meta
         with RayExecutor(meta.stall_notice, meta.stall_limit) as executor:
-            yield job.spec, _OnCluster(job, cluster, executor)
+            yield job.spec, _ClusterHost(job, cluster, executor)
 
 
-def _checkpoint_dir(job: Job) -> Location:
+def _checkpoint_dir(job: SessionsJob) -> Location:
     """Return the checkpoint folder, which all nodes read and write."""
     if job.resumed is not None:
         return job.resumed.checkpoint_dir
     return job.plan.data_dir.absolute() if job.plan.storage is None else StoredPath(job.plan.storage)
 
 
-class _OnCluster:
-    """The Place that runs Sessions on the nodes of a cluster."""
+class _ClusterHost:
+    """The SessionHost that runs Sessions on the nodes of a cluster."""
 
     restarts = True
 
-    def __init__(self, job: Job, cluster: Cluster, executor: RayExecutor) -> None:
+    def __init__(self, job: SessionsJob, cluster: Cluster, executor: RayExecutor) -> None:
         self.job, self.cluster, self.executor = job, cluster, executor
         meta = job.spec.meta
         self.concurrent, processes = job.plan.concurrent_sessions(meta), session_processes(meta)
@@ -82,11 +82,11 @@ class _OnCluster:
             locks=False,
         )
 
-    def look(self, paths: RunPaths | None) -> None:
+    def poll(self, paths: RunPaths | None) -> None:
         if self.servers is not None:
             if paths is not None:
                 self._checkpoint = paths.trial_checkpoint(self.job.trial)
-            self.servers.look()
+            self.servers.poll()
 
     def _serve(self, number: int) -> Remote:
         """Start a process of the parameter server. Ray restarts the process if it dies."""
@@ -101,7 +101,7 @@ class _OnCluster:
         self.job.emit(Notice(f"{name} ended and was restarted; the sessions continue from the last checkpoint"))
 
 
-def gpu_share(job: Job, cluster: Cluster) -> float:
+def gpu_share(job: SessionsJob, cluster: Cluster) -> float:
     """Return the number of GPUs of a Session: 1 if its net computes on a GPU and a node has one, else 0."""
     return float(_wants_gpu(job.spec, job.plan.device) and any(node.gpus >= 1 for node in cluster.nodes))
 

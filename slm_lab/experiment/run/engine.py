@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.local.fork_server import start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers, watchdog
 from slm_lab.experiment.execute.local.user_code import build_errors, cause, from_user_code
 from slm_lab.experiment.plan import Plan, Stop, UserError
-from slm_lab.experiment.run.sessions import Engine, Job, Sessions, this_machine
+from slm_lab.experiment.run.sessions import Engine, Sessions, SessionsJob, this_machine
 from slm_lab.experiment.session.session_process import STOP_GRACE, shared_arrays
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes
@@ -37,7 +37,7 @@ _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
 Forks of the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
 
 
-def run_inline(job: Job) -> list[SessionEnded]:
+def run_inline(job: SessionsJob) -> list[SessionEnded]:
     """Run one Session in this process."""
     from slm_lab.experiment.files.sink import LocalSink
     from slm_lab.experiment.session.build import SessionContext
@@ -107,23 +107,23 @@ def _logged_to(path: Path) -> Iterator[None]:
             handler.close()
 
 
-def run_processes(job: Job) -> list[SessionEnded]:
+def run_processes(job: SessionsJob) -> list[SessionEnded]:
     """Run each Session in its own process, with as many concurrent Sessions as the plan allows. Raises UserError on Windows."""
     if sys.platform == "win32":
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
     if job.spec.meta.distributed:
         _check_memory(job.spec)
-    with this_machine(job) as place:
-        return Sessions(job, place).run()
+    with this_machine(job) as host:
+        return Sessions(job, host).run()
 
 
-def run_ray(job: Job) -> list[SessionEnded]:
+def run_ray(job: SessionsJob) -> list[SessionEnded]:
     """Run each Session on a node of the Ray cluster plan.cluster. Raises UserError if the cluster cannot be used."""
     from slm_lab.experiment.run.cluster_sessions import on_cluster
 
-    with on_cluster(job) as (spec, place):
-        return Sessions(replace(job, spec=spec), place).run()
+    with on_cluster(job) as (spec, host):
+        return Sessions(replace(job, spec=spec), host).run()
 
 
 ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes, "ray": run_ray}

@@ -41,7 +41,7 @@ class Experiment:
         self.lock = lock_of(path, what)
 
     @contextmanager
-    def _running(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
+    def _run_context(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
         """Convert signals to a stop request, and start processes by `method`, while the block runs; finally release the lock.
 
         Args: folder: the folder to write to. interrupted: returns the message of Interrupted for a KeyboardInterrupt without a message.
@@ -69,7 +69,7 @@ def lock_of(path: Path, what: str = "run") -> RunLock:
 
 
 @contextmanager
-def writing(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
+def cleanup_on_error(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
     """Context in which the first files of an experiment are written. On an error, remove the folder that `new` returns, unless None.
 
     Raises UserError instead of OSError.
@@ -107,7 +107,7 @@ def as_text(content: Any) -> bytes:
 
 
 @dataclass(frozen=True)
-class Start(Generic[Item]):
+class TaskStart(Generic[Item]):
     """A task to start now, for one item of a Planner."""
 
     item: Item
@@ -123,7 +123,7 @@ class Planner(Protocol[Item]):
     def concurrent(self) -> int:
         """Maximum number of concurrent tasks."""
 
-    def next(self, slot: int) -> Start[Item] | None:
+    def next(self, slot: int) -> TaskStart[Item] | None:
         """Return the next task, None if there is none now. Args: slot: a number below `concurrent` that no running task has."""
 
     def report(self, item: Item, task: Task, message: Message) -> None:

@@ -29,7 +29,7 @@ SAVING = "saving checkpoints (Ctrl-C again quits without saving)"
 
 
 @dataclass(frozen=True)
-class Job:
+class SessionsJob:
     """The Sessions of a trial and what they need to run."""
 
     spec: Spec
@@ -50,7 +50,7 @@ class Job:
         return self.sessions or tuple(range(self.spec.meta.max_session))
 
 
-Engine = Callable[[Job], list[SessionEnded]]
+Engine = Callable[[SessionsJob], list[SessionEnded]]
 """Runs every Session of a job and returns how each ended. Raises SpecError or UserError if the spec cannot be built or the run
 folder cannot be created. All processes have ended when the call returns."""
 
@@ -61,8 +61,8 @@ _LOST = 10
 """Maximum number of processes of a Session that are lost with their node before they are ready: Ray had placed them on dead nodes."""
 
 
-class Place(Protocol):
-    """The place where Sessions run: this machine or a cluster."""
+class SessionHost(Protocol):
+    """Where Sessions run: on this machine or on a cluster."""
 
     @property
     def executor(self) -> Executor: ...
@@ -82,7 +82,7 @@ class Place(Protocol):
     def task(self, index: int) -> SessionTask:
         """Return the task of a Session that has not begun."""
 
-    def look(self, paths: RunPaths | None) -> None:
+    def poll(self, paths: RunPaths | None) -> None:
         """Handle events that are not events of tasks. Args: paths: files of the run, None before it has begun."""
 
 
@@ -107,8 +107,8 @@ class Sessions:
     train when it receives the folder. Sessions that train one net start together; one that dies is restarted with the same shared arrays.
     """
 
-    def __init__(self, job: Job, place: Place) -> None:
-        self.job, self.place, self.executor = job, place, place.executor
+    def __init__(self, job: SessionsJob, host: SessionHost) -> None:
+        self.job, self.host, self.executor = job, host, host.executor
         self.waiting = deque(job.indices)
         self.running: dict[Any, _Running] = {}
         """Task → Session."""
@@ -121,17 +121,17 @@ class Sessions:
         while self.waiting or self.running:
             if self.job.stop.requested:
                 self._stop()
-            while self.waiting and len(self.running) < self.place.concurrent:
+            while self.waiting and len(self.running) < self.host.concurrent:
                 self._start(self.waiting.popleft())
             for event in self.executor.events(0.2):
                 self._handle(event)
-            self.place.look(self.paths)
+            self.host.poll(self.paths)
             self._begin()
         return self.ends
 
     def _start(self, index: int) -> None:
-        task = self.place.task(index)
-        self.running[self.executor.start(f"session {index}", run_session, task, resources=self.place.resources)] = _Running(task)
+        task = self.host.task(index)
+        self.running[self.executor.start(f"session {index}", run_session, task, resources=self.host.resources)] = _Running(task)
 
     def _handle(self, event: Event) -> None:
         one, stopping = self.running[event.task], self.job.stop.requested
@@ -162,7 +162,7 @@ class Sessions:
         task, most = died.task, self.job.spec.meta.max_restart
         one, reason = self.running[task], died.reason
         deaths = one.deaths + (not (died.lost and one.choices is None and task.restart < most + _LOST))
-        restarts = self.place.restarts or self.job.spec.meta.distributed
+        restarts = self.host.restarts or self.job.spec.meta.distributed
         if one.end is None and restarts and deaths <= most and not self.job.stop.requested:
             if deaths > one.deaths:
                 self.job.emit(Notice(f"{died.text}; restarting it ({deaths} of {most})"))
@@ -214,13 +214,13 @@ class Sessions:
                     self._end(task, SessionEnded(one.task.index, "stopped"))
 
 
-class _ThisMachine:
-    """The Place that runs Sessions in child processes of this process."""
+class _LocalHost:
+    """The SessionHost that runs Sessions in child processes of this process."""
 
     resources = Resources()
     restarts = False
 
-    def __init__(self, job: Job, executor: LocalExecutor, memory: SharedFd | None) -> None:
+    def __init__(self, job: SessionsJob, executor: LocalExecutor, memory: SharedFd | None) -> None:
         self.job, self.executor, self.concurrent = job, executor, job.plan.concurrent_sessions(job.spec.meta)
         self.open_store = None if memory is None else partial(shared_memory, memory)
 
@@ -228,17 +228,17 @@ class _ThisMachine:
         job = self.job
         return SessionTask(job.spec, index, job.trial, job.plan, self.open_store, resumed=job.resumed)
 
-    def look(self, paths: RunPaths | None) -> None: ...
+    def poll(self, paths: RunPaths | None) -> None: ...
 
 
 @contextmanager
-def this_machine(job: Job) -> Iterator[Place]:
-    """Yield the Place of this machine, with memory for a shared net if the job needs it."""
+def this_machine(job: SessionsJob) -> Iterator[SessionHost]:
+    """Yield the SessionHost of this machine, with memory for a shared net if the job needs it."""
     meta = job.spec.meta
     memory = SharedFd(shared_file()) if meta.distributed else None
     try:
         with LocalExecutor(meta.stall_notice, meta.stall_limit) as executor:
-            yield _ThisMachine(job, executor, memory)
+            yield _LocalHost(job, executor, memory)
     finally:
         if memory is not None:
             os.close(memory.fd)

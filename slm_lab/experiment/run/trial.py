@@ -25,8 +25,8 @@ from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
-from slm_lab.experiment.run.experiment import Experiment, as_text, lock_of, writing
-from slm_lab.experiment.run.sessions import Job
+from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_error, lock_of
+from slm_lab.experiment.run.sessions import SessionsJob
 from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
 from slm_lab.experiment.training.resolve import completed
@@ -167,7 +167,7 @@ class Trial(Experiment):
         """
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
-        with self._running(stop, folder, self.spec.meta.start_method, self._interrupted), exits_raised():
+        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted), exits_raised():
             if self.plan.storage is not None and self._engine != "ray":
                 only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
                 raise UserError(f"--storage {self.plan.storage}: {only}")
@@ -221,7 +221,7 @@ class Trial(Experiment):
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
         """Run the Sessions; in a continued run, only the unfinished ones."""
         found = self._resumption
-        job = Job(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
+        job = SessionsJob(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
         if found is None:
             return ENGINES[engine](job)
         ends = [SessionEnded(index, "done") for index in found.starts if index not in found.to_run]
@@ -249,7 +249,7 @@ class Trial(Experiment):
         meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
         saved = as_text(dump_spec(self.spec.model_copy(update={"meta": meta})))
         made: Path | None = None
-        with writing(self.plan.data_dir, lambda: made):
+        with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self._folder
             if found is not None and paths is None:
                 paths = found.paths

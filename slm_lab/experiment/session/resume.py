@@ -45,7 +45,7 @@ _MAPPED = 2**30
 
 
 @dataclass(frozen=True)
-class Start:
+class SessionStart:
     """How a Session continues."""
 
     status: Literal["finished", "continues", "new"]
@@ -70,7 +70,7 @@ class Resumption:
     """Entries of meta.run from earlier starts."""
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Key path → (value before, value now)."""
-    starts: dict[int, Start] = field(default_factory=dict)
+    starts: dict[int, SessionStart] = field(default_factory=dict)
     """Session → how it continues."""
 
     @property
@@ -108,14 +108,14 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     return found
 
 
-def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, Start], Spec | None]:
+def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, SessionStart], Spec | None]:
     """Return how each Session continues, and the spec with which the first checkpoint was written; None without a checkpoint.
 
     Checkpoints are verified completely.
     """
     # regardless of the current meta.distributed: the saved spec reveals whether it was changed
     shared = _read(paths, paths.trial_checkpoint(trial), None, trial, partial(state.read_header, check=True))
-    starts: dict[int, Start] = {}
+    starts: dict[int, SessionStart] = {}
     begun_with: Spec | None = None
     for index in range(max(spec.meta.max_session, saved.meta.max_session)):
         path = paths.checkpoint(index * paths.policies, "last", trial)
@@ -141,7 +141,9 @@ def _check_frames(found: Resumption) -> None:
             )
 
 
-def _with_reasons(starts: Mapping[int, Start], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]) -> dict[int, Start]:
+def _with_reasons(
+    starts: Mapping[int, SessionStart], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]
+) -> dict[int, SessionStart]:
     """Return the starts with further reasons for inexact results: changed keys and changed package versions."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
     before, now = history[-1].get("versions", {}) if history else {}, package_versions()
@@ -244,20 +246,20 @@ def start_history(file: Path) -> list[dict[str, Any]]:
     return list((body.get("meta") or {}).get("run") or [])
 
 
-def _start(header: Mapping[str, Any] | None, spec: Spec, shared: Mapping[str, Any] | None, index: int) -> Start:
+def _start(header: Mapping[str, Any] | None, spec: Spec, shared: Mapping[str, Any] | None, index: int) -> SessionStart:
     if spec.meta.distributed:
         if shared is None:
-            return Start("new")
+            return SessionStart("new")
         frames = [shared["frames"][index]]
         header = shared if "done" in shared else header
         if header is None:
-            return Start("continues", frames[0], ("its own checkpoint was not written yet",))
+            return SessionStart("continues", frames[0], ("its own checkpoint was not written yet",))
     elif header is None:
-        return Start("new")
+        return SessionStart("new")
     else:
         frames = header["frames"]
     enough = min(frames) >= spec.session_frames or _out_of_time(header, spec)
-    return Start("finished" if header["done"] and enough else "continues", frames[0], tuple(header["lost"]))
+    return SessionStart("finished" if header["done"] and enough else "continues", frames[0], tuple(header["lost"]))
 
 
 def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:

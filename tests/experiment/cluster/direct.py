@@ -69,18 +69,18 @@ class Served:
         self.saved: Path | None = None
         """The last checkpoint."""
         self.restarted: list[int] = []
-        self._looking = False
+        self._polling = False
         self.driver = ParameterServers(self._start, lambda: self.saved, self.restarted.append)
 
     def _start(self, number: int) -> Remote:
-        return Direct(ParameterServer(self.spec, self.seeds, number), self._look)
+        return Direct(ParameterServer(self.spec, self.seeds, number), self._poll)
 
-    def _look(self, method: str) -> None:
-        """Call the driver's `look` whenever a Session asks for the status of the server."""
-        if method == "status" and not self._looking and hasattr(self, "driver"):
-            self._looking = True
-            self.driver.look()
-            self._looking = False
+    def _poll(self, method: str) -> None:
+        """Call the driver's `poll` whenever a Session asks for the status of the server."""
+        if method == "status" and not self._polling and hasattr(self, "driver"):
+            self._polling = True
+            self.driver.poll()
+            self._polling = False
 
     @property
     def first(self) -> Remote:

@@ -25,7 +25,7 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import complete_rows
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.run.engine import Job, run_inline
+from slm_lab.experiment.run.engine import SessionsJob, run_inline
 from slm_lab.experiment.run.trial import Trial, TrialResult
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.log import logger
@@ -127,7 +127,7 @@ class InlineJob:
         self.paths: RunPaths | None = None
 
     def run(self) -> SessionEnded:
-        (end,) = run_inline(Job(self.spec, Plan(), 0, self._open, self.events.append, self.stop))
+        (end,) = run_inline(SessionsJob(self.spec, Plan(), 0, self._open, self.events.append, self.stop))
         return end
 
     def _open(self, backend: str) -> RunPaths:

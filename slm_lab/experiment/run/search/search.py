@@ -23,7 +23,7 @@ from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.trial_record import TrialRecord
-from slm_lab.experiment.run.experiment import Experiment, as_text, lock_of, writing
+from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_error, lock_of
 from slm_lab.experiment.run.search import confirm as confirming
 from slm_lab.experiment.run.search.prepare import TrialShare, check_in_process, trial_resources
 from slm_lab.experiment.run.search.proposer import make_proposer
@@ -127,7 +127,7 @@ class Search(Experiment):
         Ctrl-C, SIGTERM or SIGHUP, when the Sessions have saved their state and the results so far have been analysed.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
-        with self._running(stop, folder, self.spec.meta.start_method, self._interrupted):
+        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted):
             result = self._run(stop)
         if all(record.status == "failed" for record in result.records):
             raise TrialFailed(f"all {len(result.records)} trials failed; the last: {result.records[-1].cause.strip()}", {})
@@ -199,7 +199,7 @@ class Search(Experiment):
     def _open(self) -> RunPaths:
         """Create the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
         made: Path | None = None
-        with writing(self.plan.data_dir, lambda: made):
+        with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
             if paths is None:
                 paths = new_run(self.plan.data_dir, self.spec.name)

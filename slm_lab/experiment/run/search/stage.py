@@ -13,7 +13,7 @@ from rich.table import Table
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Task
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report.progress import LiveTable, duration, number
-from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, Start, run_plan
+from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, TaskStart, run_plan
 from slm_lab.experiment.run.search.schedule import Decision, Scheduler, TakeOver
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, metric_of, run_trial_task
@@ -183,7 +183,7 @@ class Stage(Totals):
         run_plan(self, self.executor, self.resources, stop)
         self.save()
 
-    def next(self, slot: int) -> Start[TrialState] | None:
+    def next(self, slot: int) -> TaskStart[TrialState] | None:
         """Return the task of the next trial; a trial with invalid values ends immediately."""
         while (trial := self._next()) is not None:
             try:
@@ -194,7 +194,7 @@ class Stage(Totals):
             trial.status = "running"
             self._begun[trial.trial] = monotonic()
             self.save()  # before the trial writes a file
-            return Start(trial, f"trial {trial.trial}", run_trial_task, (job,))
+            return TaskStart(trial, f"trial {trial.trial}", run_trial_task, (job,))
         return None
 
     def stopping(self) -> None:

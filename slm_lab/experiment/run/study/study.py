@@ -19,7 +19,7 @@ from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, abou
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.report.study_result import ResultRun, write_result
-from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, Start, as_text, lock_of, run_plan, writing
+from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, as_text, cleanup_on_error, lock_of, run_plan
 from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes, check_in_process, has_failed, key_of, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.lib.files import replace_file, sealed
@@ -64,7 +64,7 @@ class _Planner:
     def concurrent(self) -> int:
         return self.runner.concurrent
 
-    def next(self, slot: int) -> Start[RunState] | None:
+    def next(self, slot: int) -> TaskStart[RunState] | None:
         state = next((state for state in self.states if state.status == "waiting"), None)
         if state is None:
             return None
@@ -74,7 +74,7 @@ class _Planner:
         name = folder.root.name
         files = folder, self.paths.result(name), self.paths.lock_of(name)
         job = RunJob(state.run.spec, *files, self.device, slot % gpus if gpus else 0, self.runner.jobs)
-        return Start(state, state.run.name, self.target, (job,))
+        return TaskStart(state, state.run.name, self.target, (job,))
 
     def report(self, item: RunState, task: Task, message: Message) -> None:
         match message:
@@ -152,7 +152,7 @@ class StudyExperiment(Experiment):
         the current runs have saved their state; TrialFailed at the end if a run failed.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
-        with self._running(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted):
+        with self._run_context(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted):
             self._run(stop)
         assert self.paths is not None
         failed = [state for state in self.states if state.status == "failed"]
@@ -244,7 +244,7 @@ class StudyExperiment(Experiment):
     def _open(self) -> StudyPaths:
         """Create the folder of the study, or use that of a continued one, and save the study in it. Raises UserError."""
         made: Path | None = None
-        with writing(self.plan.data_dir, lambda: made):
+        with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
             if paths is None:
                 paths = StudyPaths(new_folder(self.plan.data_dir.absolute(), self.study.name), self.study.name)

@@ -271,7 +271,7 @@ class ParameterServers:
     def first(self) -> Remote:
         return self.servers[0]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Handle restarted and missing processes; wait only if a process was restarted."""
         statuses: dict[int, ServerStatus] = {}
         done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
@@ -305,7 +305,7 @@ class ParameterServers:
             arrays = {name: tensor.numpy() for name, tensor in state.load(path)["arrays"].items()}
         self.generation += 1
         for number in sorted(range(len(self.servers)), key=lambda number: (number in restarted, number)):
-            with suppress(Exception):  # as in look
+            with suppress(Exception):  # as in poll
                 self.servers[number].call("begin", self.generation, arrays)
         if len(self.servers) > 1:
             self.first.send("join", self.servers[1:])

@@ -15,7 +15,7 @@ from slm_lab.cli import main
 from slm_lab.experiment.execute.heartbeat import RESETTING, STEPPING
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.engine import check_builds
-from slm_lab.experiment.run.search.prepare import check_builds as check_search
+from slm_lab.experiment.run.search.prepare import check_search_values
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session import build as session_build
 from slm_lab.experiment.session.session import Session
@@ -56,7 +56,7 @@ def test_build_check_and_search(fault: dict[str, Any], make_spec: MakeSpec, spec
     assert ("strange.py, line" in problem.message) == ("fault" in fault)
     body = spec_body(env=STRANGE | fault) | {"search": {"agent.algorithm.gamma__uniform": [0.9, 0.99]}}
     with pytest.raises(SpecError, match=r"env\.name"):
-        check_search(SearchSpace(load_spec({"small": body}, "small")), Plan())
+        check_search_values(SearchSpace(load_spec({"small": body}, "small")), Plan())
 
 
 def test_the_run_is_the_same_without_it(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:

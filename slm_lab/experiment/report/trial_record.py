@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from slm_lab.spec.load.search_space import Picks, SearchSpace, Values, frozen_trial
+from slm_lab.spec.load.search_space import KeyChoices, SearchSpace, Values, frozen_trial
 
 TrialStatus = Literal["finished", "stopped", "failed", "running"]
 """stopped: ended by the scheduler (ASHA)."""
@@ -111,9 +111,9 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
     return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), len(known), int(np.ceil(best * len(known))))
 
 
-def _quantiles(space: SearchSpace, record: TrialRecord) -> Picks:
-    """Return the picks of a trial; picks of normal distributions as quantiles, which are bounded."""
+def _quantiles(space: SearchSpace, record: TrialRecord) -> KeyChoices:
+    """Return the choices of a trial; choices of normal distributions as quantiles, which are bounded."""
     return {
-        name: NormalDist(*key.args[:2]).cdf(pick) if (key := space.named[name]).is_normal else pick
-        for name, pick in space.picks_of(record.values).items()
+        name: NormalDist(*key.args[:2]).cdf(choice) if (key := space.named[name]).is_normal else choice
+        for name, choice in space.choices_of(record.values).items()
     }

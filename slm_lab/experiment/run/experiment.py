@@ -123,7 +123,7 @@ class Planner(Protocol[Item]):
     def concurrent(self) -> int:
         """Maximum number of concurrent tasks."""
 
-    def next(self, slot: int) -> TaskStart[Item] | None:
+    def next_task(self, slot: int) -> TaskStart[Item] | None:
         """Return the next task, None if there is none now. Args: slot: a number below `concurrent` that no running task has."""
 
     def report(self, item: Item, task: Task, message: Message) -> None:
@@ -151,7 +151,7 @@ def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, s
         while not stop.requested and len(running) < planner.concurrent:
             slots = {slot for _, slot in running.values()}
             slot = next(slot for slot in range(planner.concurrent) if slot not in slots)
-            if (start := planner.next(slot)) is None:
+            if (start := planner.next_task(slot)) is None:
                 break
             running[executor.start(start.name, start.target, *start.args, resources=resources)] = start.item, slot
         if not running:

@@ -56,10 +56,10 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> str:
 
 
 @dataclass(frozen=True)
-class Continuation:
+class PendingRestore:
     """Remaining steps to continue a Session when it begins: at that time the files of the run are available and the envs are reset."""
 
-    cut_tables: bool = False
+    truncate_tables: bool = False
     """Truncate the tables to `tables`, or, if this is None, to the frame of the clock."""
     tables: Position | None = None
     read_tables: bool = False
@@ -165,7 +165,7 @@ def resume(session: Session, paths: RunPaths) -> None:
     session.context.beat(BUILDING)
     if bundle is None and shared is None and not takes_over:
         init_weights(session)
-        session.continuation = Continuation(cut_tables=True)
+        session.pending_restore = PendingRestore(truncate_tables=True)
         return
     try:
         restore(session, bundle, shared)
@@ -206,8 +206,8 @@ def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, A
         session.agent.pull()
         session.learners[0].normalizers.pull()
     same_moment = bundle is not None and bundle["frames"][0] == session.clock.frame
-    session.continuation = Continuation(
-        cut_tables=not takes_over,
+    session.pending_restore = PendingRestore(
+        truncate_tables=not takes_over,
         tables=bundle["tables"] if bundle is not None and same_moment else None,
         read_tables=takes_over or not same_moment,
         rng=None if takes_over or bundle is None else bundle["rng"],

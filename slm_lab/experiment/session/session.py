@@ -14,7 +14,7 @@ from slm_lab.experiment.files.bundle import set_rng_state
 from slm_lab.experiment.files.sink import MemorySink, RunSink
 from slm_lab.experiment.plan import Plan, check_spec
 from slm_lab.experiment.session.build import SessionContext, SessionParts
-from slm_lab.experiment.session.restore import Continuation, init_weights, resume, save, state_dict
+from slm_lab.experiment.session.restore import PendingRestore, init_weights, resume, save, state_dict
 from slm_lab.experiment.training.experience import ExperienceSource
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory
@@ -65,7 +65,7 @@ class Session:
         self.sink = self._given_sink = sink
         self._observers = observers
         self.parts = self._new_parts()
-        self.continuation = Continuation()
+        self.pending_restore = PendingRestore()
         self.blocked = False
         """Whether an env did not return in time and cannot be used any more."""
 
@@ -98,7 +98,7 @@ class Session:
 
         Raises SpecError or UserError for errors that the user can correct.
         """
-        self.parts, self.continuation, self.blocked = self._new_parts(), Continuation(), False
+        self.parts, self.pending_restore, self.blocked = self._new_parts(), PendingRestore(), False
         try:
             self.parts.build()
             self.spec = self.parts.spec
@@ -162,9 +162,9 @@ class Session:
     def begin(self) -> None:
         """Start the source, observers and clocks; for a continued run, also continue its files."""
         assert self.sink is not None
-        source, sink, loaded = self.source, self.sink, self.continuation
+        source, sink, loaded = self.source, self.sink, self.pending_restore
         logger.info("begins: index %d, backend %s, device %s, frame %d", self.index, source.backend, self.parts.device, self.clock.frame)
-        if loaded.cut_tables:
+        if loaded.truncate_tables:
             sink.rewind(self.index, loaded.tables, self.clock.frame or -1)
         for learner in self.learners:
             learner.begin(self.plan.mode, sink, self.context.stop, self.context.beat)
@@ -174,13 +174,13 @@ class Session:
         for learner in self.learners:
             learner.clock.begin()  # before the tables, since resume_tables may write a row, which contains the wall time
             if loaded.read_tables:
-                learner.resume_tables(rebuild=loaded.cut_tables)
+                learner.resume_tables(rebuild=loaded.truncate_tables)
         if loaded.rng is not None:
             set_rng_state(loaded.rng, self.parts.device)
         for learner in self.learners:
             learner.catch_up()
         self.parts.timer.restart()
-        self.continuation = Continuation()
+        self.pending_restore = PendingRestore()
 
     def end(self) -> None:
         """Write the last rows and the state. The state excludes these rows, since a continued run writes its own rows at this frame."""

@@ -20,7 +20,7 @@ from slm_lab.spec.report import Problem, Report, SpecError, show_path, value_at
 
 Values = dict[str, Any]
 """Values of the active keys, by dotted path: {"agent.algorithm.gamma": 0.97}."""
-Picks = dict[str, Any]
+KeyChoices = dict[str, Any]
 """Name of a search key (see SearchSpace.named) → its value, or for choice and grid_search the index of its value."""
 
 
@@ -57,25 +57,25 @@ class SearchSpace:
     @cached_property
     def grid(self) -> tuple[Values, ...]:
         """All combinations of values of grid_search keys, except keys inside other distributions; one empty dict if there are none."""
-        return tuple(self.values_of(picks) for picks in self.grid_picks)
+        return tuple(self.values_from(choices) for choices in self.grid_choices)
 
     @cached_property
-    def grid_picks(self) -> tuple[Picks, ...]:
-        """The combinations of `grid` as picks (see Picks)."""
+    def grid_choices(self) -> tuple[KeyChoices, ...]:
+        """The combinations of `grid` as choices (see KeyChoices)."""
         return tuple(_combinations(self.search_keys))
 
-    def values(self, pick: Callable[[str, SearchKey], Any]) -> Values:
-        """Return the values of the active keys; `pick` is called with the name of each and returns its pick (see Picks)."""
-        return {key.text: value for key, value in settings(self.search_keys, lambda key: pick(show_path(key.where), key))}
+    def values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
+        """Return the values of the active keys; `choose` is called with the name of each and returns its choice (see KeyChoices)."""
+        return {key.text: value for key, value in settings(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
-    def values_of(self, picks: Picks) -> Values:
-        """Return the values for picks (see Picks); keys without a pick are omitted."""
-        keys = [key for key in self.search_keys if show_path(key.where) in picks]
-        return {key.text: value for key, value in settings(keys, lambda key: picks[show_path(key.where)])}
+    def values_from(self, choices: KeyChoices) -> Values:
+        """Return the values for choices (see KeyChoices); keys without a choice are omitted."""
+        keys = [key for key in self.search_keys if show_path(key.where) in choices]
+        return {key.text: value for key, value in settings(keys, lambda key: choices[show_path(key.where)])}
 
-    def picks_of(self, values: Mapping[str, Any]) -> Picks:
-        """Return the picks for given values; a key without a value, or with a value that is not one of its options, is omitted."""
-        return dict(_known_picks(self.search_keys, values))
+    def choices_of(self, values: Mapping[str, Any]) -> KeyChoices:
+        """Return the choices for given values; a key without a value, or with a value that is not one of its options, is omitted."""
+        return dict(_known_choices(self.search_keys, values))
 
     def apply(self, values: Mapping[str, Any]) -> Spec:
         """Return the spec of a trial with these values, without search. Raises SpecError if the combination is invalid, KeyError for a key
@@ -129,7 +129,7 @@ def _round(value: float) -> float:
     return float(f"{value:.8g}")
 
 
-def _known_picks(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _known_choices(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in keys:
         if key.text not in values:
             continue
@@ -139,11 +139,11 @@ def _known_picks(keys: Iterable[SearchKey], values: Mapping[str, Any]) -> Iterat
         elif value in key.args:
             index = key.args.index(value)
             yield show_path(key.where), index
-            yield from _known_picks(key.nested[index] if key.nested else (), values)
+            yield from _known_choices(key.nested[index] if key.nested else (), values)
 
 
 def suggest(asked: Any, name: str, key: SearchKey) -> Any:
-    """Ask an Optuna trial for a pick: an index, a quantile of a normal distribution, or a value of a range."""
+    """Ask an Optuna trial for the choice of a key: an index, a quantile of a normal distribution, or a value of a range."""
     if key.has_options:
         return asked.suggest_categorical(name, range(len(key.args)))
     if key.is_normal:
@@ -154,23 +154,23 @@ def suggest(asked: Any, name: str, key: SearchKey) -> Any:
     return asked.suggest_float(name, low, high, log=key.is_log, step=None if key.is_log else key.step)
 
 
-def frozen_trial(optuna: Any, space: SearchSpace, picks: Picks, metric: float | None, state: Any = None) -> Any:
-    """Return an Optuna trial with given picks, whose state is COMPLETE unless `state` is given."""
-    asked = optuna.trial.FixedTrial(picks)
-    for name in picks:
+def frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: float | None, state: Any = None) -> Any:
+    """Return an Optuna trial with given choices, whose state is COMPLETE unless `state` is given."""
+    asked = optuna.trial.FixedTrial(choices)
+    for name in choices:
         suggest(asked, name, space.named[name])
     state = optuna.trial.TrialState.COMPLETE if state is None else state
-    return optuna.trial.create_trial(state=state, value=metric, params=picks, distributions=dict(asked.distributions))
+    return optuna.trial.create_trial(state=state, value=metric, params=choices, distributions=dict(asked.distributions))
 
 
-def _combinations(keys: Iterable[SearchKey]) -> list[Picks]:
-    """Return the picks of every combination of grid_search keys and of those nested in them."""
-    axes: list[list[Picks]] = []
+def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
+    """Return the choices of every combination of grid_search keys and of those nested in them."""
+    axes: list[list[KeyChoices]] = []
     for key in keys:
         if key.distribution == "grid_search":
             name, nested = show_path(key.where), key.nested or ((),) * len(key.args)
             axes.append([{name: index, **inner} for index in range(len(key.args)) for inner in _combinations(nested[index])])
-    return [{name: pick for part in parts for name, pick in part.items()} for parts in itertools.product(*axes)]
+    return [{name: choice for part in parts for name, choice in part.items()} for parts in itertools.product(*axes)]
 
 
 def _drop_defaults(body: dict[str, Any], place: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.search.prepare import check_builds
+from slm_lab.experiment.run.search.prepare import check_search_values
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.search_space import SearchSpace, draw
 from slm_lab.spec.models.search import SearchKey
@@ -80,7 +80,7 @@ def test_only_the_keys_of_the_chosen_value_are_active() -> None:
         assert (values["agent.net.optim_spec.lr"] >= 1e-2) == (optim == "SGD")
         applied = space.apply(values).agent.net
         assert (applied.optim_spec.name, applied.optim_spec.lr) == (optim, values["agent.net.optim_spec.lr"])
-        assert space.values_of(space.picks_of(values)) == values
+        assert space.values_from(space.choices_of(values)) == values
     assert names == {"Adam", "SGD"}
     assert space.keys == ("agent.algorithm.gamma", "agent.net.optim_spec", "agent.net.optim_spec.lr", "agent.net.optim_spec.momentum")
 
@@ -170,9 +170,9 @@ def test_number_of_trials() -> None:
 )
 def test_values_that_cannot_be_built(search: Any, changes: dict[str, Any], path: str) -> None:
     with pytest.raises(SpecError) as caught:
-        check_builds(ppo_space(search, **changes), Plan())
+        check_search_values(ppo_space(search, **changes), Plan())
     assert {problem.path for problem in caught.value.problems} == {f"search.{path}"}
 
 
 def test_values_that_can_be_built() -> None:
-    check_builds(ppo_space(OPTIM), Plan())
+    check_search_values(ppo_space(OPTIM), Plan())

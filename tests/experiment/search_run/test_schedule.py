@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slm_lab.experiment.run.search.schedule import Asha, Pbt, TakeOver, check_pbt, make_scheduler
+from slm_lab.experiment.run.search.schedule import Asha, Exploit, Pbt, check_pbt, make_scheduler
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.spec import Spec
@@ -56,13 +56,13 @@ def test_pbt_lets_the_worst_take_over_the_best(search_spec: Callable[..., Spec])
     for trial in known[:3]:
         assert pbt.report(trial, 100, float(trial.trial)) is None or trial.trial == 0
     decision = pbt.report(known[3], 104, -5.0)
-    assert isinstance(decision, TakeOver)
+    assert isinstance(decision, Exploit)
     assert decision.source == 2
     assert 0.9 <= decision.values["agent.algorithm.gamma"] <= 0.99
     assert pbt.report(known[3], 150, -5.0) is None  # not before the next interval
     pbt.complete(known[2])
     decision = pbt.report(known[3], 300, -5.0)
-    assert isinstance(decision, TakeOver)
+    assert isinstance(decision, Exploit)
     assert decision.source == 1  # a trial that has ended is no source
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from slm_lab.experiment.execute.executor import Died, Event
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.run.search.schedule import Decision, TakeOver
+from slm_lab.experiment.run.search.schedule import Decision, Exploit
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.trial_task import Update
 from slm_lab.spec.report import Problem, SpecError
@@ -121,7 +121,7 @@ def test_a_trial_takes_over_the_state_of_another(make_stage: MakeStage) -> None:
     def script(trial: int, start: int) -> list[Update]:
         return [Update(20, ((20, 1.0),)), Update(30), Update(40), *finishing(trial)]
 
-    stage, _, _ = make_stage(script, 2, scheduler=Decisions(TakeOver(0, {"x": 7})))
+    stage, _, _ = make_stage(script, 2, scheduler=Decisions(Exploit(0, {"x": 7})))
     make_job = stage.make_job
 
     def job(trial: TrialState, slot: int) -> Any:

@@ -139,7 +139,7 @@ def test_a_trial_takes_over_the_state_of_another(job: Callable[..., TrialJob]) -
     run(source, stop_at=4000)
     run(other, stop_at=1000)
     frame = load(source.paths.checkpoint(0, "last", 0))["policies"][0]["clock"]["frame"]
-    _, last = run(replace(other, take_over=0, sets=("agent.algorithm.gamma=0.5",)))
+    _, last = run(replace(other, exploit_from=0, sets=("agent.algorithm.gamma=0.5",)))
     assert last.outcome.status == "finished"
     assert f"continues at frame {frame:,}; not exact: agent.algorithm.gamma was changed" in other.paths.trial_log(1).read_text()
     ((_, body),) = json.loads(other.paths.trial_spec(1).read_text()).items()

@@ -82,7 +82,7 @@ _MOST_VALUES = 20
 """Maximum number of values of a choice that are checked."""
 
 
-def check_builds(space: SearchSpace, plan: Plan) -> None:
+def check_search_values(space: SearchSpace, plan: Plan) -> None:
     """Build env and agent with each value of each key (for a range: both ends), while other searched keys have their first value.
 
     Raises SpecError with a problem for each value that can be loaded but not built. A value is skipped if it is valid only together with
@@ -126,7 +126,7 @@ def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
 
 
 def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
-    """Run check_builds in a task, since the process of the search does not load torch. Args: known: the builds were checked before.
+    """Run check_search_values in a task, since the process of the search does not load torch. Args: known: the builds were checked before.
 
     Messages: ("valid", number of GPUs), or ("user_error", SpecError).
     """
@@ -134,7 +134,7 @@ def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> N
 
     if not known:
         try:
-            check_builds(SearchSpace(spec), plan)
+            check_search_values(SearchSpace(spec), plan)
         except SpecError as error:
             context.send("user_error", error)
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.spec.load.search_space import Picks, SearchSpace, Values, draw, frozen_trial, snap, suggest
+from slm_lab.spec.load.search_space import KeyChoices, SearchSpace, Values, draw, frozen_trial, snap, suggest
 from slm_lab.spec.models.search import SearchKey
 from slm_lab.spec.report import Problem, SpecError
 
@@ -95,11 +95,11 @@ class GridProposer(RandomProposer):
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
         super().__init__(space, seed)
-        if space.grid_picks == ({},):
+        if space.grid_choices == ({},):
             raise SpecError(space.spec.name, [Problem("meta.search_algorithm", "'grid' needs keys with grid_search, and there are none")])
 
     def ask(self, trial: int) -> Values | None:
-        points = self.space.grid_picks
+        points = self.space.grid_choices
         if self.space.is_grid and trial >= len(points):
             return None
         fixed, rng = points[trial % len(points)], _generator(self.seed, trial)
@@ -115,7 +115,7 @@ class _Trial:
     """A proposal and its result, in the order of proposals."""
 
     trial: int
-    picks: Picks
+    choices: KeyChoices
     """The values in the form in which TPE models them, see `suggest`."""
     metric: float | None = None
     done: bool = False
@@ -141,15 +141,15 @@ class TPEProposer:
     def ask(self, trial: int) -> Values | None:
         study, refused = self._study(trial), 0
         while True:
-            asked, picks = study.ask(), Picks()
+            asked, choices = study.ask(), KeyChoices()
 
-            def pick(name: str, key: SearchKey, asked: Any = asked, picks: Picks = picks) -> Any:
-                picks[name] = suggest(asked, name, key)
-                return _value(key, picks[name])
+            def choose(name: str, key: SearchKey, asked: Any = asked, choices: KeyChoices = choices) -> Any:
+                choices[name] = suggest(asked, name, key)
+                return _value(key, choices[name])
 
-            values = self.space.values(pick)
+            values = self.space.values(choose)
             if refused >= _ATTEMPTS or _is_valid(self.space, values):
-                self.history.append(_Trial(trial, picks))
+                self.history.append(_Trial(trial, choices))
                 return values
             study.tell(asked, state=_optuna().trial.TrialState.FAIL)
             refused += 1
@@ -164,10 +164,10 @@ class TPEProposer:
                 return
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": [{"trial": one.trial, "picks": {**one.picks}, "metric": one.metric, "done": one.done} for one in self.history]}
+        return {"history": [{"trial": one.trial, "picks": {**one.choices}, "metric": one.metric, "done": one.done} for one in self.history]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.history = [_Trial(**one) for one in state["history"]]
+        self.history = [_Trial(one["trial"], one["picks"], one["metric"], one["done"]) for one in state["history"]]
 
     def _study(self, trial: int) -> optuna.Study:
         """Return a study that contains the trials so far."""
@@ -188,7 +188,7 @@ class TPEProposer:
         study: optuna.Study = library.create_study(sampler=sampler, direction="maximize")
         for one in self.history:
             state = states.RUNNING if not one.done else states.FAIL if one.metric is None else states.COMPLETE
-            study.add_trial(frozen_trial(library, self.space, one.picks, one.metric, state))
+            study.add_trial(frozen_trial(library, self.space, one.choices, one.metric, state))
         return study
 
     def _seed(self, trial: int, attempt: int) -> int:
@@ -210,8 +210,8 @@ def _optuna() -> Any:
     return optuna
 
 
-def _value(key: SearchKey, pick: Any) -> Any:
-    return pick if key.has_options else draw(key, pick) if key.is_normal else snap(key, pick)
+def _value(key: SearchKey, choice: Any) -> Any:
+    return choice if key.has_options else draw(key, choice) if key.is_normal else snap(key, choice)
 
 
 def _generator(seed: int, trial: int) -> np.random.Generator:

@@ -26,14 +26,14 @@ _PERTURBATIONS = 10
 
 
 @dataclass(frozen=True)
-class TakeOver:
+class Exploit:
     """Decision that a trial continues with the state of a better trial and with new values."""
 
     source: int
     values: Values
 
 
-Decision = Literal["stop"] | TakeOver
+Decision = Literal["stop"] | Exploit
 Reports = Iterable[tuple[TrialState, int, float]]
 """(trial, frame, metric) from earlier starts of the search, in order."""
 
@@ -114,7 +114,7 @@ class Pbt:
             if trial in lower:
                 source = upper[int(self._rng.integers(len(upper)))]
                 values, _ = scheduler._get_new_config(trial, source)
-                self._decision = TakeOver(int(source.trial_id), values)
+                self._decision = Exploit(int(source.trial_id), values)
 
         scheduler = type("_Scheduler", (PopulationBasedTraining,), {"_checkpoint_or_exploit": exploit})
         return scheduler(

@@ -27,7 +27,7 @@ from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_er
 from slm_lab.experiment.run.search import confirm as confirming
 from slm_lab.experiment.run.search.prepare import TrialShare, check_in_process, trial_resources
 from slm_lab.experiment.run.search.proposer import make_proposer
-from slm_lab.experiment.run.search.schedule import TakeOver, check_pbt, make_scheduler
+from slm_lab.experiment.run.search.schedule import Exploit, check_pbt, make_scheduler
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState, best_first
 from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric, result_lines, shown_values
 from slm_lab.experiment.run.search.trial_task import TrialJob
@@ -259,7 +259,7 @@ class Search(Experiment):
             propose=propose,
             on_report=report,
             on_end=end,
-            on_take_over=lambda trial, decision: self._take_over(trial, decision, table),
+            on_exploit=lambda trial, decision: self._exploit(trial, decision, table),
             scheduler=scheduler,
             exhausted=state.exhausted,
         )
@@ -268,7 +268,7 @@ class Search(Experiment):
         self.state.proposer = self._proposer.state_dict()
         self.state.save(paths.search_state)
 
-    def _take_over(self, trial: TrialState, decision: TakeOver, table: SearchTable) -> None:
+    def _exploit(self, trial: TrialState, decision: Exploit, table: SearchTable) -> None:
         exploit = {"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values}
         self.state.exploits.append(exploit)
         new = shown_values(decision.values)

@@ -14,7 +14,7 @@ from slm_lab.experiment.execute.executor import Died, Executor, Message, Resourc
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report.progress import LiveTable, duration, number
 from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, TaskStart, run_plan
-from slm_lab.experiment.run.search.schedule import Decision, Scheduler, TakeOver
+from slm_lab.experiment.run.search.schedule import Decision, Exploit, Scheduler
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, metric_of, run_trial_task
 from slm_lab.spec.load.search_space import Values
@@ -162,7 +162,7 @@ class Stage(Totals):
     """Returns the values of a new trial; None if there is nothing left to propose."""
     on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
     on_end: Callable[[TrialState], None] = lambda trial: None
-    on_take_over: Callable[[TrialState, TakeOver], None] = lambda trial, decision: None
+    on_exploit: Callable[[TrialState, Exploit], None] = lambda trial, decision: None
     scheduler: Scheduler | None = None
     decisions: dict[int, Decision] = field(default_factory=dict)
     """Trial that the scheduler has stopped but that has not ended yet → decision of the scheduler."""
@@ -183,9 +183,9 @@ class Stage(Totals):
         run_plan(self, self.executor, self.resources, stop)
         self.save()
 
-    def next(self, slot: int) -> TaskStart[TrialState] | None:
+    def next_task(self, slot: int) -> TaskStart[TrialState] | None:
         """Return the task of the next trial; a trial with invalid values ends immediately."""
-        while (trial := self._next()) is not None:
+        while (trial := self._next_trial()) is not None:
             try:
                 job = self.make_job(trial, slot)
             except SpecError as error:
@@ -222,7 +222,7 @@ class Stage(Totals):
         unknown = Update(item.frame, outcome=Outcome("failed", cause=cause, lost=died.lost))
         self._handle(died.task, item, self.last.pop(item.trial, unknown))
 
-    def _next(self) -> TrialState | None:
+    def _next_trial(self) -> TrialState | None:
         """Return the next trial to start: a waiting one, else a new one; None if there is none."""
         for trial in self.trials:
             if trial.status == "waiting":
@@ -251,19 +251,19 @@ class Stage(Totals):
             self._count_seconds()
             del self._begun[trial.trial]
             decision = self.decisions.pop(trial.trial, None)
-            if update.outcome.status == "stopped" and isinstance(decision, TakeOver):
-                self._take_over(trial, decision)
+            if update.outcome.status == "stopped" and isinstance(decision, Exploit):
+                self._exploit(trial, decision)
                 return
             if update.outcome.status == "stopped" and decision is None and self._stop.requested:
                 return  # search@ continues it
             self._end(trial, update.outcome)
 
-    def _take_over(self, trial: TrialState, decision: TakeOver) -> None:
+    def _exploit(self, trial: TrialState, decision: Exploit) -> None:
         """Set a trial to continue with the state of a better trial and with new values."""
         source = next(one for one in self.trials if one.trial == decision.source)
         if source.status == "running" and source.frame < self.max_frame:
             trial.values, trial.take_over, trial.frame = decision.values, decision.source, source.frame
-            self.on_take_over(trial, decision)
+            self.on_exploit(trial, decision)
         trial.status = "waiting"
         self.save()
 

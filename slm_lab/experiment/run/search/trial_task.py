@@ -108,7 +108,7 @@ class TrialJob:
     """Frame of the last report that the search has received."""
     sets: tuple[str, ...] = ()
     """Overrides of its saved spec."""
-    take_over: int | None = None
+    exploit_from: int | None = None
     """Trial from whose checkpoints this trial continues, instead of its own."""
 
 
@@ -137,16 +137,16 @@ class Update:
 
 def run_trial_task(context: Context, job: TrialJob) -> None:
     """Run a trial. Messages: ("update", Update) with new rows of its tables, and finally with the outcome."""
-    lock, reader = SessionLock(job.paths.trial_lock(job.trial)), _Reader(context, job)
+    lock, sender = SessionLock(job.paths.trial_lock(job.trial)), _ReportSender(context, job)
     try:
-        with reader, job.paths.trial_log(job.trial).open("a", encoding="utf-8") as log:
+        with sender, job.paths.trial_log(job.trial).open("a", encoding="utf-8") as log:
             outcome = run_trial(job, context.stop, Console(file=log, width=200, highlight=False, soft_wrap=True))
     finally:
         lock.release()
-    reader.report(outcome)
+    sender.report(outcome)
 
 
-class _Reader:
+class _ReportSender:
     """Reads the tables of a running trial in a thread while the context is open, and sends updates."""
 
     def __init__(self, context: Context, job: TrialJob) -> None:
@@ -193,8 +193,8 @@ def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
 def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
     """Return the trial of a job: resumed if it has been started before, else new."""
     common: dict[str, Any] = {"plan": job.plan, "index": job.trial, "folder": job.paths, "stop": stop, "console": console}
-    if job.take_over is not None:
-        copy_checkpoints(job.paths, job.take_over, job.trial)
+    if job.exploit_from is not None:
+        copy_checkpoints(job.paths, job.exploit_from, job.trial)
     if job.paths.trial_spec(job.trial).is_file():
         found = read_run(job.paths, job.sets, job.trial)
         return Trial(found.spec, resumption=found, **common)

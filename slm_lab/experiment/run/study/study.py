@@ -64,7 +64,7 @@ class _Planner:
     def concurrent(self) -> int:
         return self.runner.concurrent
 
-    def next(self, slot: int) -> TaskStart[RunState] | None:
+    def next_task(self, slot: int) -> TaskStart[RunState] | None:
         state = next((state for state in self.states if state.status == "waiting"), None)
         if state is None:
             return None

@@ -48,7 +48,7 @@ class ServerStatus(NamedTuple):
     """The further processes of the server, in order."""
 
 
-class Attached(NamedTuple):
+class AttachReply(NamedTuple):
     """The answer to `attach`: the values from which a Session makes its copies of the arrays."""
 
     generation: int
@@ -156,7 +156,7 @@ class ParameterServer:
         """Return the name of the machine and the process id."""
         return os.uname().nodename, os.getpid()
 
-    def attach(self, index: int, info: EnvInfo) -> Attached:
+    def attach(self, index: int, info: EnvInfo) -> AttachReply:
         """Create the copies of a Session's parts; return the values of all arrays. Raises NotAttached before `begin`."""
         if self._generation is None:
             raise NotAttached("the parameter server has not begun")
@@ -164,7 +164,7 @@ class ParameterServer:
         if self._saver == index:  # the Session's previous process died while it was saving
             self._saver = None
         self._processes = max(1 if one.division is None else one.division.processes for one in view.named.values())
-        return Attached(self._generation, view.sent)
+        return AttachReply(self._generation, view.sent)
 
     def _view(self, index: int, info: EnvInfo) -> _View:
         from slm_lab.agent.build import build_agent

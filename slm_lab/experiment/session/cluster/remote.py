@@ -14,7 +14,7 @@ from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row
 from slm_lab.experiment.execute.ray.connect import PACKED, Remote, unpack
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, RunSink, Spans
-from slm_lab.experiment.session.cluster.parameter_server import Answer, Attached, NotAttached, ServerStatus
+from slm_lab.experiment.session.cluster.parameter_server import Answer, AttachReply, NotAttached, ServerStatus
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import MOMENT, Arrays, Division, Named, Result, SectionLock, Shareable, attach_parts, prefixed
@@ -63,7 +63,7 @@ class _Copies:
         for process, attached in enumerate(self._attach()):
             self.take(process, attached.arrays)
 
-    def _attach(self) -> list[Attached]:
+    def _attach(self) -> list[AttachReply]:
         """Attach the Session to all processes of the server, once all are ready to serve the same generation of arrays."""
         processes = max((division.processes for division in self.divisions.values()), default=1)
         while True:
@@ -73,7 +73,7 @@ class _Copies:
             if len(statuses) == len(self.servers) and len(begun) == 1 and None not in begun:
                 with suppress(NotAttached):  # a process died in the meantime
                     calls = [_Call(process, (self.index, self.info)) for process in range(len(self.servers))]
-                    attached: list[Attached] = self._together("attach", calls)
+                    attached: list[AttachReply] = self._together("attach", calls)
                     if len(attached) == processes and len({one.generation for one in attached}) == 1:
                         break
             time.sleep(_POLL)

@@ -109,11 +109,11 @@ def test_a_threshold_is_judged_on_ten_episodes_or_more() -> None:
     assert frame.tolist() == [3, 4, 5, 6, 7]
     assert value == pytest.approx([2.0, 2.0, 5.0, (60 + 27) / 15, (27 + 24) / 11])
     seed = SeedResult([table])
-    assert (seed.solved_by, seed.first_reached(5, "frame"), seed.first_reached(6, "frame")) == ("return_new", 5, None)
+    assert (seed.threshold_rule, seed.first_reached(5, "frame"), seed.first_reached(6, "frame")) == ("return_new", 5, None)
     evaluated = SeedResult([table], evaluation=[{"frame": np.array([2.0, 4]), "total_reward": np.array([3.0, 6])}])
-    assert (evaluated.solved_by, evaluated.first_reached(6, "frame")) == ("evaluation", 4)
+    assert (evaluated.threshold_rule, evaluated.first_reached(6, "frame")) == ("evaluation", 4)
     old = SeedResult([{"frame": np.array([2.0, 4]), "total_reward": np.array([3.0, 6])}])
-    assert (old.solved_by, old.first_reached(6, "frame")) == ("total_reward", 4)
+    assert (old.threshold_rule, old.first_reached(6, "frame")) == ("total_reward", 4)
 
 
 def test_rows_of_a_plain_run_count_their_new_episodes() -> None:

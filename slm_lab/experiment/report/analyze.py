@@ -81,7 +81,7 @@ def analyze_trial(
     with writer.drawing():
         draw_tables(writer, trial.run, trial.labels)
         draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
-    if baseline is None and trial.good and trial.has_returns and not trial.stop_requested:
+    if baseline is None and trial.successful_tables and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
         if mean_return is not None:
             metrics = trial.write_metrics(mean_return, writer)
@@ -105,9 +105,9 @@ class _Trial:
         self.mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
         """Mode of the tables from which the metrics are computed."""
         self.failures = {s: failures[s] for s in sorted(failures)}
-        self.train, self.metric_tables = run.tables("train"), run.independent(self.mode)
+        self.train, self.metric_tables = run.tables("train"), run.tables_per_training(self.mode)
         failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
-        self.good = [index for index in self.train if index not in failed_tables]
+        self.successful_tables = [index for index in self.train if index not in failed_tables]
         """Indices of the tables of Sessions that did not fail."""
         env, frames = spec.env.name.rpartition(":")[2], POLICY_FRAMES if spec.policies > 1 else FRAMES
         self.labels = Labels(
@@ -137,16 +137,18 @@ class _Trial:
         """Write the metrics files of the trial and of its Sessions, and return the trial's metrics."""
         policies, strengths, paths, t = self.spec.policies, self.strengths(baseline), self.run.paths, self.run.trial
         rows = {index: self._scalars(index, strengths) for index in self.train}
-        train = {index: self.train[index] for index in self.good}
-        metric_tables = {index: table for index, table in self.metric_tables.items() if index in (*self.good, ALL_WORKERS)}
-        sessions = {index // policies for index in self.good}
+        train = {index: self.train[index] for index in self.successful_tables}
+        metric_tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
+        sessions = {index // policies for index in self.successful_tables}
         failures = {str(s): _in_a_line(cause) for s, cause in self.failures.items()}
         status = {index: self._status(index) for index in self.train}
         may_be_missing = self.stop is None or self.stop_requested
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
         metrics: dict[str, Any] = {
             **(mean_scalars([self._scalars(index, strengths) for index in metric_tables]) or _NO_SCALARS),
-            "consistency": None if self.run.distributed else consistency(common_strengths([strengths[index] for index in self.good])),
+            "consistency": None
+            if self.run.distributed
+            else consistency(common_strengths([strengths[index] for index in self.successful_tables])),
             "random_baseline": baseline,
             "sessions": len(sessions),
             "status": "failed" if self.failures else "stopped" if stopped else "done",
@@ -166,7 +168,7 @@ class _Trial:
 
     def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
         """Return the metrics of a table. For a worker of a shared net only its frame, since it is not an independent experiment."""
-        frame = last_frame(self.train[index] if index in self.train else self.run.independent("train")[index])
+        frame = last_frame(self.train[index] if index in self.train else self.run.tables_per_training("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
         return {
@@ -178,7 +180,7 @@ class _Trial:
 
     def _status(self, index: int) -> Status:
         """Return how the table's Session ended, without `stop` based on its last frame."""
-        if index not in self.good:
+        if index not in self.successful_tables:
             return "failed"
         may_stop = self.stop is None or self.stop.requested
         table, limit = self.train[index], self.spec.meta.max_seconds

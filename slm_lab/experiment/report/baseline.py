@@ -32,7 +32,7 @@ SHIPPED = Path(__file__).with_name("baselines.json")
 EPISODES = 100
 TIME_LIMIT = 30.0
 """Seconds that a measurement may add to a run."""
-_PLAYING = 0.9
+_EPISODE_TIME_FRACTION = 0.9
 """Fraction of the limit for episodes; the rest is for the last step and env.close(). A slower env is abandoned in its thread."""
 _SEED = 0
 _ENVS = 10
@@ -148,7 +148,7 @@ def _in_thread(spec: EnvSpec, stop: Stop | None, begin: float, limit: float) -> 
     result: Future[Baseline] = Future()
 
     def ended() -> bool:
-        return time.monotonic() > begin + _PLAYING * limit or (stop is not None and stop.requested)
+        return time.monotonic() > begin + _EPISODE_TIME_FRACTION * limit or (stop is not None and stop.requested)
 
     def work() -> None:
         try:

@@ -64,7 +64,7 @@ class SeedResult:
         return [_curve(table, column, x_column) for table in self.tables]
 
     @property
-    def solved_by(self) -> str:
+    def threshold_rule(self) -> str:
         """Key of RULES for comparison with a threshold: a mean over old episodes is used only if nothing else is available."""
         if self.evaluation:
             return "evaluation"
@@ -73,12 +73,12 @@ class SeedResult:
     def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> float | None:
         """Return the value of `x_column` at which the first table reached this return; None if no table did.
 
-        Args: rule: the data compared: "evaluation", "return_new" or another column of the rows; "": `solved_by`.
+        Args: rule: the data compared: "evaluation", "return_new" or another column of the rows; "": `threshold_rule`.
         """
         if threshold is None:
             return None
-        rule = rule or self.solved_by
-        if rule not in RULES or (rule == "total_reward" and self.solved_by != rule):
+        rule = rule or self.threshold_rule
+        if rule not in RULES or (rule == "total_reward" and self.threshold_rule != rule):
             curves = self._curves(rule, x_column)
         elif rule == "return_new":  # the rows of each worker count every episode of all workers once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
@@ -333,7 +333,7 @@ def summarize(
         sessions=setting.sessions,
         status=setting.status,
         solved=sum(value is not None for value in steps) if judged else None,
-        solved_by=" and ".join(sorted({seed.solved_by for seed in seeds})) if judged else None,
+        solved_by=" and ".join(sorted({seed.threshold_rule for seed in seeds})) if judged else None,
         steps_to_threshold=median_reached(steps) if judged else None,
         seconds_to_threshold=median_reached(seconds) if judged else None,
         final_return=estimate(finals),

@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 
 Status = Literal["done", "stopped", "failed", "running"]
 """stopped: ended early on request, or killed; failed: a Session failed; running: a process trains it now."""
-_ASIDE = ("meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers")
+_IGNORED_KEY_PREFIXES = (
+    "meta.random_seed",
+    "meta.run",
+    "meta.save_",
+    "meta.checkpoint_frequency",
+    "meta.stall_",
+    "meta.max_restart",
+    "meta.observers",
+)
 """Path prefixes of keys that do not affect learning."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
 
@@ -124,9 +132,9 @@ class Run:
             self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
-    def independent(self, mode: DataMode) -> dict[int, Table]:
+    def tables_per_training(self, mode: DataMode) -> dict[int, Table]:
         """Return one table per independent training: for all workers of a shared net a joint one (index ALL_WORKERS), else `tables`."""
-        return independent(self.tables(mode))
+        return tables_per_training(self.tables(mode))
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
@@ -147,8 +155,8 @@ class Run:
         agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
         body = {**_with_defaults(spec, (), spec), "mode": self.mode}
-        aside = _ASIDE if body["meta"]["distributed"] else (*_ASIDE, "meta.max_session")
-        return {key: value for key, value in _flat(body) if not key.startswith(aside)}
+        ignored = _IGNORED_KEY_PREFIXES if body["meta"]["distributed"] else (*_IGNORED_KEY_PREFIXES, "meta.max_session")
+        return {key: value for key, value in _flat(body) if not key.startswith(ignored)}
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
@@ -331,7 +339,7 @@ def distributed(tables: Mapping[int, Table]) -> bool:
     return any("global_frame" in table for table in tables.values())
 
 
-def independent(tables: Mapping[int, Table]) -> dict[int, Table]:
+def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
     """Return one table per independent training: one for all workers of a shared net, else the given tables."""
     return {ALL_WORKERS: global_table(tables)} if distributed(tables) else dict(tables)
 

@@ -113,7 +113,7 @@ class Labels:
     def describe(self, index: int) -> str:
         """Return the name of the Session (and policy) that the table with this index belongs to."""
         if self.workers:
-            return f"all workers{self.missing}" if index == ALL_WORKERS else f"worker {index}"
+            return f"all workers{self.failed_text}" if index == ALL_WORKERS else f"worker {index}"
         session, policy = divmod(index, self.policies)
         return f"session {session}" if self.policies == 1 else f"session {session}, policy {policy}"
 
@@ -122,35 +122,35 @@ class Labels:
         name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
-    def good(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:
+    def without_failed(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:
         """Return the entries of `tables` whose Sessions did not fail."""
         return {index: one for index, one in tables.items() if index not in self.failed_tables}
 
     @property
-    def each(self) -> str:
+    def unit_name(self) -> str:
         """What each table belongs to: "policies", "workers" or "sessions"."""
         return "policies" if self.policies > 1 else "workers" if self.workers else "sessions"
 
     @property
-    def missing(self) -> str:
+    def failed_text(self) -> str:
         """The text ", 1 failed", or with several policies ", 1 session failed"."""
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
 
     def count(self, tables: int) -> str:
         """Return "2 sessions, 1 failed", or "6 policies, 1 session failed"."""
-        return f"{tables} {self.each if tables != 1 else 'policy' if self.policies > 1 else self.each[:-1]}{self.missing}"
+        return f"{tables} {self.unit_name if tables != 1 else 'policy' if self.policies > 1 else self.unit_name[:-1]}{self.failed_text}"
 
 
 def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
     """Draw the figures that need no random baseline."""
-    train, metric_tables, graph = run.tables("train"), run.independent(labels.mode), partial(run.paths.trial_graph, t=run.trial)
+    train, metric_tables, graph = run.tables("train"), run.tables_per_training(labels.mode), partial(run.paths.trial_graph, t=run.trial)
     returns = draw_returns(writer, run, labels)
     if labels.workers:
         of_workers = learning_curves(train, _DISTRIBUTED_COLUMNS, "global_frame")
         writer.draw(trial_figures(of_workers, labels, GLOBAL_FRAMES), graph)
-        good = list(labels.good(learning_curves(train, _TRAINING_COLUMNS, "global_frame")).values())
-        means = {name: interpolate([curves[name] for curves in good]).mean() for name in next(iter(good), {})}
+        successful = list(labels.without_failed(learning_curves(train, _TRAINING_COLUMNS, "global_frame")).values())
+        means = {name: interpolate([curves[name] for curves in successful]).mean() for name in next(iter(successful), {})}
         writer.draw(trial_figures({ALL_WORKERS: means}, labels), graph)
         over = {index: return_curves(table, WALL_CLOCK.column) for index, table in metric_tables.items()}
         writer.draw(trial_figures(over, labels, WALL_CLOCK), partial(graph, axis=WALL_CLOCK.name))
@@ -166,7 +166,7 @@ def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
 
 def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
     """Draw the returns of the trial over frames; return their curves."""
-    returns = {index: return_curves(table) for index, table in run.independent(labels.mode).items()}
+    returns = {index: return_curves(table) for index, table in run.tables_per_training(labels.mode).items()}
     writer.draw(trial_figures(returns, labels), partial(run.paths.trial_graph, t=run.trial))
     return returns
 
@@ -174,7 +174,7 @@ def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
 def draw_strengths(writer: Writer, run: Run, labels: Labels, strengths: Mapping[int, Strengths]) -> None:
     """Draw strengths and the metrics computed from them."""
     graph, curves = partial(run.paths.trial_graph, t=run.trial), {index: metric_curves(one) for index, one in strengths.items()}
-    common = common_strengths(list(labels.good(strengths).values()))
+    common = common_strengths(list(labels.without_failed(strengths).values()))
     writer.draw(trial_figures(curves, labels), graph)
     writer.draw(consistency_figures(common, labels), graph)
     for index, one in curves.items() if not labels.workers else ():
@@ -223,7 +223,7 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels, axis: Axis | Non
         if name == NEW:
             continue
         lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels, axis)
-        lines = _with_new(name, lines, list(labels.good(tables).values()), labels)
+        lines = _with_new(name, lines, list(labels.without_failed(tables).values()), labels)
         if lines or (name in RETURNS and axis is not WALL_CLOCK):
             figures[name] = _figure(name, lines, labels, axis)
     return figures
@@ -235,7 +235,7 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fi
     for name, of_table in _POLICY_RETURNS.items() if labels.policies > 1 else ():
         lines = []
         for policy in range(labels.policies):
-            own = [one for index, one in labels.good(tables).items() if index % labels.policies == policy]
+            own = [one for index, one in labels.without_failed(tables).items() if index % labels.policies == policy]
             curves = [one[of_table] for one in own if len(one[of_table].frame)]
             together = align_or_interpolate(curves)
             aligned = together if len(together.frame) else align(curves)
@@ -244,7 +244,7 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fi
             lines += _with_new(of_table, line, own, labels)
         figure = _figure(name, lines, labels)
         several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.band for line in lines) else ""
-        figures[name] = replace(figure, title=f"{figure.title}{several}{labels.missing}")
+        figures[name] = replace(figure, title=f"{figure.title}{several}{labels.failed_text}")
     return figures
 
 
@@ -268,15 +268,15 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
     The mean requires two Sessions at a frame, since the last row of a stopped Session is not on the frame grid of the others. Over global
     frames each worker has a different grid, and the mean covers the range that all workers cover.
     """
-    good = labels.good(curves)
-    name = f"mean of {labels.count(len(good))}"
+    successful = labels.without_failed(curves)
+    name = f"mean of {labels.count(len(successful))}"
     colours = zip(curves.items(), cycle(SESSION_COLOURS), strict=False)
     faint = {index: Line(labels.name(index), one, colour, faint=True) for (index, one), colour in colours}
-    if len(good) == 1:
-        ((index, one),) = good.items()
+    if len(successful) == 1:
+        ((index, one),) = successful.items()
         del faint[index]
         return [*faint.values(), Line(name if labels.failed and not labels.workers else labels.name(index), one)]
-    aligned = interpolate(list(good.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(good.values()))
+    aligned = interpolate(list(successful.values())) if axis is GLOBAL_FRAMES else align_or_interpolate(list(successful.values()))
     return [*faint.values(), *([Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else [])]
 
 
@@ -308,5 +308,5 @@ def _figure(name: str, lines: list[Line], labels: Labels, axis: Axis | None = No
         frame = max(float(line.curve.frame[-1]) for line in lines)
         across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))
         lines = [Line(BASELINE, across, GREY, dashed=True), *lines]
-    panel = Panel(y_label, lines, name in _CORE_RANGE, (axis or labels.frames).label, each=labels.each)
+    panel = Panel(y_label, lines, name in _CORE_RANGE, (axis or labels.frames).label, each=labels.unit_name)
     return Figure(f"{labels.title}: {what}", (panel,))

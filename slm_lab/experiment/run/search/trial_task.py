@@ -19,7 +19,7 @@ from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.report.metrics import Strengths, Table, consistency, last_value, session_metrics
-from slm_lab.experiment.report.run import independent, read_json, read_table
+from slm_lab.experiment.report.run import read_json, read_table, tables_per_training
 from slm_lab.experiment.report.trial_figures import common_strengths
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.resume import read_run
@@ -67,7 +67,7 @@ class ReportReader:
 
     def _metric_at(self, frame: int, tables: list[Table]) -> float | None:
         cut = [{name: column[table["frame"] <= frame] for name, column in table.items()} for table in tables]
-        return mean_metric(list(independent(dict(enumerate(cut))).values()), self.metric, self.baseline)
+        return mean_metric(list(tables_per_training(dict(enumerate(cut))).values()), self.metric, self.baseline)
 
 
 def mean_metric(tables: list[Table], metric: str, baseline: float | None) -> float | None:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
 from slm_lab.cli.parser import COMMANDS, USER_ERROR, UsageError, check_options_apply, make_parser
-from slm_lab.lib.process import postpone_collection
+from slm_lab.lib.process import delay_garbage_collection
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
@@ -50,7 +50,7 @@ def _end_after(seconds: float, code: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     prepare_streams()
-    postpone_collection()
+    delay_garbage_collection()
     # when acting, numpy multiplies matrices so small that a second thread is slower (4 × 256 by 256 × 256: 93 µs against 15)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with suppress(OSError):  # the current folder may be gone

@@ -24,10 +24,10 @@ def export(words: list[str], arguments: Namespace) -> int:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"export: {given}; expected export {{run folder | latest}}")
     from slm_lab.experiment.deploy.export import export, summary
-    from slm_lab.experiment.files.find import find_run, tell_unfinished
+    from slm_lab.experiment.files.find import find_run, notify_if_unfinished
 
     paths = find_run(words[0], None, arguments.data_dir)
-    tell_unfinished(paths)
+    notify_if_unfinished(paths)
     which = arguments.checkpoint or "best"
     return print_result(summary(export(paths, arguments.format, arguments.out, which, arguments.session)))
 

@@ -157,7 +157,7 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
     if arguments.render and arguments.video:
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
     from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
-    from slm_lab.experiment.files.find import find_run, tell_unfinished
+    from slm_lab.experiment.files.find import find_run, notify_if_unfinished
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load_spec
 
@@ -173,5 +173,5 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
         sets=arguments.set,
     )
     paths = find_run(request.where, request.name, arguments.data_dir)
-    tell_unfinished(paths)
+    notify_if_unfinished(paths)
     return print_result(summary(enjoy(paths, options, _plan(arguments))))

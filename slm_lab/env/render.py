@@ -21,7 +21,7 @@ RenderMode = Literal["human", "rgb_array"]
 class Recorder(Protocol):
     """Receives the frames of episodes."""
 
-    def begins(self) -> bool:
+    def begin_episode(self) -> bool:
         """Return whether the episode that begins is to be drawn."""
 
     def add(self, frame_HWC: np.ndarray, fps: float) -> None:
@@ -88,7 +88,7 @@ class Record(gym.Wrapper[Any, Any, Any, Any]):
         self._fps = float(env.metadata.get("render_fps") or 30)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self._on = self._recorder.begins()
+        self._on = self._recorder.begin_episode()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -30,13 +30,13 @@ def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
         raise
 
 
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON file with its CRC-32 added as "crc32"."""
     return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}
 
 
-def unsealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content without the checksum that `sealed` added, if any. Raises ValueError if the content has been changed."""
+def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content without the checksum that `with_checksum` added, if any. Raises ValueError if the content has been changed."""
     plain = {key: value for key, value in content.items() if key != "crc32"}
     if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):
         raise ValueError("its content does not match its checksum (crc32)")

@@ -168,7 +168,7 @@ _OBJECTS = 200_000
 """Number of new objects between two collections while collection is postponed; `import torch` leaves about 250,000 objects."""
 
 
-def postpone_collection() -> None:
+def delay_garbage_collection() -> None:
     """Delay garbage collection while many objects are created, until `freeze_objects`.
 
     Most objects that an import creates stay alive. Scanning them for garbage repeatedly takes a tenth of the time of `import torch`.
@@ -179,7 +179,7 @@ def postpone_collection() -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude existing objects from later collections, which otherwise take 1.5 % of A2C's time, and end `postpone_collection`."""
+    """Exclude existing objects from later collections, which otherwise take 1.5 % of A2C's time, and end `delay_garbage_collection`."""
     gc.freeze()
     if THIS_PROCESS.gc_thresholds is not None:
         gc.set_threshold(*THIS_PROCESS.gc_thresholds)

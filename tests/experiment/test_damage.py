@@ -28,7 +28,7 @@ from slm_lab.experiment.run.experiment import check_writable
 from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
-from slm_lab.lib.files import not_writable, sealed, unsealed
+from slm_lab.lib.files import not_writable, with_checksum, without_checksum
 from slm_lab.spec.models.spec import Spec
 from tests.resume.runs import differing
 
@@ -171,6 +171,10 @@ def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_json_without_a_checksum_is_read_as_it_is() -> None:
     content = {"a": [1.5, None], "b": {"c": float("nan")}, "é": "ü"}
-    assert str(unsealed(content)) == str(unsealed(json.loads(json.dumps(sealed(content), ensure_ascii=False)))) == str(content)
+    assert (
+        str(without_checksum(content))
+        == str(without_checksum(json.loads(json.dumps(with_checksum(content), ensure_ascii=False))))
+        == str(content)
+    )
     with pytest.raises(ValueError, match="checksum"):
-        unsealed({**sealed(content), "a": [1.25, None]})
+        without_checksum({**with_checksum(content), "a": [1.25, None]})

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slm_lab.lib.process import THIS_PROCESS, freeze_objects, postpone_collection
+from slm_lab.lib.process import THIS_PROCESS, delay_garbage_collection, freeze_objects
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def thresholds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_collections_are_rare_until_objects_are_frozen() -> None:
     gc.set_threshold(500, 5, 7)
-    postpone_collection()
-    postpone_collection()
+    delay_garbage_collection()
+    delay_garbage_collection()
     assert gc.get_threshold()[0] > 100_000
     freeze_objects()
     assert gc.get_threshold() == (500, 5, 7)

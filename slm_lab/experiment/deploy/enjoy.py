@@ -18,7 +18,7 @@ from slm_lab.env.spaces import action_codec, same_form, space_from_dict
 from slm_lab.env.vec import Env
 from slm_lab.experiment.deploy.load import LoadedAgent, load_checkpoint_agent
 from slm_lab.experiment.execute.local.user_code import close_env
-from slm_lab.experiment.files.find import Which
+from slm_lab.experiment.files.find import CheckpointName
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import Plan, Stop, UserError
@@ -54,19 +54,19 @@ def load_ffmpeg() -> ModuleType:
 class VideoFile:
     """Writes the frames of episodes to an MP4 file, which gets its final name on `close`.
 
-    Args: enough: number of frames after which no further episode is recorded; None: all episodes are recorded.
+    Args: stop_after_frames: number of frames after which no further episode is recorded; None: all episodes are recorded.
     """
 
-    def __init__(self, path: Path, enough: int | None = None) -> None:
-        self.path, self.enough, self.frames, self.episodes = path, enough, 0, 0
+    def __init__(self, path: Path, stop_after_frames: int | None = None) -> None:
+        self.path, self.stop_after_frames, self.frames, self.episodes = path, stop_after_frames, 0, 0
         self._temporary = path.with_name(f".{path.name}")
         self._ffmpeg = load_ffmpeg()
         self._writer: Generator[None, np.ndarray | None, None] | None = None
         self._begins = False
 
-    def begins(self) -> bool:
+    def begin_episode(self) -> bool:
         """Begin an episode; return whether it is to be recorded."""
-        self._begins = self.enough is None or self.frames < self.enough
+        self._begins = self.stop_after_frames is None or self.frames < self.stop_after_frames
         return self._begins
 
     def add(self, frame_HWC: np.ndarray, fps: float) -> None:
@@ -125,7 +125,7 @@ class EnjoyOptions:
     """Take the mode of the action distribution instead of a sample, even if meta.eval_deterministic is false."""
     show: Literal["screen", "video"] | None = None
     """Open a window, or record an MP4 file in the run folder."""
-    which: Which = "best"
+    which: CheckpointName = "best"
     session: int | None = None
     """Number of the Session whose checkpoint is used; None: the Session with the best weights."""
     sets: Sequence[str] = ()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
 from slm_lab.experiment.deploy.load import LoadedAgent, load_checkpoint_agent
-from slm_lab.experiment.files.find import Which
+from slm_lab.experiment.files.find import CheckpointName
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
@@ -51,7 +51,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    paths: RunPaths, format: Format | None = None, out: Path | None = None, which: Which = "best", session: int | None = None
+    paths: RunPaths, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
 ) -> Exported:
     """Export the policy of a checkpoint: observation → deterministic action, including the normaliser and the action rule.
 

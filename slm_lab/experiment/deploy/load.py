@@ -16,7 +16,7 @@ from slm_lab.env.make import make_codec
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.find import Which, checkpoints, readable_checkpoint
+from slm_lab.experiment.files.find import CheckpointName, checkpoints, readable_checkpoint
 from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
@@ -82,7 +82,7 @@ class LoadedAgent:
         return encoded_N if self.normalizers.obs is None else self.normalizers.obs(encoded_N)
 
 
-def load_agent(folder: str | Path, which: Which = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
+def load_agent(folder: str | Path, which: CheckpointName = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
     """Load a trained agent from a run folder.
 
     Args:
@@ -98,7 +98,7 @@ def load_agent(folder: str | Path, which: Which = "best", session: int | None = 
 
 
 def load_checkpoint_agent(
-    paths: RunPaths, spec_name: str | None = None, which: Which = "best", session: int | None = None, device: str = "cpu"
+    paths: RunPaths, spec_name: str | None = None, which: CheckpointName = "best", session: int | None = None, device: str = "cpu"
 ) -> LoadedAgent:
     """Load the agent of trial 0 from a checkpoint.
 
@@ -115,7 +115,7 @@ def load_checkpoint_agent(
     problems: list[str] = []
     found = _checkpoints(paths, which, session, problems)
     if not found:
-        raise UserError(_instead(problems, paths, session) or _no_checkpoint(paths, which, session))
+        raise UserError(_problems_text(problems, paths, session) or _no_checkpoint(paths, which, session))
     spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
     for path, bundle in found:
         try:
@@ -126,7 +126,7 @@ def load_checkpoint_agent(
         for problem in problems:
             notice(f"{problem}; using {path.name}")
         return agent
-    raise UserError(_instead(problems, paths, session))
+    raise UserError(_problems_text(problems, paths, session))
 
 
 def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
@@ -152,13 +152,13 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     return LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
 
 
-def _instead(problems: Sequence[str], paths: RunPaths, session: int | None) -> str:
+def _problems_text(problems: Sequence[str], paths: RunPaths, session: int | None) -> str:
     """Return the reasons why no checkpoint is usable, and a readable checkpoint; "" without problems."""
     other = readable_checkpoint(paths, session) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
 
-def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:
+def _no_checkpoint(paths: RunPaths, which: CheckpointName, session: int | None) -> str:
     """Return the message that a checkpoint does not exist, with the existing ones."""
     if not (of_any := checkpoints(paths)):
         return f"no checkpoint in {paths.checkpoint_dir}"
@@ -169,7 +169,7 @@ def _no_checkpoint(paths: RunPaths, which: Which, session: int | None) -> str:
     return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
 
 
-def _checkpoints(paths: RunPaths, which: Which, session: int | None, problems: list[str]) -> list[tuple[Location, dict[str, Any]]]:
+def _checkpoints(paths: RunPaths, which: CheckpointName, session: int | None, problems: list[str]) -> list[tuple[Location, dict[str, Any]]]:
     """Return the readable checkpoints of trial 0, best first; add the reasons why others cannot be read to `problems`."""
     found = []
     for index in paths.sessions() if session is None else [session]:

@@ -17,7 +17,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.spec.load.files import spec_names
 
-Which = str | int
+CheckpointName = str | int
 """A checkpoint: "best", "last", or the frame of a numbered one."""
 _STAMPED = re.compile(r".+_(\d{4}_\d{2}_\d{2}_\d{6})")
 
@@ -30,7 +30,7 @@ def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
     return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
 
 
-def tell_unfinished(paths: RunPaths) -> None:
+def notify_if_unfinished(paths: RunPaths) -> None:
     """Print a notice if the process of a run ended before the run was finished."""
     if (text := unfinished(paths.root, paths.lock)) is not None:
         notice(text)

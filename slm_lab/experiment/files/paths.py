@@ -318,14 +318,14 @@ class StudyPaths:
 
     root: Path
     name: str
-    kept: Path | None = None
+    results_folder: Path | None = None
     """Folder of the results, if not in the folder of the study."""
 
     study = FileIn(f"{{stem}}{SUFFIX}")
     lock = FileIn(".lock")
     """Locked while a process runs the study; names that process."""
     runs = FileIn("runs")
-    aside = FileIn("aside")
+    outdated_runs = FileIn("aside")
     page = FileIn("{stem}_study.html")
 
     @property
@@ -338,7 +338,7 @@ class StudyPaths:
 
     @property
     def results(self) -> Path:
-        return self.kept or self.root / "results"
+        return self.results_folder or self.root / "results"
 
     def result(self, run: str) -> Path:
         """The result file of a run, given the name of the run's folder."""

@@ -14,7 +14,7 @@ from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.report.run import Run
-from slm_lab.lib.files import replace_file, sealed, unsealed
+from slm_lab.lib.files import replace_file, with_checksum, without_checksum
 from slm_lab.lib.limits import processor
 
 VERSION = 1
@@ -53,7 +53,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
         "train": _tables(run, "train"),
         "eval": _tables(run, "eval"),
     }
-    replace_file(file, (json.dumps(sealed(content), ensure_ascii=False, allow_nan=False) + "\n").encode(), sync=True)
+    replace_file(file, (json.dumps(with_checksum(content), ensure_ascii=False, allow_nan=False) + "\n").encode(), sync=True)
 
 
 def _model(description: str) -> str:
@@ -98,7 +98,7 @@ class ResultRun(Run):
 
     def __init__(self, file: Path) -> None:
         try:
-            self.content = unsealed(json.loads(file.read_text(encoding="utf-8")))
+            self.content = without_checksum(json.loads(file.read_text(encoding="utf-8")))
             if (version := self.content["version"]) != VERSION:
                 raise UserError(f"{file} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
             super().__init__(RunPaths(file, str(self.content["entry"])))

@@ -209,10 +209,10 @@ def _read(
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except state.BundleError as error:
-        raise UserError(f"{error}; the run cannot be continued from it{_instead(paths, session, trial)}") from None
+        raise UserError(f"{error}; the run cannot be continued from it{_restore_advice(paths, session, trial)}") from None
 
 
-def _instead(paths: RunPaths, session: int | None, trial: int) -> str:
+def _restore_advice(paths: RunPaths, session: int | None, trial: int) -> str:
     """Return advice for an error message: what to do without the last checkpoint of a Session, or of all Sessions."""
     whose = "its sessions" if session is None else f"session {session}"
     policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)

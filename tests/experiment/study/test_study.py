@@ -25,7 +25,7 @@ from slm_lab.experiment.run.study.study import StudyExperiment, gpu_runs
 from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, key_of, run_in_process
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.training.resolve import select_device
-from slm_lab.lib.files import sealed
+from slm_lab.lib.files import with_checksum
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.study_file import load_study
 from slm_lab.spec.models.spec import SPEC_VERSION
@@ -105,7 +105,7 @@ def test_runs_of_a_changed_entry_are_set_aside(study: StudyPaths, tmp_path: Path
     run(tmp_path, study, entries=[STUDY["entries"][0], changed])
     after = written(study)
     assert {key for key in after if after[key] != before[key]} == {("fast", 0), ("fast", 1)}
-    assert len(list(study.aside.glob("fast_*/*/info/*_train.csv"))) == len(list(study.aside.glob("fast_*.json"))) == 2
+    assert len(list(study.outdated_runs.glob("fast_*/*/info/*_train.csv"))) == len(list(study.outdated_runs.glob("fast_*.json"))) == 2
     assert "agent.net.optim_spec.lr: 0.01 → 0.02" in capsys.readouterr().out
     assert {one.settings()["agent.net.optim_spec.lr"] for (entry, _), one in results(study).items() if entry == "fast"} == {0.02}
 
@@ -305,7 +305,7 @@ def test_a_key_that_is_newer_than_a_result_changes_nothing(study: StudyPaths, tm
         del content["settings"]["agent.algorithm.rho_bar"]
         content["digest"] = "0" * 16
         content.pop("crc32", None)
-        file.write_text(json.dumps(sealed(content) if file.parent == study.results else content))
+        file.write_text(json.dumps(with_checksum(content) if file.parent == study.results else content))
     run(tmp_path, study)
     assert written(study) == before
     assert all("agent.algorithm.rho_bar" in one.settings() for one in results(study).values())

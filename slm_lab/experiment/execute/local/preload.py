@@ -19,7 +19,7 @@ from pickle import UnpicklingError
 from types import ModuleType, TracebackType
 
 from slm_lab.experiment.execute.local.fork_server import PRELOAD, default_signals, restore_environment
-from slm_lab.lib.process import freeze_objects, postpone_collection
+from slm_lab.lib.process import delay_garbage_collection, freeze_objects
 
 _SERVER = os.getpid()
 
@@ -64,7 +64,7 @@ def _load() -> None:
     null, streams = os.open(os.devnull, os.O_RDWR), [os.dup(number) for number in (1, 2)]
     for number in (1, 2):
         os.dup2(null, number)
-    postpone_collection()
+    delay_garbage_collection()
     for name in PRELOAD:
         import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.files import replace_file, sealed, unsealed
+from slm_lab.lib.files import replace_file, with_checksum, without_checksum
 from slm_lab.spec.load.search_space import Values
 
 VERSION = 1
@@ -75,14 +75,14 @@ class SearchState:
 
     def save(self, path: Path) -> None:
         """Write the state. Raises OSError."""
-        content = sealed(_encoded({"version": VERSION, **asdict(self)}))
+        content = with_checksum(_encoded({"version": VERSION, **asdict(self)}))
         replace_file(path, json.dumps(content, indent=1).encode(), sync=True)
 
     @classmethod
     def load(cls, path: Path) -> SearchState:
         """Read the state. Raises UserError if the file is damaged or of another version."""
         try:
-            content = _decoded(unsealed(json.loads(path.read_text(encoding="utf-8"))))
+            content = _decoded(without_checksum(json.loads(path.read_text(encoding="utf-8"))))
             version = content.pop("version")
             if version == VERSION:
                 for name in ("trials", "confirmations"):

@@ -22,7 +22,7 @@ from slm_lab.experiment.report.study_result import ResultRun, write_result
 from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, as_text, cleanup_on_error, lock_of, run_plan
 from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes, check_in_process, has_failed, key_of, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
-from slm_lab.lib.files import replace_file, sealed
+from slm_lab.lib.files import replace_file, with_checksum
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notices_to
 from slm_lab.spec.load.study_file import differing
@@ -305,15 +305,16 @@ class StudyExperiment(Experiment):
             if key in digests or run is None:
                 continue
             del known[key]
-            paths.aside.mkdir(exist_ok=True)
+            paths.outdated_runs.mkdir(exist_ok=True)
             for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
-                    shutil.move(file, _free(paths.aside / file.name))  # the results folder can be on another disk
+                    shutil.move(file, _free(paths.outdated_runs / file.name))  # the results folder can be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
                 changed = changes(identity["settings"], run.settings)
                 table.say(
-                    f"{run.entry}, {run.env}: changed ({', '.join(changed)}); its runs are repeated, the old ones are in {paths.aside}"
+                    f"{run.entry}, {run.env}: changed ({', '.join(changed)}); "
+                    f"its runs are repeated, the old ones are in {paths.outdated_runs}"
                 )
 
     def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
@@ -342,7 +343,7 @@ class StudyExperiment(Experiment):
             if file.is_file():
                 content = ResultRun(file).content
                 if any(content.get(name) != value for name, value in identity.items()):
-                    _write(file, sealed({**content, **identity}))
+                    _write(file, with_checksum({**content, **identity}))
                 state.status, state.share, state.seconds = "done", 1.0, content["seconds"]
             elif state.failures >= ATTEMPTS:
                 state.status, state.cause = "failed", f"it failed {state.failures} times; remove {folder.root} to try again"

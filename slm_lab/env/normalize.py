@@ -10,7 +10,7 @@ import numpy as np
 
 from slm_lab.env.atari import is_preprocessed
 from slm_lab.lib.records import EnvInfo, ObservationSpace
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, prefixed, several
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, is_shared, prefixed
 from slm_lab.spec.models.env import EnvSpec
 
 EPSILON = 1e-8
@@ -42,9 +42,9 @@ class RunningStats:
         self._store: Store | None = None
 
     @property
-    def several(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether several processes share the statistics."""
-        return several(self._store)
+        return is_shared(self._store)
 
     @property
     def count(self) -> int:
@@ -306,7 +306,7 @@ class Normalizers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned, without statistics that are not used here, or that several processes share."""
         for name, stats in self._stats.items():
-            if (saved := state[f"{name}_stats"]) is not None and not stats.several:
+            if (saved := state[f"{name}_stats"]) is not None and not stats.is_shared:
                 stats.load_state_dict(saved)
         returns = state["reward_returns"]
         if self.reward is not None and returns is not None and len(returns) == len(self.reward.return_N):

@@ -68,9 +68,9 @@ class ThisProcess:
     """How this process starts other processes, and its temporarily changed settings. The only module-level state in this package."""
 
     choose_start_method: Callable[[], Method] = lambda: "spawn"
-    wanted: Literal["auto", "forkserver", "spawn"] = "auto"
+    requested_method: Literal["auto", "forkserver", "spawn"] = "auto"
     """meta.start_method of the spec that this process runs."""
-    fallen_back: bool = False
+    forkserver_unavailable: bool = False
     """Whether the fork server cannot run here."""
     server_users: int = 0
     """Number of running blocks that need the fork server."""

@@ -177,7 +177,7 @@ class Store(Protocol):
         """Overwrite the arrays with those that `snapshot` returned. Raises ValueError if names or shapes differ."""
 
 
-def several(store: Store | None) -> bool:
+def is_shared(store: Store | None) -> bool:
     """Return whether other processes train the arrays too. Such arrays are saved once, with the store, not in the state of each part."""
     return store is not None and store.workers > 1
 

@@ -29,7 +29,7 @@ class FakeTask(Task):
     def stop(self, grace: float) -> None:
         """Request a stop; the task counts as killed if it has not ended within `grace` seconds."""
         self.context.request_stop()
-        self.end_within(grace)
+        self.limit_deadline(grace)
 
 
 class _FakeContext(Context):

@@ -130,12 +130,12 @@ class Saved:
     def __init__(self, interval: float = 3600, mode: Mode = "train", frequency: int | None = None) -> None:
         self.clock, self.weight, self.timer = Clock(), 0.0, SaveTimer(interval)
         self.written: list[tuple[str | int, dict[str, Any]]] = []
-        self.observer = Checkpointer(self.playable, self.clock, self.timer, mode, self.save, frequency)
+        self.observer = Checkpointer(self.policy_bundle, self.clock, self.timer, mode, self.save, frequency)
 
     def save(self, which: str | int, bundle: dict[str, Any]) -> None:
         self.written.append((which, bundle))
 
-    def playable(self) -> dict[str, Any]:
+    def policy_bundle(self) -> dict[str, Any]:
         return {"weights": self.weight}
 
     def of(self, which: str | int) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def test_alone_it_collects_all_frames_of_a_distributed_spec(make_spec: MakeSpec)
     sets = {"distributed": "synced", "max_session": 4}
     session = Session(spec.model_copy(update={"meta": spec.meta.model_copy(update=sets)}))
     assert session.run().frame == 1000
-    assert session.learners[0].playable()["global_frame"] == session.clock.frame
+    assert session.learners[0].policy_bundle()["global_frame"] == session.clock.frame
 
 
 def test_equal_seeds_give_equal_bytes_and_another_session_others(make_spec: MakeSpec, paths: RunPaths) -> None:

@@ -90,7 +90,7 @@ def test_a_constructor_that_ends_the_process(complete: bool, does: str, make_spe
 
 def test_os_exit_ends_a_copy_of_the_process() -> None:
     before = os._exit
-    with user_code.exits_raised():
+    with user_code.os_exit_raises():
         with pytest.raises(user_code.Exited, match=r"os\._exit\(4\)"):
             os._exit(4)
         if (pid := os.fork()) == 0:

@@ -33,7 +33,7 @@ from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
 from slm_lab.agent.optim.trainer import Group, Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, several
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.models.net import SHAPED, OptimSpec
 from slm_lab.spec.models.spec import AgentSpec
@@ -121,7 +121,7 @@ class Temperature:
         """Return log α and the optimizer's state; if several processes train, only the optimizer state that they do not share."""
         if self._store is not None and self._store.remote:
             return self._store.run("update", self.state_dict)
-        if several(self._store):
+        if is_shared(self._store):
             return {} if self.optimizer.statistics else {"optimizer": self.optimizer.state_dict()}
         return {"log_alpha": self.log_alpha.to("cpu", copy=True), "optimizer": self.optimizer.state_dict()}
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from slm_lab.agent.optim.flat import FlatParams
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, several
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 from slm_lab.spec.models.net import NetSpec
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -110,14 +110,14 @@ class TargetNet(Generic[Net]):
         self._updates_done[0] += 1
 
     def state_dict(self) -> dict[str, Any]:
-        if several(self._store):
+        if is_shared(self._store):
             return {}
         self.refresh()
         return {**self.flat.state_dict(), "followed": int(self._multiples_handled[0]), "updates": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
-        if several(self._store):
+        if is_shared(self._store):
             return
         self.flat.load_state_dict(state)
         self._multiples_handled[0] = int(state["followed"])

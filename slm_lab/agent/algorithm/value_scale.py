@@ -13,7 +13,7 @@ from torch import Tensor
 from slm_lab.agent.ops.arrays import A, full_like
 from slm_lab.agent.ops.objective import VALUE_LIMIT
 from slm_lab.agent.ops.returns import standardize
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, several
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 
 
 class SharedStatistic:
@@ -40,10 +40,10 @@ class SharedStatistic:
         self._store, self.numbers = store, arrays[self.name]
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if several(self._store) else {self.name: self.numbers.tolist()}
+        return {} if is_shared(self._store) else {self.name: self.numbers.tolist()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not several(self._store):
+        if not is_shared(self._store):
             self.numbers[:] = state[self.name]
 
 

@@ -17,7 +17,7 @@ from slm_lab.agent.optim.optimizers import Parts, ShapedOptimizer, build_optimiz
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, prefixed, several
+from slm_lab.lib.store import Arrays, Named, SharedArray, Store, attach_parts, divided, is_shared, prefixed
 from slm_lab.spec.models.net import SHAPED, NetSpec
 
 
@@ -378,14 +378,14 @@ class Trainer:
         )
 
     @property
-    def _several(self) -> bool:
-        return self.shared is not None and several(self.shared.store)
+    def _is_shared(self) -> bool:
+        return self.shared is not None and is_shared(self.shared.store)
 
     def state_dict(self) -> dict[str, Any]:
         """Return parameters, optimizers and learning rates; if several processes train, what they do not share of the optimizers."""
         if (store := self._remote_store) is not None:
             return store.run("update", self._pulled_state)
-        if self._several:
+        if self._is_shared:
             return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
         self.refresh()
         optimizers = [group.state_dict() for group in self.groups]
@@ -400,7 +400,7 @@ class Trainer:
         """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
         if (store := self._remote_store) is not None:
             store.run("update", self.load_state_dict, state)
-        if self._several:
+        if self._is_shared:
             for group, saved in zip(self.groups, state["optimizers"], strict=True):
                 if saved is not None:
                     group.load_state_dict(saved)

@@ -77,13 +77,13 @@ class Task(ABC):
     Attributes:
         restart: number of processes of this task that ended before the current one.
         inbox: events that have arrived but were not yielded yet; Died comes last.
-        deadline, verdict: time at which the process is killed, in seconds of monotonic(), and the reason given in Died then.
+        deadline, kill_reason: time at which the process is killed, in seconds of monotonic(), and the reason given in Died then.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
         self.name, self.target, self.args, self.resources, self.restart = name, target, args, resources, 0
         self.inbox: deque[Event] = deque()
-        self.deadline, self.verdict = float("inf"), ""
+        self.deadline, self.kill_reason = float("inf"), ""
 
     @abstractmethod
     def send(self, order: Any) -> None:
@@ -98,10 +98,10 @@ class Task(ABC):
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""
 
-    def end_within(self, seconds: float) -> None:
+    def limit_deadline(self, seconds: float) -> None:
         """Set the deadline to `seconds` from now, unless it is earlier already."""
         if time.monotonic() + seconds < self.deadline:
-            self.deadline, self.verdict = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
+            self.deadline, self.kill_reason = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
 
 
 class Message(NamedTuple):
@@ -176,7 +176,7 @@ class Executor(ABC):
         self._start(task)
 
     def _start(self, task: Any) -> None:
-        task.deadline, task.verdict = float("inf"), ""
+        task.deadline, task.kill_reason = float("inf"), ""
         self._launch(task)
         self.tasks.append(task)
 
@@ -205,7 +205,7 @@ class Executor(ABC):
     def _collect(self, task: Any) -> None:
         """Add the new events of a task to its inbox."""
         if time.monotonic() > task.deadline and not any(isinstance(event, Died) for event in task.inbox):
-            task.inbox.append(Died(task, task.verdict, ""))
+            task.inbox.append(Died(task, task.kill_reason, ""))
 
     def wake(self) -> None:
         """Make `events` in another thread return soon: the running call, or else the next one."""

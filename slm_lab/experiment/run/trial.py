@@ -17,7 +17,7 @@ from rich.console import Console
 from slm_lab.experiment.events import SessionEnded
 from slm_lab.experiment.execute.local.fork_server import ensure_server, start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers
-from slm_lab.experiment.execute.local.user_code import build_errors, exits_raised
+from slm_lab.experiment.execute.local.user_code import build_errors, os_exit_raises
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths, file_stem, new_run
 from slm_lab.experiment.files.provenance import provenance
@@ -167,7 +167,7 @@ class Trial(Experiment):
         """
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
-        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted), exits_raised():
+        with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted), os_exit_raises():
             if self.plan.storage is not None and self._engine != "ray":
                 only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
                 raise UserError(f"--storage {self.plan.storage}: {only}")

@@ -20,7 +20,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.session.resume import read_checkpoint
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.lib.log import logger, notice
-from slm_lab.lib.store import several
+from slm_lab.lib.store import is_shared
 
 if TYPE_CHECKING:
     from slm_lab.experiment.session.session import Session
@@ -98,7 +98,7 @@ def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
         lost.append("central inference groups observations by the time at which they arrive")
     if session.agent.replay is not None and not meta.save_replay:
         lost.append("the replay buffer starts empty (meta.save_replay is false)")
-    if several(session.context.store):
+    if is_shared(session.context.store):
         lost.append("sessions that share a net are not saved at the same moment")
     return lost
 
@@ -129,7 +129,7 @@ def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
     arrays = {name: torch.from_numpy(array) for name, array in store.snapshot().items()}
     frames = arrays["clock/frames"][:, 0].tolist()
     shared = {"version": state.VERSION, "arrays": arrays, "frames": frames, "spec": bundle["spec"], "session": None}
-    if several(store):
+    if is_shared(store):
         return shared
     return {**shared, "session": bundle, **{name: bundle[name] for name in ("done", "lost", "wall_t")}}
 

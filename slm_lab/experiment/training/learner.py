@@ -79,7 +79,7 @@ class PolicyLearner:
         self.interrupted = False
         self.recorder, self.evaluator = self._row_makers()
         mode: Mode = "train" if self.evaluator is None else "eval"
-        self.checkpointer = Checkpointer(self.playable, self.clock, timer, mode, self._save, spec.meta.checkpoint_frequency)
+        self.checkpointer = Checkpointer(self.policy_bundle, self.clock, timer, mode, self._save, spec.meta.checkpoint_frequency)
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
         """All observers, in the order of their calls, once training has begun."""
@@ -228,7 +228,7 @@ class PolicyLearner:
         if self.eval_env is not None:
             self.eval_env.close()
 
-    def playable(self) -> dict[str, Any]:
+    def policy_bundle(self) -> dict[str, Any]:
         """Return what is needed to act: weights, statistics of the normalizers, and the env's spaces."""
         return {
             "version": VERSION,
@@ -257,7 +257,7 @@ class PolicyLearner:
         """
         replay = self.agent.replay if self.spec.meta.save_replay else None
         return {
-            **self.playable(),
+            **self.policy_bundle(),
             "agent": self.agent.state_dict(),
             "clock": self.clock.state_dict(),
             "observers": {name: observer.state_dict() for name, observer in self._stateful.items()},

@@ -197,7 +197,9 @@ def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[.
             (tmp_path / f"{name}.py").write_text("raise RuntimeError('not this one')")
     safe = "1" if method == "forkserver" else ""  # the script itself is to find the libraries
     light = how == "stdin"
-    one = script(f"server.THIS_PROCESS.fallen_back = {method == 'spawn'}\n{LIGHT if light else ''}{SAY}", how, PYTHONSAFEPATH=safe)
+    one = script(
+        f"server.THIS_PROCESS.forkserver_unavailable = {method == 'spawn'}\n{LIGHT if light else ''}{SAY}", how, PYTHONSAFEPATH=safe
+    )
     assert one.end().splitlines() == [f"None {method == 'forkserver' and not light}", "ended with exit code 0 "], one.said()
     assert one.said() == ""
     one.leaves_nothing()
@@ -233,7 +235,7 @@ def test_ctrl_c_at_any_moment(earliest: float, server: str, script: Callable[...
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> None:
     """Children that listen save their work and end, those that block are ended; what both started, the server and its folder too."""
-    one = script(f"server.THIS_PROCESS.fallen_back = {method == 'spawn'}\n{LIGHT}{KILLED}")
+    one = script(f"server.THIS_PROCESS.forkserver_unavailable = {method == 'spawn'}\n{LIGHT}{KILLED}")
     pids = {int(pid) for _ in range(2) for pid in one.line().split()}
     assert ("pymp" in one.line()) == (method == "forkserver")
     until(lambda: pids < set(one.processes()), seconds=10.0)  # a program that is being started has no environment for a moment
@@ -250,7 +252,7 @@ def test_the_parent_is_killed_while_the_server_loads(script: Callable[..., Scrip
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_notebook(method: str, script: Callable[..., Script]) -> None:
     """A process that stays: a later trial sees an edit of the user's module and the present folder, and pools of the user's own work."""
-    one = script(f"server.THIS_PROCESS.fallen_back = {method == 'spawn'}\n{LIGHT}{NOTEBOOK}", "-c")
+    one = script(f"server.THIS_PROCESS.forkserver_unavailable = {method == 'spawn'}\n{LIGHT}{NOTEBOOK}", "-c")
     assert one.end().splitlines() == ["True", "[1] [1]", "True", "1 [2]", "True"], one.said()
     assert one.said() == ""
     one.leaves_nothing()

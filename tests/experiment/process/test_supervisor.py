@@ -58,7 +58,7 @@ def real_server() -> None:
 def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "forkserver" and server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
-    monkeypatch.setattr(server.THIS_PROCESS, "fallen_back", request.param == "spawn")
+    monkeypatch.setattr(server.THIS_PROCESS, "forkserver_unavailable", request.param == "spawn")
     return str(request.param)
 
 
@@ -419,7 +419,7 @@ def test_a_temporary_folder_that_is_read_only(
         raise OSError(errno.EROFS, "Read-only file system")
 
     server.stop_server()
-    monkeypatch.setattr(server.THIS_PROCESS, "fallen_back", False)
+    monkeypatch.setattr(server.THIS_PROCESS, "forkserver_unavailable", False)
     monkeypatch.setitem(process.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
     monkeypatch.setattr(tempfile, "mkdtemp", read_only)
     (message,), end = run(parent, targets.state)
@@ -466,7 +466,7 @@ def test_a_server_that_cannot_load(parent: LocalExecutor, monkeypatch: pytest.Mo
     if server.start_method() == "spawn":
         pytest.skip("no fork server on this system")
     server.stop_server()
-    monkeypatch.setattr(server.THIS_PROCESS, "fallen_back", False)
+    monkeypatch.setattr(server.THIS_PROCESS, "forkserver_unavailable", False)
     monkeypatch.setattr(server, "_server_environment", lambda: {"PYTHONPATH": "/none", "PYTHONSAFEPATH": "1", "PYTHONHASHSEED": "no seed"})
     for _ in range(2):
         (message,), end = run(parent, targets.state)
@@ -494,7 +494,7 @@ def test_the_server_ends_with_its_last_use(parent: LocalExecutor, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("wanted", "supported", "fallen_back", "method"),
+    ("requested", "supported", "forkserver_unavailable", "method"),
     [
         ("auto", True, False, "forkserver"),
         ("auto", False, False, "spawn"),
@@ -503,17 +503,17 @@ def test_the_server_ends_with_its_last_use(parent: LocalExecutor, monkeypatch: p
         ("forkserver", True, False, "forkserver"),
     ],
 )
-def test_start_method(wanted: Any, supported: bool, fallen_back: bool, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_method(requested: Any, supported: bool, forkserver_unavailable: bool, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_SUPPORTED", supported)
-    monkeypatch.setattr(server.THIS_PROCESS, "fallen_back", fallen_back)
-    monkeypatch.setattr(server.THIS_PROCESS, "wanted", "auto")
-    server.use_start_method(wanted)
+    monkeypatch.setattr(server.THIS_PROCESS, "forkserver_unavailable", forkserver_unavailable)
+    monkeypatch.setattr(server.THIS_PROCESS, "requested_method", "auto")
+    server.use_start_method(requested)
     assert server.start_method() == method
 
 
 def test_a_fork_server_that_is_wanted_and_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no reason to use another start method."""
-    monkeypatch.setattr(server.THIS_PROCESS, "wanted", "auto")
+    monkeypatch.setattr(server.THIS_PROCESS, "requested_method", "auto")
     monkeypatch.setattr(server, "_SUPPORTED", False)
     with pytest.raises(SpecError, match=r"meta\.start_method"):
         server.use_start_method("forkserver")

@@ -49,7 +49,7 @@ class Pool(TaskPool):
             self.puppets.deaths_WR[key] = rollout
         assert self.store is not None
         self.store.attach({"puppets": self.puppets})
-        arrays: Any = SimpleNamespace(weights=[SimpleNamespace(extras=[])])
+        arrays: Any = SimpleNamespace(weights=[SimpleNamespace(acting_state=[])])
         self.connect(arrays, RolloutAssembler(self.puppets.slots, [make_builder(columns, spare)], rounds), INFO)
         self.start()
 
@@ -176,7 +176,7 @@ def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatc
     executor, spec = FakeExecutor(), worker_spec(meta={"max_restart": 1})
     pool = TaskPool(WorkerConfig(spec, None), executor, MemoryLink(), Stop(), no_beat)  # type: ignore[arg-type]
     pool.info()
-    arrays: Any = SimpleNamespace(weights=[SimpleNamespace(extras=[])])
+    arrays: Any = SimpleNamespace(weights=[SimpleNamespace(acting_state=[])])
     pool.connect(arrays, RolloutAssembler(PuppetArrays().slots, [make_builder(6, 0)], 1), INFO)
     pool.start(["first", "second"], resumes=2)
     for restart in (1, 2, 3):

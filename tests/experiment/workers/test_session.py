@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.agent.torch_settings import onednn_least
 from slm_lab.experiment.collect.workers import shared
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, check_memory, extras_size
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, acting_state_size, check_memory
 from slm_lab.experiment.collect.workers.worker import RolloutWorker
 from slm_lab.experiment.events import RowValues
 from slm_lab.experiment.execute.local.fork_server import ensure_server
@@ -289,7 +289,7 @@ def test_many_workers_need_few_descriptors(fd: int) -> None:
     policies = [learner.agent.policy for learner in other.learners]
     worker = RolloutWorker(WorkerConfig(spec, other.parts.seeds(0)))
     before = len(os.listdir("/proc/self/fd"))
-    arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, extras_size(worker.envs[0].normalizers))
+    arrays = WorkerArrays(spec, replace(worker.info, num_envs=32), policies, acting_state_size(worker.envs[0].normalizers))
     SharedArrays(fd).attach({"workers": arrays})
     assert len(arrays.slots) == 32
     assert len(os.listdir("/proc/self/fd")) - before < 10, "one process's view of all slots"

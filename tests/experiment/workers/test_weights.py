@@ -25,7 +25,7 @@ MakeWeights = Callable[..., PublishedWeights]
 def open_weights(fd: int, size: int, fresh: bool = False) -> PublishedWeights:
     """Weights of `size` parameters in a shared file."""
     policy: Any = SimpleNamespace(flat=FlatParams(torch.nn.Linear(size, 1, bias=False)))
-    weights = PublishedWeights(policy, extras=1)
+    weights = PublishedWeights(policy, acting_state_size=1)
     SharedArrays(fd, fresh=fresh).attach({"weights": weights})
     return weights
 
@@ -41,7 +41,7 @@ def content(weights: PublishedWeights) -> float:
     """The number that was pulled, after a check that all of it is the same number."""
     assert weights.flat is not None
     param = weights.flat.param
-    assert float(param.min()) == float(param.max()) == weights.version == weights.extras[0]
+    assert float(param.min()) == float(param.max()) == weights.version == weights.acting_state[0]
     return float(param[0])
 
 

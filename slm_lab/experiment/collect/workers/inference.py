@@ -34,7 +34,7 @@ class InferenceServer:
     def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
         assert config.info is not None
         self.policies = build_policies(config, config.info, config.device)
-        self.arrays = WorkerArrays(config.spec, config.info, self.policies, config.extras)
+        self.arrays = WorkerArrays(config.spec, config.info, self.policies, config.acting_state_size)
         store.attach({"workers": self.arrays})
         self.subscriber = WeightSubscriber(self.arrays.weights, self.policies, [])
         self.beat = beat

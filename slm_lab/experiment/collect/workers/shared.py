@@ -35,21 +35,21 @@ class WorkerConfig:
     """Number of processes that died before this one in the same role."""
     info: EnvInfo | None = None
     """Info of the envs of all workers; None if the worker gets it from its own envs."""
-    extras: int = 0
-    """Number of values that are published with the weights, see extras_size."""
+    acting_state_size: int = 0
+    """Number of values that are published with the weights, see acting_state_size."""
     address: str = ""
     """Address of the inference server; empty if each worker computes its own actions."""
     device: str = "cpu"
     """Device of the inference server."""
 
 
-def extras_size(normalizers: Normalizers) -> int:
-    """Return the number of values published with the weights of a policy: explore_var, Policy.uniform and Normalizers.vector."""
+def acting_state_size(normalizers: Normalizers) -> int:
+    """Return the number of values of a policy's acting state: explore_var, Policy.uniform and Normalizers.vector."""
     return 2 + len(normalizers.vector)
 
 
 class PublishedWeights:
-    """The newest weights of a policy, with their version and extras.
+    """The newest weights of a policy, with their version and acting state (see acting_state_size).
 
     The arrays have two halves. The writer increments `begun`, fills the older half, and increments `done`; a reader copies the half that
     `done` selects and accepts the copy unless `begun` shows that the writer has begun to overwrite that half. A memory barrier between
@@ -57,10 +57,10 @@ class PublishedWeights:
 
     Args:
         policy: `publish` writes its parameters and buffers, `pull` overwrites them.
-        extras: number of values published with them.
+        acting_state_size: number of values of the acting state.
     """
 
-    def __init__(self, policy: Policy, extras: int) -> None:
+    def __init__(self, policy: Policy, acting_state_size: int) -> None:
         self.flat = policy.flat
         sizes = (0, 0) if self.flat is None else (self.flat.size, self.flat.buffer.numel())
         self._arrays: dict[str, np.ndarray] = {
@@ -69,13 +69,13 @@ class PublishedWeights:
             "version": np.zeros(2, np.int64),
             "param": np.zeros((2, sizes[0]), np.float32),
             "buffer": np.zeros((2, sizes[1]), np.float32),
-            "extras": np.zeros((2, extras)),
+            "extras": np.zeros((2, acting_state_size)),
         }
         self._store: Store | None = None
         self._seen = 0
         self.version = 0
         """Version of the weights pulled last."""
-        self.extras = np.zeros(extras)
+        self.acting_state = np.zeros(acting_state_size)
 
     def shared_arrays(self) -> Named:
         return {name: SharedArray(array, "single") for name, array in self._arrays.items()}
@@ -87,12 +87,12 @@ class PublishedWeights:
         """Read what a writer in this process publishes."""
         self._arrays = writer._arrays
 
-    def publish(self, version: int, extras: np.ndarray) -> None:
+    def publish(self, version: int, acting_state: np.ndarray) -> None:
         """Make the current weights available to every reader."""
         param, buffer = (np.zeros(0), np.zeros(0)) if self.flat is None else (self.flat.packed(self.flat.param), self.flat.buffer.detach())
-        self.write(version, param, buffer, extras)
+        self.write(version, param, buffer, acting_state)
 
-    def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, extras: np.ndarray) -> None:
+    def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, acting_state: np.ndarray) -> None:
         """Make these weights available to every reader, from one process or thread at a time."""
         arrays = self._arrays
         count = int(arrays["done"][0]) + 1
@@ -104,13 +104,13 @@ class PublishedWeights:
                 torch.from_numpy(arrays[name][half]).copy_(values)
             else:
                 arrays[name][half] = values
-        arrays["extras"][half] = extras
+        arrays["extras"][half] = acting_state
         arrays["version"][half] = version
         self._barrier()
         arrays["done"][0] = count
 
     def newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-        """Return copies of the version, parameters, buffers and extras published last. Only for the process that publishes."""
+        """Return copies of the version, parameters, buffers and acting state published last. Only for the process that publishes."""
         half = int(self._arrays["done"][0]) % 2
         return int(self._arrays["version"][half]), *(self._arrays[name][half].copy() for name in ("param", "buffer", "extras"))
 
@@ -131,7 +131,7 @@ class PublishedWeights:
             if self.flat is not None:
                 self.flat.fill(torch.from_numpy(arrays["param"][half]))
                 self.flat.buffer.copy_(torch.from_numpy(arrays["buffer"][half]))
-            self.extras[:] = arrays["extras"][half]
+            self.acting_state[:] = arrays["extras"][half]
             self.version = int(arrays["version"][half])
             self._barrier()
             if arrays["begun"][0] <= count + 1:
@@ -218,11 +218,11 @@ class Slot:
 class WorkerArrays:
     """All arrays that learner, workers and inference server share."""
 
-    def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], extras: int) -> None:
+    def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], acting_state_size: int) -> None:
         sampler = sampler_of(spec)
         rows, policy, groups = spec.rollout_rows, policies[0], num_splits(sampler)
         group = replace(info, num_envs=sampler.num_envs_per_worker // groups)
-        self.weights = [PublishedWeights(one, extras) for one in policies]
+        self.weights = [PublishedWeights(one, acting_state_size) for one in policies]
         self.active_P = np.ones(len(policies), np.bool_)
         """Policies that still need frames."""
         self.slots = [

@@ -16,7 +16,7 @@ import torch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, check_memory, extras_size, sampler_of
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, acting_state_size, check_memory, sampler_of
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
@@ -141,7 +141,7 @@ class WorkerSource:
         self.population: Population | None = None
         """For meta.sampler.pbt."""
         policies = [learner.agent.policy for learner in learners]
-        self.arrays = WorkerArrays(spec, info, policies, extras_size(self.normalizers))
+        self.arrays = WorkerArrays(spec, info, policies, acting_state_size(self.normalizers))
         try:
             if pool.store is not None:
                 pool.store.attach({"workers": self.arrays})
@@ -270,8 +270,8 @@ class WorkerSource:
     def _publish(self, policy: int) -> None:
         """Publish the newest weights of a policy."""
         learner = self.learners[policy]
-        extras = np.concatenate([[learner.agent.explore_var or 0.0, learner.agent.acts_at_random], self.normalizers.vector])
-        self.arrays.weights[policy].publish(learner.clock.opt_step, extras)
+        acting_state = np.concatenate([[learner.agent.explore_var or 0.0, learner.agent.acts_at_random], self.normalizers.vector])
+        self.arrays.weights[policy].publish(learner.clock.opt_step, acting_state)
 
     def spans(self) -> Spans:
         return self.utilization.window()

@@ -68,12 +68,12 @@ class TaskPool:
     takes complete datasets from a queue and returns them. Without synchronous rounds, the other workers continue while one is restarted.
 
     Attributes:
-        in_turns: workers wait while the learner trains (no async_rl).
-        due: in turns, total number of rollouts to be ordered from each worker by the end of the round.
+        synchronous: workers wait while the learner trains (no async_rl).
+        due: if synchronous, total number of rollouts to be ordered from each worker by the end of the round.
         out: number of datasets that the learner has not returned.
         put, taken: number of datasets put in the queue so far, and taken from it.
-        round_end: in turns, value of `put` when the last round was complete; −1 while a round is collected. The next round begins when the
-            learner has returned all datasets, unless a stop is requested.
+        round_end: if synchronous, value of `put` when the last round was complete; −1 while a round is collected. The next round begins
+            when the learner has returned all datasets, unless a stop is requested.
     """
 
     assembler: RolloutAssembler
@@ -81,7 +81,7 @@ class TaskPool:
     def __init__(self, config: WorkerConfig, executor: Executor, link: Link, stop: Stop, beat: Beat) -> None:
         self.spec, self.executor, self.link, self.stop, self.beat = config.spec, executor, link, stop, beat
         sampler = sampler_of(self.spec)
-        self.in_turns = not sampler.async_rl
+        self.synchronous = not sampler.async_rl
         self.folder: str | None = None
         """Folder of the inference server's socket."""
         if sampler.inference == "central":
@@ -136,7 +136,7 @@ class TaskPool:
         """Make the workers use the arrays, which contain the initial weights; the assembler provides the datasets."""
         self.assembler = assembler
         self.assembler.round_over = True
-        self.config = replace(self.config, info=info, extras=len(arrays.weights[0].extras))
+        self.config = replace(self.config, info=info, acting_state_size=len(arrays.weights[0].acting_state))
         self.link.attach(arrays)
         self.connected = True
         if self.folder is not None:
@@ -153,7 +153,7 @@ class TaskPool:
             states: result of `states`, to continue from.
             resumes: number of times that the run was continued; without states, each time uses new random streams.
         """
-        needed = 1 if self.link.remote and not self.in_turns else len(self.workers)
+        needed = 1 if self.link.remote and not self.synchronous else len(self.workers)
         self._wait(lambda: len(self._ready()) >= needed)
         if len(self._ready()) < needed:
             return
@@ -337,14 +337,14 @@ class TaskPool:
                 self.reported.put((filled.worker, filled.report))
             self.out += len(complete)
             self.put += len(complete)
-            if self.in_turns and self.assembler.round_over:
+            if self.synchronous and self.assembler.round_over:
                 self.round_end = self.put  # before the learner can take the last dataset
             for item in complete:
                 self.datasets.put(item)
 
     def _begin_round(self) -> None:
-        """In turns: begin the next round once the learner has trained on all datasets of the last one."""
-        if self.in_turns and self.assembler.round_over and self.out == 0 and not self.stop.requested:
+        """If synchronous: begin the next round once the learner has trained on all datasets of the last one."""
+        if self.synchronous and self.assembler.round_over and self.out == 0 and not self.stop.requested:
             assert self.assembler.rounds is not None
             self.assembler.round_over, self.round_end = False, -1
             self.due += self.assembler.rounds
@@ -358,8 +358,8 @@ class TaskPool:
             worker.task.send(slot)
 
     def _next_worker(self) -> _Child | None:
-        """Return the next worker to fill a slot: in turns until the round is ordered, else while the datasets have room."""
-        if self.in_turns:
+        """Return the next worker to fill a slot: if synchronous until the round is ordered, else while the datasets have room."""
+        if self.synchronous:
             candidates = [worker for worker in self.workers if worker.ordered < self.due]
         elif self.assembler.free_rollouts <= sum(len(worker.orders) for worker in self.workers):
             return None

@@ -22,7 +22,7 @@ from slm_lab.experiment.collect.workers.shared import (
     Slot,
     WorkerArrays,
     WorkerConfig,
-    extras_size,
+    acting_state_size,
     num_splits,
     sampler_of,
 )
@@ -178,7 +178,7 @@ class WeightSubscriber:
         """Copy newer weights and statistics."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
-                (explore_var, uniform), statistics = weights.extras[:2].tolist(), weights.extras[2:]
+                (explore_var, uniform), statistics = weights.acting_state[:2].tolist(), weights.acting_state[2:]
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
                 if len(statistics) and statistics[0] > self.seen:  # another policy's statistics may be older
                     self.seen = float(statistics[0])
@@ -211,7 +211,7 @@ class RolloutWorker:
         self.policies = build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
-        self.arrays = own = WorkerArrays(self.config.spec, self.info, self.policies, extras_size(self.envs[0].normalizers))
+        self.arrays = own = WorkerArrays(self.config.spec, self.info, self.policies, acting_state_size(self.envs[0].normalizers))
         connect(own)
         self.slots = own.slots[self.config.index]
         self.subscriber = WeightSubscriber(own.weights, self.policies, self.envs)

@@ -51,23 +51,23 @@ _server: Any = forkserver._forkserver
 _lock, _users_lock = threading.Lock(), threading.Lock()
 
 
-def use_start_method(wanted: StartMethod) -> None:
+def use_start_method(requested: StartMethod) -> None:
     """Set the start method (meta.start_method) for the children of this process. Raises SpecError if this system does not support it."""
-    if wanted == "forkserver" and not _SUPPORTED:
+    if requested == "forkserver" and not _SUPPORTED:
         message = "'forkserver' is not supported on this system; allowed: auto, spawn"
         raise SpecError("meta", [Problem("meta.start_method", message)])
-    THIS_PROCESS.wanted = wanted
+    THIS_PROCESS.requested_method = requested
     THIS_PROCESS.choose_start_method = _method_of_next
 
 
 def wanted_start_method() -> StartMethod:
     """Return the start method for the children of a child process: meta.start_method, or spawn if the fork server cannot run."""
-    return "spawn" if THIS_PROCESS.fallen_back else THIS_PROCESS.wanted
+    return "spawn" if THIS_PROCESS.forkserver_unavailable else THIS_PROCESS.requested_method
 
 
 def start_method() -> Method:
     """Return the start method of child processes: "forkserver" on Linux; "spawn" elsewhere, if it cannot run, or if the spec says so."""
-    return "forkserver" if _SUPPORTED and not THIS_PROCESS.fallen_back and THIS_PROCESS.wanted != "spawn" else "spawn"
+    return "forkserver" if _SUPPORTED and not THIS_PROCESS.forkserver_unavailable and THIS_PROCESS.requested_method != "spawn" else "spawn"
 
 
 def _method_of_next() -> Method:
@@ -94,11 +94,11 @@ def _answers() -> bool:
 
 def use_spawn(reason: str) -> None:
     """Start children with the spawn method from now on. Raises UserError if meta.start_method does not allow it."""
-    if THIS_PROCESS.wanted == "forkserver":
+    if THIS_PROCESS.requested_method == "forkserver":
         raise UserError(f"meta.start_method: forkserver: the fork server cannot run ({reason}); use auto or spawn")
-    if not THIS_PROCESS.fallen_back:
+    if not THIS_PROCESS.forkserver_unavailable:
         notice(f"the fork server cannot run ({reason}); child processes use the spawn start method, which is slower")
-    THIS_PROCESS.fallen_back = True
+    THIS_PROCESS.forkserver_unavailable = True
 
 
 def ensure_server() -> None:

@@ -116,7 +116,7 @@ class LocalTask(Task):
 
     def stop(self, grace: float) -> None:
         self._send("stop", None)
-        self.end_within(grace)
+        self.limit_deadline(grace)
 
     def _send(self, kind: str, order: Any) -> None:
         if self._connection is not None:
@@ -138,7 +138,7 @@ class LocalTask(Task):
         return [] if self._process is None else [self._death, *([self._connection] if self._connection is not None else [])]
 
     @property
-    def over(self) -> bool:
+    def has_ended_or_expired(self) -> bool:
         """Whether the process has ended, or should have ended by now."""
         return self._process is None or time.monotonic() > self.deadline or bool(wait([self._death], 0))
 
@@ -166,7 +166,7 @@ class LocalTask(Task):
                     os.close(log)
                     self.output = content[0]
             elif kind == "_end":
-                self.end_within(_END_SECONDS)
+                self.limit_deadline(_END_SECONDS)
             else:
                 self.inbox.append(Message(self, kind, tuple(content)))
         if self.output is None and os.fstat(self._printed).st_size > _PRINTED_BYTES:
@@ -186,7 +186,7 @@ class LocalTask(Task):
         self._process.join(_REAP_SECONDS)
         code: int | None = self._process.exitcode
         self.take_messages()
-        self.inbox.append(Died(self, self.verdict if overdue else _reason(code), self.tail(), code))
+        self.inbox.append(Died(self, self.kill_reason if overdue else _reason(code), self.tail(), code))
         with suppress(ValueError):  # the process could not be killed
             self._process.close()
         self._process = None
@@ -223,7 +223,7 @@ class LocalExecutor(Executor):
             self._woken.clear()
 
     def _collect(self, task: LocalTask) -> None:
-        if task.over:
+        if task.has_ended_or_expired:
             task.end()
             return
         task.take_messages()

@@ -53,7 +53,7 @@ class Exited(BaseException):
 
 
 @contextmanager
-def exits_raised() -> Iterator[None]:
+def os_exit_raises() -> Iterator[None]:
     """Make os._exit raise Exited in this process, so that a run fails with an error instead of ending without a trace.
 
     An exit by C code cannot be caught. In copies of the process (os.fork), os._exit works as usual. No effect outside the main thread.

@@ -64,7 +64,7 @@ class RayTask(Task):
     def stop(self, grace: float) -> None:
         self.actor.stop.options(concurrency_group="control").remote()
         self.send(None)
-        self.end_within(grace)
+        self.limit_deadline(grace)
 
 
 class _Shared(NamedTuple):

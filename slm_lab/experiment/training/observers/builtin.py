@@ -15,7 +15,6 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import Episode, Metrics
 
-Playable = Callable[[], dict[str, Any]]
 Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
@@ -44,12 +43,21 @@ class Checkpointer(Observer):
     The best weights are those with the highest total_reward_ma in the rows of `mode`. They are kept in memory until the state is saved.
 
     Args:
-        playable: returns what is needed to act.
+        policy_bundle: returns what is needed to act.
         frequency: frames between numbered checkpoints; None: no such checkpoints.
     """
 
-    def __init__(self, playable: Playable, clock: Clock, timer: SaveTimer, mode: Mode, save: Save, frequency: int | None = None) -> None:
-        self.playable, self.clock, self.timer, self.mode, self.save, self.frequency = playable, clock, timer, mode, save, frequency
+    def __init__(
+        self,
+        policy_bundle: Callable[[], dict[str, Any]],
+        clock: Clock,
+        timer: SaveTimer,
+        mode: Mode,
+        save: Save,
+        frequency: int | None = None,
+    ) -> None:
+        self.policy_bundle, self.clock, self.timer = policy_bundle, clock, timer
+        self.mode, self.save, self.frequency = mode, save, frequency
         self.best_value = -math.inf
         self.best: dict[str, Any] | None = None
         self.interrupted = False
@@ -58,7 +66,7 @@ class Checkpointer(Observer):
         value = row.values["total_reward_ma"]
         if row.mode == self.mode and value is not None and value > self.best_value and not self.interrupted:
             self.best_value = value
-            self.best = {**self.playable(), "frame": row.values["frame"], "total_reward_ma": value}
+            self.best = {**self.policy_bundle(), "frame": row.values["frame"], "total_reward_ma": value}
         self.timer.check()
 
     def on_update(self, metrics: Metrics) -> None:
@@ -66,14 +74,14 @@ class Checkpointer(Observer):
 
     def on_step(self, episodes: list[Episode]) -> None:
         if self.frequency is not None and self.clock.due(self.frequency):
-            self.save(self.clock.frame // self.frequency * self.frequency, {**self.playable(), "frame": self.clock.frame})
+            self.save(self.clock.frame // self.frequency * self.frequency, {**self.policy_bundle(), "frame": self.clock.frame})
 
     def on_interrupt(self) -> None:
         self.interrupted = True  # the last row is not at a regular frame: a continued run does not have it
 
     def on_end(self) -> None:
         if self.best_value == -math.inf:  # no episode has ended: use the current weights
-            self.best = {**self.playable(), "frame": self.clock.frame, "total_reward_ma": None}
+            self.best = {**self.policy_bundle(), "frame": self.clock.frame, "total_reward_ma": None}
 
     def save_best(self) -> None:
         """Save the best weights if they are newer than those saved."""

@@ -14,9 +14,11 @@ from slm_lab.experiment.execute.executor import Died, Executor, Message, Resourc
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
 from slm_lab.experiment.execute.local.interrupt import stop_on_signal
 from slm_lab.experiment.files.lock import RunLock
-from slm_lab.experiment.plan import Interrupted, Stop, UserError
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, UserError
 from slm_lab.lib.files import not_writable
 from slm_lab.spec.models.meta import StartMethod
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
 
 ATTEMPTS = 2
 """Maximum number of starts of a task before it counts as failed; starts that ended because the experiment ended do not count."""
@@ -163,3 +165,20 @@ def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, s
                 case Died(task):
                     planner.ended(running.pop(task)[0], event)
         planner.tick()
+
+
+def build_problems(spec: Spec, plan: Plan, place: str, prefix: str = "") -> list[Problem]:
+    """Build the env and the agent of a spec, then close the env; return the problems found. Loads torch.
+
+    Args: place: where the user reads the problems, such as "search.agent.net.lr". prefix: put before each message.
+    """
+    from slm_lab.experiment.session.session import Session
+    from slm_lab.experiment.training.resolve import completed, with_seed
+
+    try:
+        Session(with_seed(completed(spec), 0), plan=plan).build().close()
+    except SpecError as error:
+        return [Problem(place, f"{prefix}{problem}", problem.code) for problem in error.problems]
+    except UserError as error:
+        return [Problem(place, f"{prefix}{error}")]
+    return []

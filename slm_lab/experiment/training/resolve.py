@@ -86,6 +86,18 @@ def select_device(spec: Spec, plan: Plan, index: int) -> str:
     return plan.device
 
 
+def number_of_gpus(plan: Plan) -> int:
+    """Return the number of CUDA devices of this machine; 0 with --device cpu. Loads torch."""
+    import torch
+
+    return torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0
+
+
+def alone(spec: Spec) -> Spec:
+    """Return `spec` for a single Session without rollout workers or shared nets, which starts no processes but those of its env."""
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})})
+
+
 def with_seed(spec: Spec, seed: int) -> Spec:
     """Return `spec`, with a seed if it has none."""
     meta = spec.meta

@@ -11,10 +11,11 @@ from rich.console import Console
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.search import resources
+from slm_lab.experiment.run.search import prepare
 from slm_lab.experiment.run.search.prepare import TrialShare, trial_resources
 from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.stage import SearchTable, Totals, shown_values
+from slm_lab.experiment.training.resolve import number_of_gpus
 from slm_lab.spec.models.spec import Spec
 
 
@@ -41,7 +42,7 @@ def test_trials_share_the_machine(
     gpus: int,
     expected: TrialShare,
 ) -> None:
-    monkeypatch.setattr(resources, "cores", lambda: 8)
+    monkeypatch.setattr(prepare, "cores", lambda: 8)
     spec = search_spec(meta={"max_trial": 100} | meta)
     assert trial_resources(spec, Plan(jobs=jobs), spec.meta.max_trial, gpus) == expected
 
@@ -82,3 +83,10 @@ def test_checkpoints_of_a_trial_are_found_among_those_of_others(tmp_path: Path) 
     for file in [*own, paths.checkpoint(0, "last", 11), paths.checkpoint(0, "last", 0)]:
         file.touch()
     assert sorted(paths.checkpoints(1)) == sorted(own)
+
+
+@pytest.mark.parametrize(("device", "expected"), [(None, 3), ("cuda:1", 3), ("cpu", 0)])
+def test_a_run_on_the_cpu_has_no_gpus(device: str | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    assert number_of_gpus(Plan(device=device)) == expected

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from slm_lab.experiment.execute.executor import Context, Resources
-from slm_lab.experiment.plan import Plan, UserError, session_processes
-from slm_lab.experiment.training.resolve import with_seed
+from slm_lab.experiment.plan import Plan, session_processes
+from slm_lab.experiment.run.experiment import build_problems
+from slm_lab.experiment.training.resolve import alone, number_of_gpus
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notice
 from slm_lab.spec.load.loader import dump_spec
@@ -88,23 +89,16 @@ def check_search_values(space: SearchSpace, plan: Plan) -> None:
     Raises SpecError with a problem for each value that can be loaded but not built. A value is skipped if it is valid only together with
     other values of other keys. No processes are started: rollout workers and shared nets are disabled.
     """
-    from slm_lab.experiment.session.session import Session  # loads torch
-
     problems: list[Problem] = []
     built: set[str] = set()
     for key, value, spec in _variants(space):
-        lone = spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})})
+        lone = alone(spec)
         text = json.dumps({part: body for part, body in dump_spec(lone)[lone.name].items() if part != "meta"}, sort_keys=True, default=str)
         if text in built:
             continue
         built.add(text)
-        shown, place = show(key.args[value] if key.has_options else value), f"search.{show_path(key.where)}"
-        try:
-            Session(with_seed(lone, 0), plan=plan).build().close()
-        except SpecError as error:
-            problems += [Problem(place, f"invalid value {shown}: {problem}", problem.code) for problem in error.problems]
-        except UserError as error:
-            problems.append(Problem(place, f"invalid value {shown}: {error}"))
+        shown = show(key.args[value] if key.has_options else value)
+        problems += build_problems(lone, plan, f"search.{show_path(key.where)}", f"invalid value {shown}: ")
     if problems:
         raise SpecError(space.spec.name, problems)
 
@@ -130,12 +124,10 @@ def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> N
 
     Messages: ("valid", number of GPUs), or ("user_error", SpecError).
     """
-    import torch
-
     if not known:
         try:
             check_search_values(SearchSpace(spec), plan)
         except SpecError as error:
             context.send("user_error", error)
             return
-    context.send("valid", torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0)
+    context.send("valid", number_of_gpus(plan))

@@ -18,12 +18,13 @@ from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunFolder, RunPaths
 from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
-from slm_lab.experiment.training.resolve import completed
+from slm_lab.experiment.run.experiment import build_problems
+from slm_lab.experiment.training.resolve import alone, completed, number_of_gpus
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.study_file import differing, settings
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import Study, StudyRun
-from slm_lab.spec.report import Problem, SpecError
+from slm_lab.spec.report import SpecError
 
 
 @dataclass(frozen=True)
@@ -90,24 +91,11 @@ def has_failed(paths: RunPaths) -> bool:
 
 def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source: str) -> None:
     """Build env and agent of each run's spec; send ("valid", number of GPUs) or ("user_error", error)."""
-    import torch
-
-    from slm_lab.experiment.session.session import Session
-    from slm_lab.experiment.training.resolve import completed, with_seed
-
-    problems: list[Problem] = []
-    for run in runs:
-        meta = run.spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})
-        try:
-            Session(with_seed(completed(run.spec.model_copy(update={"meta": meta})), 0), plan=plan).build().close()
-        except SpecError as error:
-            problems += [Problem(f"study: {run.entry} in {run.env}", str(problem), problem.code) for problem in error.problems]
-        except UserError as error:
-            problems.append(Problem(f"study: {run.entry} in {run.env}", str(error)))
+    problems = [problem for run in runs for problem in build_problems(alone(run.spec), plan, f"study: {run.entry} in {run.env}")]
     if problems:
         context.send("user_error", SpecError(source, problems))
     else:
-        context.send("valid", torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        context.send("valid", number_of_gpus(plan))
 
 
 def key_of(run: StudyRun) -> tuple[str, int]:

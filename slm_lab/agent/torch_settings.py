@@ -1,4 +1,4 @@
-"""Settings of torch: threads, devices, and the library that computes the matrix products of nets, chosen by processor."""
+"""Settings of torch, and the choice of the library for matrix products by processor."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
 ONEDNN_LEAST, ONEDNN_LEAST_HALF_WIDTH = 128, 512
-"""Smallest number of rows, columns and inner terms from which oneDNN computes a product. It packs the weight in each call, which costs more
+"""Smallest size of each of the three dimensions for which oneDNN computes a product. oneDNN packs the weight in each call, which costs more
 than it saves for few rows: with layers of 256 × 256 on AVX2 it reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, 0.9 with 256.
-The second number is for AMD's processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both libraries reach
-100 to 105 GFLOP/s, and an update of SAC takes 8.8 ms with oneDNN, 8.2 with MKL; with 512 × 1024 × 1024 oneDNN reaches 111, MKL 101."""
+The second number is for AMD processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both libraries reach
+100 to 105 GFLOP/s, and a SAC update takes 8.8 ms with oneDNN, 8.2 with MKL; with 512 × 1024 × 1024 oneDNN reaches 111, MKL 101."""
 FULL_WIDTH = 26
-"""Family of AMD's first processors that execute AVX-512 instructions at full width (Zen 5)."""
+"""CPU family of the first AMD processors that execute AVX-512 instructions at full width (Zen 5)."""
 
 
 def prefers_onednn(processor: str, capability: str) -> bool:
     """Return whether oneDNN computes large products faster than MKL, which uses no AVX-512 on AMD's processors.
 
-    Measured with 256 × 256 × 256 on EPYCs: with AVX-512 at full width 197 GFLOP/s by oneDNN, 94 by MKL; with AVX2 67 and 70 to 77.
+    Measured with 256 × 256 × 256 on EPYC processors: with AVX-512 at full width 197 GFLOP/s (oneDNN) and 94 (MKL), with AVX2 67 and 70
+    to 77.
 
-    Args: processor: its description, see `lib.processor`. capability: instructions that torch uses, such as "AVX2" or "AVX512".
+    Args: processor: text returned by `lib.limits.processor`. capability: instruction set that torch uses, such as "AVX2" or "AVX512".
     """
     return "AuthenticAMD" in processor and capability.startswith("AVX512")
 
 
 def onednn_least(processor: str, capability: str) -> int:
-    """Return the least size of a product that oneDNN computes, where it is used. Args: as of `prefers_onednn`."""
+    """Return the smallest size of each dimension for which oneDNN computes products, if it is used. Args: see `prefers_onednn`."""
     family = re.search(r"^cpu family\s*: (\d+)", processor, re.MULTILINE)
     half_width = prefers_onednn(processor, capability) and family is not None and int(family[1]) < FULL_WIDTH
     return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_LEAST
 
 
 def resolve_matmul(asked: str, device: str = "cpu") -> str:
-    """Return the library that computes float32 products: "onednn" (large ones), "mkl", or "torch", that of the device or of torch's build.
+    """Return the library for float32 products: "onednn" (for large products), "mkl", or "torch" (torch's default on the device).
 
-    Args: asked: meta.matmul. Raises SpecError if this is a library that cannot be used.
+    Args: asked: value of meta.matmul. Raises SpecError if this library cannot be used.
     """
     cpu = device == "cpu"
     usable = {"mkl": cpu and torch.backends.mkl.is_available(), "onednn": cpu and torch.backends.mkldnn.is_available()}
@@ -60,7 +61,7 @@ def resolve_matmul(asked: str, device: str = "cpu") -> str:
 
 
 def use_matmul(net: nn.Module, asked: str, device: str) -> None:
-    """Let a net compute its products by what `resolve_matmul` returns."""
+    """Let a net compute its products with the library that `resolve_matmul` returns."""
     if resolve_matmul(asked, device) == "onednn":
         least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
@@ -70,7 +71,7 @@ def use_matmul(net: nn.Module, asked: str, device: str) -> None:
 
 def has_bfloat16(processor: str) -> bool:
     """Return whether the processor has instructions for bfloat16."""
-    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # not in every torch
+    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # missing in some versions of torch
     x86 = any(getattr(torch.cpu, name)() for name in known if hasattr(torch.cpu, name))
     return x86 or not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(processor.split())
 
@@ -83,14 +84,14 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 class TorchSettings:
-    """The torch settings at the time of construction, on which results depend."""
+    """Torch settings that affect results, saved at construction."""
 
     def __init__(self) -> None:
         self._values = _values()
         self._noticed: set[str] = set()
 
     def restore(self) -> None:
-        """Restore the settings that have changed, with a notice for each. Takes 0.3 µs if none has."""
+        """Restore settings that were changed since construction, with one notice each. Takes 0.3 µs if none has changed."""
         if (values := _values()) == self._values:
             return
         for (name, (_, setter)), before, now in zip(_SETTINGS.items(), self._values, values, strict=True):

@@ -126,9 +126,10 @@ class RunningStats:
 
 
 def _moments(batch: np.ndarray) -> Moments:
-    mean = np.add.reduce(batch, 0, np.float64) / len(batch)
-    spread = batch - mean
-    return Moments(len(batch), mean, np.add.reduce(spread * spread, 0))
+    with np.errstate(invalid="ignore", over="ignore"):  # samples that are not finite are left out by the caller
+        mean = np.add.reduce(batch, 0, np.float64) / len(batch)
+        spread = batch - mean
+        return Moments(len(batch), mean, np.add.reduce(spread * spread, 0))
 
 
 class ObsNormalizer:

@@ -1,4 +1,4 @@
-"""The net of the policy-gradient algorithms: bodies and heads of actor and critic."""
+"""The network of the policy-gradient algorithms: bodies and heads of actor and critic."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class ActorHead(nn.Module):
-    """Features → distribution parameters.
+    """Map features to distribution parameters.
 
-    Args: log_std: the distribution's free parameters, learned with the head. tail: hidden layers of its own that come first.
+    Args: log_std: state-independent parameters of the distribution, learned with the head. tail: hidden layers before the output layer.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ActorHead(nn.Module):
 
 
 def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
-    """Return the chain from observations to the outputs of the head; None if there is none."""
+    """Return the chain from observations to the head's outputs; None if the body is recurrent or a module is not supported."""
     if isinstance(body, RecurrentBody):
         return None
     tail = chain(head.tail) if head.tail is not None else []
@@ -51,15 +51,15 @@ def actor_chain(body: Body, head: ActorHead) -> DirectChain | None:
 class ActorCriticNet(PassNet):
     """Actor (distribution parameters) and critic (state value), with separate bodies or a shared one.
 
-    Args: params: outputs of the actor. log_std: free parameters of its distribution. critic: false for
-    algorithms without one; its value is then 0.
+    Args: params: number of actor outputs. log_std: state-independent parameters of the action distribution. critic: whether there is a
+    critic; without one, values are 0.
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, params: int, log_std: nn.Parameter | None = None, critic: bool = True) -> None:
         super().__init__()
         shared = spec.shared and critic
         self.actor_body: Body = build_body(spec, obs, "shared" if shared else "actor")
-        # a shared body ends before the hidden layers that only one output has
+        # hidden layers of only one output (the tail) are not part of a shared body
         tail, features = build_tail(spec, self.actor_body.features, "actor") if shared else ([], self.actor_body.features)
         self.actor_head = ActorHead(features, params, spec, log_std, nn.Sequential(*tail) if tail else None)
         self.critic_body: Body | None = None
@@ -72,14 +72,14 @@ class ActorCriticNet(PassNet):
             init_output(linear, spec, spec.critic_init_std)
             self.critic_head = nn.Sequential(*tail, linear) if tail else linear
         self.state_size = sum(body.state_size for body in self.bodies)
-        """Size of the hidden states of all bodies, side by side; 0: feed-forward."""
+        """Size of the concatenated hidden states of all bodies; 0: feed-forward."""
 
     @property
     def bodies(self) -> list[Body]:
         return [body for body in (self.actor_body, self.critic_body) if body is not None]
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The actor's own parameters; with a shared body, the body's too."""
+        """Return the parameters of the actor's head and body, also if the body is shared."""
         return [*self.actor_body.parameters(), *self.actor_head.parameters()]
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -87,22 +87,22 @@ class ActorCriticNet(PassNet):
         return [*body, *(self.critic_head.parameters() if self.critic_head else [])]
 
     def actor(self, obs_B: Tensor) -> Tensor:
-        """Distribution parameters [B, P]; feed-forward nets only."""
+        """Return distribution parameters [B, P]; feed-forward nets only."""
         return self.actor_head(self.actor_body(obs_B))
 
     def critic(self, obs_B: Tensor) -> Tensor:
-        """State values [B]; feed-forward nets only."""
+        """Return state values [B]; feed-forward nets only."""
         if self.critic_head is None:
             return obs_B.new_zeros(len(obs_B), dtype=torch.float32)
         return self.critic_head((self.critic_body or self.actor_body)(obs_B)).squeeze(1)
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chains of actor and critic."""
+        """Return the chains of actor and critic; None if a module is not supported or the body is shared."""
         actor = actor_chain(self.actor_body, self.actor_head)
         if actor is None or self.critic_head is None:
             return None if actor is None else [actor]
         if self.critic_body is None:
-            return None  # a body that actor and critic share branches
+            return None  # a shared body has two outputs, so it is not a chain
         modules = [*chain(self.critic_body.layers), *chain(self.critic_head)]
         critic = DirectChain.from_modules(modules, self.critic_body.matmul_mode, single=True)
         return None if critic is None else [actor, critic]
@@ -110,7 +110,7 @@ class ActorCriticNet(PassNet):
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
         """Return the pass whose outputs are distribution parameters [B, P] and state values [B]; feed-forward nets only.
 
-        Args: learn: gradients are needed.
+        Args: learn: whether gradients are needed.
         """
         chains = self.direct.get(learn)
         if chains is None:
@@ -122,7 +122,7 @@ class ActorCriticNet(PassNet):
         return passed
 
     def values(self, obs_B: Tensor) -> Tensor:
-        """Return state values [B], without gradients; feed-forward nets only. To be called inside `ignore_float_errors()`."""
+        """Return state values [B], without gradients; feed-forward nets only. Call this inside `ignore_float_errors()`."""
         chains = None if self.critic_head is None else self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():
@@ -130,14 +130,14 @@ class ActorCriticNet(PassNet):
         return torch.from_numpy(chains[1].outputs(obs_B.numpy()))
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters [B, P] and state values [B]; feed-forward nets only."""
+        """Return distribution parameters [B, P] and state values [B]; feed-forward nets only."""
         if self.critic_head is None or self.critic_body is not None:
             return self.actor(obs_B), self.critic(obs_B)
         features_BF = self.actor_body(obs_B)
         return self.actor_head(features_BF), self.critic_head(features_BF).squeeze(1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Recurrent nets: distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]."""
+        """Return distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]; recurrent nets only."""
         T, N = obs_TN.shape[:2]
         features, states = [], []
         for body, state in zip(self.bodies, state_NS.split([body.state_size for body in self.bodies], dim=1), strict=True):

@@ -1,10 +1,10 @@
-"""Nets that a spec describes as graphs of torch.nn layers.
+"""Nets defined in a spec as graphs of torch.nn layers.
 
     {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 64}}, {"Tanh": null}]}},
      "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
 
-`modules` defines named modules; `graph` lists the inputs of each (the net's input or outputs of other modules, without a cycle) and names
-the output. A single module needs no graph. Names and structure were checked when the spec was loaded (spec/rules/torch_check.py).
+`modules` defines named modules. `graph` lists the inputs of each module (the net's input or outputs of other modules, without a cycle) and
+names the output. A single module needs no graph. Names and structure are checked when the spec is loaded (spec/rules/torch_check.py).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ LAYERS: dict[str, type[nn.Module]] = {
     "WeightNormLinear": WeightNormLinear,
     "LazyWeightNormLinear": LazyWeightNormLinear,
 }
-"""Name → class of every layer of torch.nn, and of others."""
+"""Name → class: all layers of torch.nn, and the layers of this package."""
 
 
 def build_module(description: Any, path: str) -> nn.Module:
-    """Build a module from {ClassName: arguments}: keyword arguments, a list of positional ones (of Sequential its layers), or null."""
+    """Build a module from {ClassName: arguments}: keyword arguments, a list of positional ones (for Sequential: layers), or null."""
     ((name, arguments),) = ({description: None} if isinstance(description, str) else description).items()
     if name == "Sequential":
         return nn.Sequential(*(build_module(item, f"{path}.Sequential[{i}]") for i, item in enumerate(arguments or [])))
@@ -68,7 +68,7 @@ class ArcGraph(nn.Module):
         self.input, self.output, self.order = self._plan(graph)
 
     def _plan(self, graph: Any) -> tuple[str, str, list[tuple[str, list[str]]]]:
-        """Return the names of input and output, and the modules with their inputs in topological order."""
+        """Return the names of input and output, and the modules in topological order, each with its inputs."""
         path = f"{self.path}.graph"
         source, output = graph.get("input", "x"), graph["output"]
         if not isinstance(source, str) or not isinstance(output, str):
@@ -90,7 +90,7 @@ class ArcGraph(nn.Module):
 
     @property
     def is_chain(self) -> bool:
-        """Whether the modules run in sequence: each takes the output of the previous one."""
+        """Whether the modules run in sequence: the only input of each module is the output of the previous module."""
         names = [self.input, *(name for name, _ in self.order)]
         return names[-1] == self.output and all(inputs == [before] for before, (_, inputs) in zip(names, self.order, strict=False))
 

@@ -1,4 +1,4 @@
-"""Bodies: from observations to features."""
+"""Bodies: networks from observations to features."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class Body(nn.Module):
-    """obs_B [B, *shape] → features [B, features]."""
+    """Map observations [B, *shape] to features [B, features]."""
 
     features: int
     """Size of the output."""
@@ -40,15 +40,15 @@ class Body(nn.Module):
         self.layers = layers
         self.features = features
         self.matmul_mode = MatmulMode()
-        """How products are computed."""
+        """How matrix products are computed."""
         self._size = max((min(layer.weight.shape) for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
-        """Number of inputs or outputs, whichever is smaller, of the largest linear layer."""
+        """The smaller of the numbers of inputs and outputs of a linear layer, for the layer where this is largest."""
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return self.run_layers(obs_B)
 
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers; the products of linear layers are computed as `matmul_mode` says."""
+        """Apply the layers, with the matrix products of linear layers computed by `matmul_mode`."""
         matmul_mode = self.matmul_mode
         if not matmul_mode.bfloat16 and (
             not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
@@ -58,7 +58,7 @@ class Body(nn.Module):
 
 
 class RecurrentBody(Body):
-    """Layers, then a recurrent cell over time: obs_TN, first_TN and the hidden state → features_TN and the new state."""
+    """Layers, followed by a recurrent cell: obs_TN, first_TN and the hidden state → features_TN and the new state."""
 
     def __init__(self, layers: nn.Sequential, cell: nn.RNNBase) -> None:
         super().__init__(layers, cell.hidden_size)
@@ -67,13 +67,13 @@ class RecurrentBody(Body):
         self.state_size = cell.num_layers * cell.hidden_size * (2 if self.is_lstm else 1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Run over T steps from `state_NS` [N, S], which is zeroed for an env before a step that begins its episode.
+        """Run over T steps from `state_NS` [N, S]; the state of an env is set to zero before the first step of each episode (`first_TN`).
 
-        With first_TN on the CPU nothing waits for a CUDA device. Returns features [T, N, F] and the state after the last step [N, S].
+        If first_TN is on the CPU, no call waits for a CUDA device. Returns features [T, N, F] and the state after the last step [N, S].
         """
         T, N = obs_TN.shape[:2]
         x_TN = self.run_layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
-        # the cell runs over whole stretches in which no episode begins
+        # one call of the cell for each sequence of steps between episode starts
         starts = [0, *(() if T == 1 else (first_TN[1:].any(dim=1).nonzero().flatten() + 1).tolist()), T]
         first_TN, out = upload(first_TN, x_TN.device), []
         for begin, end in pairwise(starts):
@@ -83,7 +83,7 @@ class RecurrentBody(Body):
         return torch.cat(out), state_NS
 
     def _run(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        N = state_NS.shape[0]  # not len: torch.export takes it for a fixed size
+        N = state_NS.shape[0]  # not len(), which torch.export treats as a constant
         parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
         out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])
         after = torch.stack(state) if self.is_lstm else state.unsqueeze(0)
@@ -111,21 +111,23 @@ class Heads(nn.Module):
 
 
 def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build heads over the whole observation, the body on their concatenated outputs, then the tail of the role."""
+    """Build heads that each take the whole observation, shared layers on their concatenated outputs, and the tail of `role`."""
     heads, common, _ = spec.hid_layers
     flatten, size = _flatten(obs)
     branches = [nn.Sequential(*mlp(spec, [size, *units])) for units in heads]
-    joined: nn.Module = branches[0] if len(branches) == 1 else Heads(branches)  # one head makes a chain
+    joined: nn.Module = branches[0] if len(branches) == 1 else Heads(branches)  # with a single head the modules form a chain
     sizes = [sum([size, *units][-1] for units in heads), *common]
     tail, features = build_tail(spec, sizes[-1], role)
     return Body(nn.Sequential(*flatten, joined, *mlp(spec, sizes), *tail), features)
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
-    """Build the hidden layers that only one output has, whose inputs are `features` numbers; return them and their number of outputs.
+    """Build the tail: hidden layers that only one output uses. Return the layers and their number of outputs.
 
-    Only a HydraMLPNet has them: the first tail is the actor's (or that of action values), the second the critic's; a single one is used for
-    both, with separate weights. A shared body ends before them.
+    Only HydraMLPNet has tails: the first is for the actor (or for action values), the second for the critic. If there is only one, both use
+    its layer sizes, with separate weights. A tail is not part of a shared body.
+
+    Args: features: number of inputs.
     """
     if not isinstance(spec, HydraMLPNetSpec) or role == "shared":
         return [], features
@@ -135,7 +137,7 @@ def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module]
 
 
 def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
-    """Return the modules from observations to vectors, and the size of these."""
+    """Return the modules that convert observations to vectors, and the size of these vectors."""
     if obs.parts:
         return [Unpack(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
     pixels = _pixels(obs, normalize=True)
@@ -143,7 +145,7 @@ def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
 
 
 def _pixels(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
-    """Return the module that converts an image; none for what is float32 already and not to be scaled."""
+    """Return the module that converts images; empty if observations are float32 and need no scaling."""
     return [Pixels(obs, normalize)] if obs.dtype == "uint8" or (normalize and obs.divisor != 1.0) else []
 
 
@@ -173,12 +175,12 @@ def _conv_body(spec: ConvNetSpec, obs: ObservationSpace, role: str) -> Body:
 
 
 def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Module], int]:
-    """Return the layers on images of `shape`, and their number of outputs. Raises SpecError if the images are too small."""
+    """Return the layers for images of `shape`, and their number of outputs. Raises SpecError if the images are too small."""
     layers: list[nn.Module] = []
     channels, features = shape[0], math.prod(shape)
     for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers or (SMALL if min(shape[1:]) < 36 else NATURE)):
         names = ("kernel_size", "stride", "padding", "dilation")
-        conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_pair, geometry), strict=False)))  # type: ignore[arg-type]  # ints or pairs
+        conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_pair, geometry), strict=False)))  # type: ignore[arg-type]  # pairs
         init_layer(conv, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(conv)
         channels = conv.out_channels
@@ -196,7 +198,7 @@ def _pair(value: int | list[int]) -> int | tuple[int, ...]:
 
 
 def _conv_features(layers: list[nn.Module], shape: tuple[int, ...], index: int) -> int:
-    """Return the number of features after conv layer `index`. Raises SpecError if the images are too small for it."""
+    """Return the number of features after conv layer `index`. Raises SpecError if images are too small for this layer."""
     net = nn.Sequential(*layers).eval()
     try:
         with torch.inference_mode():
@@ -243,7 +245,7 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 
 
 def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
-    """Raise SpecError if the net needs to know what the observation's space leaves open, or if it cannot be what the spec says."""
+    """Raise SpecError if the observation space is ambiguous in a way that matters for the net, or if it contradicts `spec.input`."""
     if spec.input == "image" and not obs.has_images:
         raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}; remove it")])
     if obs.ambiguities and (spec.images or not isinstance(spec, _FLATTENING)):
@@ -251,14 +253,14 @@ def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
 
 
 _FLATTENING = (MLPNetSpec, HydraMLPNetSpec, RecurrentNetSpec)
-"""Nets for which an image is a vector too."""
+"""Nets that flatten images to vectors."""
 
 
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError if it does not fit the observations.
 
-    The `implementation()` of a user's spec model is a class called as (spec, observation space, role): an nn.Module from obs_B [B, *shape]
-    to features [B, F], with F in its attribute `features`.
+    For user-defined nets, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). It
+    must be an nn.Module that maps obs_B [B, *shape] to features [B, F], with F in its attribute `features`.
     """
     _check_input(spec, obs)
     if type(spec) in BODIES:

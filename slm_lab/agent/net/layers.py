@@ -1,4 +1,4 @@
-"""Layers, activations and initialisations by the names that specs use."""
+"""Layers, activations and initialisations by their names in specs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, Ne
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"
 }
-"""Lower-case name → class, every activation of torch.nn."""
+"""Lower-case name → class, for all activations of torch.nn."""
 
 INITS: dict[str, Callable[..., Tensor]] = {
     name: fn for name, fn in vars(nn.init).items() if name.endswith("_") and not name.startswith("_")
 }
-"""Name → in-place initialisation, every one of torch.nn.init."""
+"""Name → in-place initialisation function, for all functions of torch.nn.init."""
 
 
 def activation(name: str) -> nn.Module:
-    """Return the activation of that name, in any case. Raises KeyError for an unknown one (rules of specs check it)."""
+    """Return the activation `name` (case-insensitive). Raises KeyError if it is unknown; specs are checked for this when loaded."""
     return ACTIVATIONS[name.lower()]()
 
 
 def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None = None, gain: float | None = None) -> None:
-    """Initialise a Linear or Conv layer in place: weights by `init_fn`, biases 0; None leaves torch's default.
+    """Initialise a Linear or Conv layer in place: weights by `init_fn`, biases 0; None keeps torch's default.
 
-    `gain` scales it; else the recommended gain of `nonlinearity` is used if torch knows one.
+    Weights are scaled by `gain` or, if it is None, by torch's recommended gain for `nonlinearity`, if there is one.
     """
     weight = getattr(layer, "weight", None)
     if init_fn is None or weight is None or weight.dim() < 2:
@@ -44,7 +44,7 @@ def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None =
 
 
 def init_weight(weight: Tensor, init_fn: str, nonlinearity: str | None = None, gain: float | None = None) -> None:
-    """Initialise a weight in place by `init_fn`, scaled as in `init_layer` if the function has a scale."""
+    """Initialise a weight in place by `init_fn`, scaled as in `init_layer` if the function takes a gain or nonlinearity."""
     function = INITS[init_fn]
     accepted = inspect.signature(function).parameters
     nonlinearity = nonlinearity and {"identity": "linear"}.get(nonlinearity.lower(), nonlinearity.lower())
@@ -65,9 +65,10 @@ def _gain(nonlinearity: str | None) -> float:
 
 
 def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = None) -> None:
-    """Initialise every layer inside `net` in place, as SLM Lab does: weights by `init_fn`, biases 0; None leaves torch's default.
+    """Initialise every layer inside `net` in place, as SLM Lab does: weights by `init_fn`, biases 0; None keeps torch's default.
 
-    Linear and Conv layers and GRUs have both. Of weight-normalised layers it is the biases only; others, such as LSTM, stay as they are.
+    Linear, Conv and GRU layers are initialised fully, weight-normalised layers only in their biases. Other layers, such as LSTM, keep
+    torch's default.
     """
     if init_fn is None:
         return
@@ -85,8 +86,8 @@ def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = 
 
 
 def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
-    """Initialise an output layer, orthogonal with gain `std` if given, else as hidden layers, and mark its weight as an output's."""
-    layer.weight.is_output = True  # type: ignore[attr-defined]  # for Muon, which is meant for hidden layers
+    """Initialise an output layer (orthogonal with gain `std` if given, else like hidden layers) and set `is_output` of its weight."""
+    layer.weight.is_output = True  # type: ignore[attr-defined]  # Muon is meant for hidden layers only
     if std is not None:
         init_layer(layer, "orthogonal_", gain=std)
     else:
@@ -110,7 +111,7 @@ def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, siz
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm1d that uses running statistics for a batch of one: one sample has no variance."""
+    """BatchNorm1d that uses running statistics for a batch of one sample, which has no variance."""
 
     def forward(self, x_BF: Tensor) -> Tensor:
         if self.training and len(x_BF) < 2:
@@ -119,7 +120,7 @@ class BatchNorm(nn.BatchNorm1d):
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d that uses running statistics for one image of a single place, which has no variance."""
+    """BatchNorm2d that uses running statistics for a single image of 1 × 1 pixels, which has no variance."""
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         if self.training and x_BCHW.shape[0] * x_BCHW.shape[2] * x_BCHW.shape[3] < 2:
@@ -128,16 +129,16 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def layout(images_B: Tensor) -> torch.memory_format:
-    """Return the memory format in which convolutions take images [B, C, H, W]: on the CPU that with channels last.
+    """Return the memory format of images [B, C, H, W] for convolutions: channels last on the CPU.
 
-    With it a gradient step on 256 Atari observations takes 110 to 120 ms instead of 170 to 190 (the gradient of the first convolution's
-    weight 14 instead of 51); the forward pass takes as long with either.
+    With channels last, a gradient step on 256 Atari observations takes 110 to 120 ms instead of 170 to 190 (the gradient of the first
+    convolution's weight 14 instead of 51). The forward pass takes the same time in both formats.
     """
     return torch.preserve_format if images_B.dim() != 4 or is_asynchronous(images_B) else torch.channels_last
 
 
 class Pixels(nn.Module):
-    """Images to float32, divided by their upper bound if `normalize`."""
+    """Convert images to float32, divided by their upper bound if `normalize`."""
 
     def __init__(self, obs: ObservationSpace, normalize: bool) -> None:
         super().__init__()
@@ -146,12 +147,12 @@ class Pixels(nn.Module):
     def forward(self, obs_B: Tensor) -> Tensor:
         if obs_B.dtype != torch.uint8:
             return obs_B if self.bytes or self.scale == 1.0 else obs_B * self.scale
-        # scaled in place: a second tensor of this size takes longer than all else here, since its pages are new each time
+        # scaled in place: allocating a second tensor of this size would take longer than all other work here
         return obs_B.to(torch.float32, memory_format=layout(obs_B)).mul_(self.scale)
 
 
 def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
-    """Return the entries of packed observations, uint8 [B, bytes], as float32 [B, *shape] each; images up to 1 if `normalize`."""
+    """Split packed observations, uint8 [B, bytes], into float32 entries [B, *shape]. With `normalize`, image values are at most 1."""
     entries = []
     for part in parts:
         bytes_B, scale = obs_B[:, part.begin : part.end], 1.0 / part.divisor if normalize else 1.0
@@ -163,9 +164,9 @@ def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = Tr
 
 
 class Unpack(nn.Module):
-    """Packed observations [B, bytes] to vectors [B, F]: the outputs of one encoder for each image, and all other entries, side by side.
+    """Convert packed observations [B, bytes] to vectors [B, F]: concatenate the encoder output of each image and all other entries.
 
-    Without encoders images are flattened.
+    Without encoders, images are flattened.
     """
 
     def __init__(self, parts: Sequence[ObservationPart], normalize: bool = True, encoders: Sequence[nn.Module] = ()) -> None:
@@ -177,7 +178,7 @@ class Unpack(nn.Module):
         return self.join(unpack(obs_B, self.parts, self.normalize))
 
     def join(self, entries: Sequence[Tensor]) -> Tensor:
-        """Return vectors [B, F] of the entries, float32 [B, *shape] each."""
+        """Encode or flatten the entries, each float32 [B, *shape], and concatenate them to vectors [B, F]."""
         encoders = iter(self.encoders)
         encoded = [
             next(encoders)(x_B.contiguous(memory_format=layout(x_B))) if self.encoders and x_B.dim() == 4 else x_B.flatten(1)

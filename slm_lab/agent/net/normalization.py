@@ -16,14 +16,14 @@ from slm_lab.agent.ops.device import is_asynchronous
 
 
 class BatchRenorm1d(nn.Module):
-    """Normalise [B, F] or [B, F, …] by batch statistics corrected towards the moving ones, Algorithm 1 of the paper.
+    """Normalise [B, F] or [B, F, …] by batch statistics that are corrected towards the moving statistics (Algorithm 1 of the paper).
 
     Args:
         num_features: F.
-        eps: added to variances, inside the root.
-        momentum: how far the moving statistics follow each batch.
+        eps: added to variances, inside the square root.
+        momentum: weight of each batch in the moving statistics.
         r_max, d_max: bounds of the correction after the warm-up: r lies in [1 / r_max, r_max], d in [−d_max, d_max].
-        warmup_steps: training batches over which the bounds widen linearly from those of plain batch normalisation, 1 and 0.
+        warmup_steps: number of training batches during which the bounds increase linearly from 1 and 0 (plain batch normalisation).
 
     Raises ValueError if r_max is below 1 or d_max below 0.
     """
@@ -46,7 +46,7 @@ class BatchRenorm1d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features))
         self.register_buffer("running_mean", torch.zeros(num_features))
         self.register_buffer("running_var", torch.ones(num_features))
-        # a float, so that it is one of the flat buffers, which are saved and shared
+        # float, because only float buffers are part of the flat vector, which is saved and shared
         self.register_buffer("steps", torch.zeros(1))
 
     running_mean: Tensor
@@ -57,7 +57,7 @@ class BatchRenorm1d(nn.Module):
         if not self.uses_batch_statistics(x_BF):
             return F.batch_norm(x_BF, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         with torch.no_grad():
-            rows, x = [0, *range(2, x_BF.dim())], x_BF.to(self.running_mean.dtype)  # also of bfloat16 inputs
+            rows, x = [0, *range(2, x_BF.dim())], x_BF.to(self.running_mean.dtype)  # float32 statistics also for bfloat16 inputs
             mean_F = x.mean(rows)  # torch.var_mean takes 13 times as long on the CPU: 3.0 ms for 512 × 1,024
             var_F = (x - mean_F.view(-1, *(1 for _ in rows[1:]))).square_().mean(rows)
             bounds, moving = self.bounds(self.steps), (self.running_mean, self.running_var)
@@ -65,11 +65,11 @@ class BatchRenorm1d(nn.Module):
             self.running_mean.lerp_(mean_F, self.momentum)
             self.running_var.lerp_(var_F, self.momentum)
             self.steps += 1
-        # x̂ r + d, scaled and shifted, is plain batch normalisation with another scale and shift: one kernel
+        # (x̂ r + d) weight + bias is plain batch normalisation with another weight and bias: one kernel
         return F.batch_norm(x_BF, None, None, r_F * self.weight, torch.addcmul(self.bias, d_F, self.weight), True, 0.0, self.eps)
 
     def uses_batch_statistics(self, x_BF: Tensor) -> bool:
-        """Return whether inputs are normalised by their own statistics, not by the moving ones."""
+        """Return whether inputs are normalised by batch statistics instead of the moving ones."""
         return self.training and x_BF.shape[0] > 1
 
     def bounds(self, steps: Tensor | np.ndarray) -> tuple[Any, Any]:
@@ -82,7 +82,7 @@ class BatchRenorm1d(nn.Module):
 
 
 def corrections(mean_F: A, var_F: A, moving_mean_F: A, moving_var_F: A, bounds: tuple[Any, Any], eps: float) -> tuple[A, A]:
-    """Return r and d of the paper, which carry no gradient. The statistics are all tensors or all arrays. Args: bounds: r_max and d_max."""
+    """Return r and d of the paper, without gradients. Statistics are either all tensors or all arrays. Args: bounds: r_max and d_max."""
     r_max, d_max = bounds
     moving_std_F = (moving_var_F + eps) ** 0.5
     r_F = clip((var_F + eps) ** 0.5 / moving_std_F, 1.0 / r_max, r_max)
@@ -90,7 +90,7 @@ def corrections(mean_F: A, var_F: A, moving_mean_F: A, moving_var_F: A, bounds: 
 
 
 class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
-    """BatchRenorm1d that takes its size from the first input."""
+    """BatchRenorm1d that infers `num_features` from the first input."""
 
     cls_to_become = BatchRenorm1d
 
@@ -102,7 +102,7 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
         self.running_mean, self.running_var = UninitializedBuffer(), UninitializedBuffer()
 
     def initialize_parameters(self, x_BF: Tensor, *_: Any) -> None:
-        """Called by torch before the first forward."""
+        """Materialise the parameters. torch calls this before the first forward pass."""
         if self.has_uninitialized_params():
             with torch.no_grad():
                 self.num_features = x_BF.shape[1]
@@ -112,11 +112,11 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
 
 
 class WeightNormLinear(nn.Module):
-    """Linear layer [B, I] → [B, O] whose weight is w = g v / ‖v‖ for each output, eq. 2 of the paper; v and g [O, 1] are learned.
+    """Linear layer [B, I] → [B, O] with weight w = g v / ‖v‖ for each output (eq. 2 of the paper); v [O, I] and g [O, 1] are learned.
 
-    It starts as nn.Linear does: v is its initial weight and g the length of each row.
+    It is initialised like nn.Linear: v is the weight of nn.Linear, and g the norm of each row.
 
-    Args: in_features: I. out_features: O. bias: whether to add one.
+    Args: in_features: I. out_features: O. bias: whether to add a bias.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
@@ -129,7 +129,7 @@ class WeightNormLinear(nn.Module):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new parameters."""
+        """Draw new random parameters."""
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None)
         with torch.no_grad():
             self.direction.copy_(linear.weight)
@@ -143,7 +143,7 @@ class WeightNormLinear(nn.Module):
 
 
 class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
-    """WeightNormLinear that takes its number of inputs from the first input."""
+    """WeightNormLinear that infers `in_features` from the first input."""
 
     cls_to_become = WeightNormLinear
 
@@ -152,7 +152,7 @@ class LazyWeightNormLinear(LazyModuleMixin, WeightNormLinear):
         self.direction = UninitializedParameter()  # type: ignore[assignment]  # until the first forward
 
     def initialize_parameters(self, x_BI: Tensor, *_: Any) -> None:
-        """Called by torch before the first forward."""
+        """Materialise the parameters. torch calls this before the first forward pass."""
         if self.has_uninitialized_params():
             self.in_features = x_BI.shape[-1]
             self.direction.materialize((self.out_features, self.in_features))  # type: ignore[attr-defined]  # an uninitialised one

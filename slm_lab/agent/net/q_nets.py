@@ -1,4 +1,4 @@
-"""Nets of action values: of the value-based algorithms, and the two critics of soft actor-critic, Q(s, a) or Q(s, ·)."""
+"""Action-value networks: Q(s, ·) of the value-based algorithms, and the critics Q(s, a) or Q(s, ·) of soft actor-critic."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from slm_lab.spec.report import Problem, SpecError
 class QNet(PassNet):
     """Q(s, ·): a body and a head, dueling or plain.
 
-    For a multi-discrete action, the values of each component (`nvec[i]` choices) are concatenated.
+    For multi-discrete actions, the values of all components (`nvec[i]` choices each) are concatenated.
 
-    Dueling (arXiv:1511.06581, eq. 9): one head gives advantages, another the state's value. Actions are chosen by the advantages alone:
-    the value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it. With several actions
-    each has advantages of its own, and they share the value (arXiv:1711.08946, eq. 1).
+    Dueling (arXiv:1511.06581, eq. 9): one head outputs advantages, another the state value. Actions are chosen by the advantages alone:
+    the state value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it. For multi-discrete
+    actions, each component has its own advantages, and all share the state value (arXiv:1711.08946, eq. 1).
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
@@ -51,7 +51,7 @@ class QNet(PassNet):
         return self.actor_body.state_size
 
     def actor(self, obs_B: Tensor) -> Tensor:
-        """Return the outputs to act on [B, A]: values, or advantages if dueling; feed-forward nets only."""
+        """Return the outputs by which actions are chosen [B, A]: action values, or advantages if dueling; feed-forward nets only."""
         return self.actor_head(self.actor_body(obs_B))
 
     def critic(self, obs_B: Tensor) -> Tensor:
@@ -59,12 +59,12 @@ class QNet(PassNet):
         return self._values(self.actor_body(obs_B))
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain of the action values."""
+        """Return the chain that computes action values; None if dueling or if a module is not supported."""
         actor = actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Return the pass whose output is action values [B, A]; feed-forward nets only. Args: learn: gradients are needed."""
+        """Return the pass whose output is action values [B, A]; feed-forward nets only. Args: learn: whether gradients are needed."""
         chains = self.direct.get(learn)
         if chains is not None:
             return DirectPass(chains, array(obs_B))
@@ -72,7 +72,7 @@ class QNet(PassNet):
             return GraphPass(self.critic(tensor(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor | np.ndarray:
-        """Return action values [B, A], without gradients; feed-forward nets only. To be called inside `ignore_float_errors()`."""
+        """Return action values [B, A], without gradients; feed-forward nets only. Call this inside `ignore_float_errors()`."""
         chains = self.direct.get(learn=False)
         if chains is None:
             with torch.no_grad():
@@ -80,7 +80,7 @@ class QNet(PassNet):
         return chains[0].outputs(obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return action values [B, A], twice, as the outputs to act on and as values; feed-forward nets only."""
+        """Return action values [B, A] twice, as actor outputs and as values; feed-forward nets only."""
         q_BA = self.critic(obs_B)
         return q_BA, q_BA
 
@@ -100,14 +100,14 @@ class QNet(PassNet):
 
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)
-"""Activations that act on each number by itself, so that batches can be stacked."""
+"""Element-wise activations, which can be applied to stacked batches."""
 
 
 class QCritic(nn.Module):
-    """One critic: a body, and outputs on top of it.
+    """One critic: a body and an output layer.
 
-    A vector of observations is concatenated with the action before the body, the features of an image after it, with one more hidden layer.
-    For discrete actions the critic has one output per action instead.
+    Vector observations are concatenated with the action before the body. For images, the action is concatenated with the features after the
+    body, followed by one more hidden layer. For discrete actions, the critic has one output per action and no action input.
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False) -> None:
@@ -125,7 +125,7 @@ class QCritic(nn.Module):
             init_layer(self.joint[0], init_fn, type(act).__name__.lower())
         self.head = nn.Linear(features, 1 if actions else action.nvec[0])
         init_output(self.head, spec, spec.critic_init_std)
-        if spectral:  # one layer only, the one before the outputs: optimal values are not smooth (Gogianu et al. 2021)
+        if spectral:  # only the last hidden layer: optimal values are not smooth (Gogianu et al. 2021)
             hidden = [layer for layer in [*self.body.modules(), *self.joint.modules()] if isinstance(layer, nn.Linear)]
             if not hidden:
                 message = "true needs a fully connected hidden layer in the critics; add one, or remove spectral_norm"
@@ -133,7 +133,7 @@ class QCritic(nn.Module):
             spectral_norm(hidden[-1])
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Return Q [B, 1] of actions [B, D]; without actions Q [B, A]."""
+        """Return Q [B, 1] of actions [B, D], or Q [B, A] of all discrete actions if action_B is None."""
         if action_B is None:
             return self.head(self.body(obs_B))
         if not self.action_after_body:
@@ -141,24 +141,25 @@ class QCritic(nn.Module):
         return self.head(self.body.matmul_mode.run(self.joint, torch.cat((self.body(obs_B), action_B), dim=1)))
 
     def chain(self) -> DirectChain | None:
-        """Return the chain of the layers; None if there is none."""
+        """Return the chain of the layers; None if a module is not supported."""
         return None if self.action_after_body else DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.matmul_mode)
 
 
 def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
-    """Return observations, and actions if there are any, side by side."""
+    """Return observations concatenated with actions, if there are any."""
     return obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
 
 
 class QCritics(PassNet):
-    """C critics: obs_B and actions [B, D] → Q [C, B]; without actions Q [C, B, A]."""
+    """C critics: obs_B and actions [B, D] → Q [C, B]; without actions, obs_B → Q [C, B, A]."""
 
     def forward_pass(
         self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False
     ) -> CriticsPass | GraphPass:
         """Return the pass whose output is Q.
 
-        Args: learn: gradients are needed. for_action_grad: of the actions only, by `input_grad` in place of `backward`.
+        Args: learn: whether gradients are needed. for_action_grad: whether only the gradient of the actions is needed, to be computed by
+        `input_grad` of the pass instead of `backward`.
         """
         chains = self.direct.get(learn)
         if chains is not None:
@@ -169,7 +170,7 @@ class QCritics(PassNet):
         assert action_B is not None
         leaf_B = action_B.detach().requires_grad_()
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        for parameter in trained:  # their gradients are not computed
+        for parameter in trained:  # so that autograd does not compute their gradients
             parameter.requires_grad_(False)
         values = self(obs_B, leaf_B)
         for parameter in trained:
@@ -193,13 +194,13 @@ class SeparateCritics(QCritics):
         return complete if len(complete) == len(found) else None
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
+        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None."""
         q_CBA = torch.stack([critic(obs_B, action_B) for critic in self.critics])
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
 
 class StackedCritics(QCritics):
-    """C critics of plain fully connected layers, as one batched product per layer, with the weights of `critics`."""
+    """C critics of fully connected layers, computed as one batched product per layer, with the weights of `critics`."""
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__()
@@ -207,7 +208,7 @@ class StackedCritics(QCritics):
         self.activations: list[nn.Module] = []
         for index, layers in enumerate(zip(*(_chain(critic) for critic in critics), strict=True)):
             if isinstance(layers[0], nn.Linear):
-                # laid out as in nn.Linear: the transposed product is a fifth faster forward and backward
+                # [O, I] as in nn.Linear: the product with the transposed weight is a fifth faster, forward and backward
                 weight = nn.Parameter(torch.stack([layer.weight.detach() for layer in layers]))
                 bias = nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1))
                 self.register_parameter(f"weight_{index}", weight)
@@ -216,9 +217,9 @@ class StackedCritics(QCritics):
             else:
                 self.activations.append(layers[0])
         self._largest = max(weight[0].numel() for weight, _ in self.layers)
-        """Number of weights of one critic's largest layer."""
+        """Number of weights of the largest layer, for one critic."""
         self.matmul_mode = critics[0].body.matmul_mode
-        """How products of the hidden layers are computed. The output layer is float32: numbers above 2,048 are 16 apart in bfloat16."""
+        """How products of the hidden layers are computed. The output layer uses float32, since bfloat16 values above 2,048 are 16 apart."""
 
     @property
     def layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -226,7 +227,7 @@ class StackedCritics(QCritics):
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain of the stack, and those of each critic."""
+        """Return the chain of the stack, followed by one chain per critic; None if not supported."""
         params, activations = self.layers, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):
             return None
@@ -245,7 +246,7 @@ class StackedCritics(QCritics):
         return super()._direct_pass(each, x_BI, actions)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Return Q [C, B] of actions [B, D]; without actions Q [C, B, A]."""
+        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None."""
         layers = self.layers
         x_CBF = _joined(obs_B, action_B).expand(len(layers[0][0]), -1, -1)
         for (weight, bias), act in zip(layers, self.activations, strict=False):
@@ -270,5 +271,5 @@ def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spe
     critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].action_after_body and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
-    plain = plain and (spec.critic_optim_spec or spec.optim_spec).name not in SHAPED  # these need the weight matrices apart
+    plain = plain and (spec.critic_optim_spec or spec.optim_spec).name not in SHAPED  # these optimizers need separate weight matrices
     return StackedCritics(critics) if plain else SeparateCritics(critics)

@@ -1,11 +1,12 @@
-"""A module whose parameters and gradients are views into one contiguous vector each.
+"""Flat parameters: all parameters of a module are views of one contiguous vector, and all gradients views of another.
 
-The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published, copied or shared with one copy. Two
-calls break the views and are not used in this package: deepcopy and `load_state_dict(assign=True)`. Others break them until the next update
-begins, which restores them with the values that the parameters have then: `parameter.data = …`, and `zero_grad()` of the net.
+The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published or shared with one copy. Two calls break
+the views and are not used in this package: deepcopy and `load_state_dict(assign=True)`. Assigning `parameter.data = …` and calling
+`zero_grad()` of the net break them only until the next update begins: it restores the views with the current values of the parameters.
 
-On a CUDA device every parameter begins at a multiple of 16 bytes, as the vectorised loads of matrix products need. The zeros between them
-exist in this process's vectors alone: what is saved, shared or published (`packed`) has none, and is the same for every device.
+On a CUDA device every parameter begins at a multiple of 16 bytes, as required by the vectorised loads of matrix products. The zeros between
+parameters (padding) exist only in the vectors of this process: vectors that are saved, shared or published (`packed`) have no padding, and
+are the same for every device.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 RARELY = 32
-"""Updates from check to check with `FlatParams.check_rarely`. A check takes 10 to 20 µs, and about as long again to refill the caches."""
+"""Number of updates between checks with `FlatParams.check_rarely`. A check takes 10 to 20 µs, and about as long to refill the caches."""
 _ALIGNMENT = 4
-"""Floats in 16 bytes."""
+"""Number of floats in 16 bytes."""
 _requires_grad = attrgetter("requires_grad")
 
 
@@ -35,17 +36,17 @@ class FlatParams:
 
     Args:
         module: any module whose parameters are float32 and materialised.
-        groups: parameters in their order in the vector, split into groups that are contiguous slices; a parameter that several groups
-            name belongs to the first. Absent: one group of all.
-        device: where the module computes.
+        groups: parameters of each optimizer group, in the order of the vector; each group is a contiguous slice. A parameter in several
+            groups belongs to the first. Default: one group of all parameters.
+        device: device of the module.
 
-    Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], which the module uses; `slices`, the part of each group.
-    Optimizers step `master` by `master_grad`: the same vectors for a lone Session, else the shared array on the CPU (`attach`), of which
-    `param` is then a copy. `master_buffer` likewise. The module's own vectors never move, so views of them (numpy fast paths) stay valid.
-    `size` is the number of parameters, `kept` [size] their places in `param`; None: no zeros lie between them. `division` says how the
-    processes of a parameter server divide the vector; None: each has all of it. `update` is the number of the update in progress, or of
-    the last checked one before it, 0 between updates; `check_rarely` as of Agent; `frozen` are the indices in `params` of those that do
-    not require a gradient, as of the last `inspect`.
+    Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module; `slices` are the slices of the
+    groups. Optimizers step `master` by `master_grad`. In a single Session these are `param` and `grad`; else `master` is the shared array
+    on the CPU (`attach`), and `param` a copy of it. The same holds for `master_buffer`. The module's own vectors are never reallocated, so
+    views of them (numpy fast paths) stay valid. `size` is the number of parameters, and `kept` [size] their indices in `param`; None: no
+    padding. `division` describes how the processes of a parameter server divide the vector; None: each has all of it. `update` is the
+    number of the current update or, if that is not checked, of the last checked one; 0 between updates. For `check_rarely`, see Agent.
+    `frozen` are the indices in `params` of the parameters that do not require a gradient, as of the last `inspect`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -65,7 +66,7 @@ class FlatParams:
         buffers = [b for b in module.buffers() if b.is_floating_point()]
         self.buffer = self.master_buffer = _flatten(buffers, list(_slices(buffers)), where)
         self.counters = [b for b in module.buffers() if not b.is_floating_point()]
-        """Integer buffers, such as the batches that batch norm has seen."""
+        """Integer buffers, such as `num_batches_tracked` of batch norm."""
         for p, part in zip(ordered, self._parts, strict=True):
             p.data, p.grad = self.param[part].view(p.shape), self.grad[part].view(p.shape)
         for b, part in zip(buffers, _slices(buffers), strict=True):
@@ -75,7 +76,7 @@ class FlatParams:
         self._places = [tensor.data_ptr() for tensor in self._tensors]
         self.update, self._updates, self._checked = 0, 0, 0
         self.check_rarely, self._next_hook = False, -1
-        """_next_hook: torch's next hook id at the last check."""
+        """`_next_hook`: torch's next hook id at the last check."""
         self.frozen: tuple[int, ...] = ()
         self._kept = self.buffer.clone()
         self._kept_counters = [c.clone() for c in self.counters]
@@ -83,7 +84,7 @@ class FlatParams:
             _keep_recurrent_weights(module)
 
     def begin(self) -> None:
-        """Begin an update: what users may have done to the parameters since the last check is found here."""
+        """Begin an update: check whether parameters were changed by users since the last check."""
         self._updates += 1
         if not self.check_rarely or self._updates >= self._checked + RARELY or RemovableHandle.next_id != self._next_hook:
             self._checked, self._next_hook = self._updates, RemovableHandle.next_id
@@ -91,9 +92,9 @@ class FlatParams:
         self.update = self._checked
 
     def inspect(self) -> None:
-        """Copy parameters and buffers whose `data` were replaced back into the vectors, and find the parameters that are frozen.
+        """Copy parameters and buffers whose `data` were replaced back into the vectors, and set `frozen`.
 
-        Raises ValueError if such data have another size or type.
+        Raises ValueError if the new data have another size, type or device.
         """
         if list(map(Tensor.data_ptr, self._tensors)) != self._places or (self._views and self.params and self.params[-1].grad is None):
             self._restore_views()
@@ -123,11 +124,11 @@ class FlatParams:
         )
 
     def packed(self, vector: Tensor) -> Tensor:
-        """Return a vector that is laid out as `param` without the zeros between parameters: itself if there are none."""
+        """Return a vector with the layout of `param` without padding; the vector itself if there is no padding."""
         return vector if self.kept is None else vector[self.kept]
 
     def fill(self, packed: Tensor) -> None:
-        """Copy a vector without zeros between parameters into `param`."""
+        """Copy a vector without padding into `param`."""
         if self.kept is None:
             self.param.copy_(packed)
         else:
@@ -135,20 +136,20 @@ class FlatParams:
 
     @property
     def starts(self) -> list[int]:
-        """The first place of each group in a vector without zeros between parameters."""
+        """Start index of each group in a vector without padding."""
         return [part.start for part in self._packed_slices]
 
     @property
     def _master_parts(self) -> list[slice]:
-        """The part of each parameter in `master`."""
+        """Slice of each parameter in `master`."""
         return self._parts if self.master is self.param else self._packed_parts
 
     def master_slice(self, index: int) -> slice:
-        """Return the part of a group in `master`."""
+        """Return the slice of a group in `master`."""
         return (self.slices if self.master is self.param else self._packed_slices)[index]
 
     def kept_in(self, index: int) -> Tensor | None:
-        """Return the places of a group's parameters in its part of `master`; None: no zeros lie between them."""
+        """Return the indices of a group's parameters in its slice of `master`; None: no padding."""
         part = self.slices[index]
         if self.kept is None or self.master is not self.param:
             return None
@@ -156,7 +157,7 @@ class FlatParams:
         return inside if len(inside) < part.stop - part.start else None
 
     def span(self, params: Sequence[nn.Parameter]) -> slice:
-        """Return the part of `param` that consecutive parameters occupy."""
+        """Return the slice of `param` that consecutive parameters occupy."""
         places = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
         return _join(self._parts[places[0] : places[-1] + 1])
 
@@ -165,14 +166,14 @@ class FlatParams:
         return named | ({"buffers": SharedArray(_array(self.buffer), "step")} if self.buffer.numel() else {})
 
     def use_master(self, arrays: Arrays, serves: int | None = None) -> None:
-        """Let optimizers step these shared arrays from now on; the module computes on a copy of them. To be called once.
+        """Let optimizers step these shared arrays from now on; the module computes on a copy of them. Call this once.
 
-        Args: serves: number of this process among those of a parameter server: the arrays are its range, and nothing is computed here.
+        Args: serves: index of this process in a parameter server: the arrays are its range of the vector, and it does not run the module.
         """
         master = torch.from_numpy(arrays["params"])
         if serves is not None:
             self._serve(master, slice(0, self.size) if self.division is None else self.division.range(serves))
-        elif master.data_ptr() != self.param.data_ptr():  # else the store keeps its copy in this process's vector
+        elif master.data_ptr() != self.param.data_ptr():  # else the store uses `param` itself as the copy of this process
             self.master = master
             if self.param.device != self.master.device or self.kept is not None:
                 self.master_grad = torch.zeros_like(self.master)
@@ -181,20 +182,20 @@ class FlatParams:
         self.pull()
 
     def _serve(self, master: Tensor, part: slice) -> None:
-        """Keep the elements `part` of the vector, in `master`, and none of the module's own memory."""
+        """Use `master` as the elements `part` of the vector, and free the memory of the module's parameters."""
         assert self.kept is None
         self.param = self.master = master
-        self.grad = self.master_grad = torch.zeros_like(master)  # takes memory once it is written
+        self.grad = self.master_grad = torch.zeros_like(master)  # takes memory only when it is written
         self.size = len(master)
         for p, place in zip(self.params, self._parts, strict=True):
             inside = part.start <= place.start and place.stop <= part.stop
             p.grad, p.data = None, master[_shifted(place, part)].view(p.shape) if inside else p.data.new_empty(0)
         self._packed_slices = self.slices = [_shifted(own, part) for own in self._packed_slices]
         self._packed_parts = self._parts = [_shifted(place, part) for place in self._parts]
-        self._views, self._tensors, self._places = [], [], []  # the module is not used here
+        self._views, self._tensors, self._places = [], [], []  # the module is not used in this process
 
     def places_in(self, index: int, params: Sequence[int]) -> list[slice]:
-        """Return the parts of some parameters, by their indices in `params`, within a group's part of `master`."""
+        """Return the slices of parameters, given by their indices in `params`, relative to a group's slice of `master`."""
         group = self.master_slice(index)
         inside = [_shifted(self._master_parts[param], group) for param in params]
         return [part for part in inside if part.start < part.stop]
@@ -205,56 +206,56 @@ class FlatParams:
         return [number for number, part in enumerate(self._master_parts) if group.start <= part.start < group.stop]
 
     def group(self, index: int) -> list[nn.Parameter]:
-        """Return the parameters of a group in their shapes, as views of `master` with gradients in `master_grad`."""
+        """Return the parameters of a group in their original shapes, as views of `master` with gradients in `master_grad`."""
         out = []
         for number in self.members(index):
             p, part = self.params[number], self._master_parts[number]
             shaped = nn.Parameter(self.master[part].view(p.shape))
             shaped.grad = self.master_grad[part].view(p.shape)
-            shaped.is_output = getattr(p, "is_output", False)  # type: ignore[attr-defined]  # a mark, see init_output
+            shaped.is_output = getattr(p, "is_output", False)  # type: ignore[attr-defined]  # see init_output
             out.append(shaped)
         return out
 
     def pull(self) -> None:
-        """Copy `master` to what the module uses."""
+        """Copy `master` and `master_buffer` to the vectors of the module."""
         if self.param is not self.master:
             self.fill(self.master)
         if self.buffer is not self.master_buffer:
             self.buffer.copy_(self.master_buffer)
 
     def push(self) -> None:
-        """Copy what the module uses to `master`."""
+        """Copy the vectors of the module to `master` and `master_buffer`."""
         if self.param is not self.master:
             self.master.copy_(self.packed(self.param))
         if self.buffer is not self.master_buffer:
             self.master_buffer.copy_(self.buffer)
 
     def keep_buffers(self) -> None:
-        """Remember the buffers, which a forward pass changes, for `restore_buffers`."""
+        """Save the buffers, which a forward pass may change, for `restore_buffers`."""
         if len(self._kept):
             self._kept.copy_(self.buffer)
         for kept, counter in zip(self._kept_counters, self.counters, strict=True):
             kept.copy_(counter)
 
     def restore_buffers(self) -> None:
-        """Bring back the buffers of the last `keep_buffers`."""
+        """Restore the buffers saved by the last `keep_buffers`."""
         self.buffer.copy_(self._kept)
         for kept, counter in zip(self._kept_counters, self.counters, strict=True):
             counter.copy_(kept)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
-        """Bring back the buffers of the last `keep_buffers` if `bad` [], on their device, is true; keep the result."""
+        """Restore the buffers of the last `keep_buffers` if `bad` [], on the same device, is true; then call `keep_buffers`."""
         for kept, present in zip((self._kept, *self._kept_counters), (self.buffer, *self.counters), strict=True):
             present.copy_(torch.where(bad, kept, present))
         self.keep_buffers()
 
     def clone(self) -> tuple[Tensor, Tensor]:
-        """Return copies of the parameters and of the buffer vector on the CPU."""
+        """Return copies of the parameter vector (without padding) and of the buffer vector on the CPU."""
         self.inspect()
         return self.packed(self.param).detach().to("cpu", copy=True), self.buffer.detach().to("cpu", copy=True)
 
     def load(self, param: Tensor, buffer: Tensor) -> None:
-        """Copy vectors in, of a `clone`. Raises ValueError if sizes differ (another net)."""
+        """Load vectors returned by `clone`. Raises ValueError if the sizes do not match this net."""
         if param.shape != (self.size,) or buffer.shape != self.buffer.shape:
             raise ValueError(
                 f"incompatible weights: {len(param)} parameters, {len(buffer)} buffers; expected {self.size}, {len(self.buffer)}"
@@ -271,7 +272,7 @@ class FlatParams:
         return {"param": param, "buffer": buffer, "counters": [counter.to("cpu", copy=True) for counter in self.counters]}
 
     def load_state_dict(self, state: dict[str, Tensor | list[Tensor]]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
+        """Load a result of `state_dict`. Raises ValueError if it does not match the network."""
         param, buffer = state["param"], state["buffer"]
         assert isinstance(param, Tensor)
         assert isinstance(buffer, Tensor)
@@ -285,12 +286,12 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _shifted(own: slice, part: slice) -> slice:
-    """Return the place in `part` of what `own` and `part` have in common."""
+    """Return the intersection of `own` and `part`, relative to the start of `part`."""
     return slice(*(min(max(end, part.start), part.stop) - part.start for end in (own.start, own.stop)))
 
 
 def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tuple[list[nn.Parameter], list[slice]]:
-    """Return the parameters of all groups, each once, and where those of each group are. Raises ValueError for one in no group."""
+    """Return the parameters of all groups without duplicates, and the slice of each group. Raises ValueError if one is in no group."""
     seen: set[int] = set()
     ordered: list[nn.Parameter] = []
     bounds: list[slice] = []
@@ -307,7 +308,7 @@ def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tup
 
 
 def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
-    """Yield the part of the flat vector that each tensor occupies; it begins at a multiple of `alignment`."""
+    """Yield the slice of the flat vector for each tensor, beginning at a multiple of `alignment`."""
     end = 0
     for tensor in tensors:
         begin = -(-end // alignment) * alignment
@@ -316,7 +317,7 @@ def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
 
 
 def _join(parts: Sequence[slice]) -> slice:
-    """Return the slice of consecutive parts."""
+    """Return the slice that spans consecutive slices."""
     return slice(parts[0].start, parts[-1].stop) if parts else slice(0, 0)
 
 
@@ -328,7 +329,7 @@ def _flatten(tensors: list[Tensor], parts: list[slice], device: torch.device) ->
 
 
 def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the state of an optimizer with every vector [length] replaced by `change` of it."""
+    """Return an optimizer state with `change` applied to every tensor of shape [length]."""
     if isinstance(state, dict):
         return {key: map_vectors(value, length, change) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -339,8 +340,8 @@ def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> 
 def _keep_recurrent_weights(module: nn.Module) -> None:
     """Let recurrent layers keep their weights in the flat vector.
 
-    cuDNN wants them in a vector of their own, into which `flatten_parameters` would move them; it copies them there at each call instead,
-    one copy of the weights, and would warn of it each time.
+    cuDNN needs the weights of a layer in a separate vector, and `flatten_parameters` would move them there. If it is disabled, cuDNN copies
+    the weights at each call, with a warning each time, which is suppressed.
     """
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase):
@@ -349,4 +350,4 @@ def _keep_recurrent_weights(module: nn.Module) -> None:
 
 
 def _stay() -> None:
-    """Replace `flatten_parameters`."""
+    """Do nothing, in place of `flatten_parameters`."""

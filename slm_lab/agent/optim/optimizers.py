@@ -1,7 +1,8 @@
-"""Optimizers by the names that specs use.
+"""Optimizers by their names in specs.
 
-Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim: they start without the second that
-it needs to load its compiler, and their statistics are vectors that processes can share. Every other name is torch.optim's.
+Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. They also avoid the second that
+torch.optim needs to load its compiler, and their statistics are vectors that processes can share. All other optimizers, except Lookahead,
+use torch.optim.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class FlatOptimizer(ABC):
-    """Step flat parameters by their flat gradient, both float32 [P], and plain tensors: they require no gradient themselves."""
+    """Step flat parameters by their flat gradient, both float32 [P] tensors that do not require gradients."""
 
     def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
         self.param, self.grad, self.lr = param, grad, lr
-        """lr: learning rate; may be set between steps."""
+        """`lr`: learning rate; may be changed between steps."""
         self.statistics: dict[str, Tensor] = {}
         """Named tensors that processes can share."""
 
@@ -34,8 +35,8 @@ class FlatOptimizer(ABC):
     def step(self) -> None:
         """Take one step."""
 
-    def restart(self) -> None:  # noqa: B027  # most optimizers have no copy of the parameters
-        """Start from the present parameters, which were replaced after the optimizer was built."""
+    def restart(self) -> None:  # noqa: B027  # most optimizers store no copy of the parameters
+        """Restart from the current parameters, if they were replaced after the optimizer was built."""
 
     def step_along(self, grad: Tensor) -> None:
         """Take one step with `grad` [P] instead of the accumulated gradient."""
@@ -43,19 +44,19 @@ class FlatOptimizer(ABC):
         self.step()
 
     def step_unless(self, bad: Tensor) -> None:
-        """Take one step unless `bad` [], a bool on the device, is true. Waits for it; FlatAdam and FlatRMSprop do not."""
+        """Take one step unless `bad` [], a bool on the device, is true. Waits for the device, except in FlatAdam and FlatRMSprop."""
         if not bad.item():
             self.step()
 
     def part(self, place: slice) -> FlatOptimizer:
-        """Return the optimizer of a part of the vector, with the present statistics: views of these, but counts of its own."""
+        """Return the optimizer of a slice of the vector. Its statistics are views of the current ones, but step counts are copies."""
         one = copy(self)
         one.param, one.grad = self.param[place], self.grad[place]
         one.statistics = {name: tensor[place] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
         return one
 
     def use_statistics(self, arrays: Arrays) -> None:
-        """Keep the statistics in these arrays, by the names of `shared_statistics`, from now on."""
+        """Store the statistics in these arrays (named as in `shared_statistics`) from now on."""
         self.statistics = {name: torch.from_numpy(arrays[name]) for name in self.statistics}
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class FlatOptimizer(ABC):
 
 
 class _KernelOptimizer(FlatOptimizer):
-    """Reads the gradient where it is."""
+    """An optimizer that reads a given gradient without copying it."""
 
     def step_along(self, grad: Tensor) -> None:
         own, self.grad = self.grad, grad
@@ -108,7 +109,7 @@ class FlatAdam(_KernelOptimizer):
         self._run_kernel(bad.float())
 
     def _run_kernel(self, found_inf: Tensor | None) -> None:
-        """Args: found_inf: 1 leaves everything as it is."""
+        """Args: found_inf: if 1, the kernel changes nothing."""
         statistics = self.statistics
         self.kernel(
             [self.param],
@@ -142,7 +143,7 @@ class FlatAdamW(FlatAdam):
 class FlatRMSprop(_KernelOptimizer):
     """RMSprop (Tieleman & Hinton 2012), equal to torch.optim.RMSprop.
 
-    Args: alpha: weight of the past; momentum and centered as in torch. Raises ValueError if a rate is out of range.
+    Args: alpha: decay rate of the moving averages. Others: see torch. Raises ValueError if a rate is out of range.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class FlatRMSprop(_KernelOptimizer):
         mean, velocity = self.statistics.get("mean"), self.statistics.get("velocity")
         if mean is not None:
             mean.lerp_(grad, 1.0 - self.alpha)
-            # negative only if another process steps in between
+            # could be negative only if another process steps at the same time
             denominator = square.addcmul(mean, mean, value=-1.0).clamp_(min=0.0).sqrt_().add_(self.eps)
         else:
             denominator = square.sqrt().add_(self.eps)
@@ -194,10 +195,10 @@ class FlatRMSprop(_KernelOptimizer):
 
 
 class Lookahead(FlatOptimizer):
-    """k steps forward, one step back (arXiv:1907.08610, Algorithm 1) around another optimizer.
+    """Lookahead: k steps forward, one step back (arXiv:1907.08610, Algorithm 1), with an inner optimizer.
 
-    Args: optimizer: name of the inner optimizer; k: inner steps between two slow steps; alpha: step size of the slow weights.
-    Other arguments go to the inner optimizer.
+    Args: optimizer: name of the inner optimizer; k: inner steps per slow step; alpha: step size of the slow weights.
+    Other arguments are passed to the inner optimizer.
     """
 
     def __init__(
@@ -241,13 +242,13 @@ class Lookahead(FlatOptimizer):
 
 
 class ShapedOptimizer(FlatOptimizer):
-    """Steps parameters in their shapes, by one or several optimizers of torch, which leave a parameter without a gradient alone."""
+    """Step parameters in their original shapes by one or several torch optimizers, which skip parameters whose gradient is None."""
 
     shaped: Sequence[tuple[Tensor, Tensor | None]] = ()
-    """What is stepped for each parameter, with its gradient; empty: the vector is stepped."""
+    """Tensor to step and its gradient, for each parameter; empty: the flat vector is stepped."""
 
     def leave(self, places: Collection[int]) -> None:
-        """Leave some parameters, by their places among all, as they are from now on."""
+        """Do not step the parameters with these indices in `shaped`, from now on; step all others."""
         for place, (p, grad) in enumerate(self.shaped):
             p.grad = None if place in places else grad
 
@@ -255,9 +256,8 @@ class ShapedOptimizer(FlatOptimizer):
 class Muon(ShapedOptimizer):
     """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, AdamW for biases, gains and output layers.
 
-    The weights of a convolution count as a matrix [out, rest]. Muon's updates are scaled to the size of AdamW's (torch's
-    adjust_lr_fn="match_rms_adamw") unless the arguments say otherwise, so that one learning rate serves both; so does a
-    weight_decay that is given.
+    Convolution weights are treated as matrices [out, rest]. By default, Muon's updates are scaled to the size of AdamW's (torch's
+    adjust_lr_fn="match_rms_adamw"), so that both can use the same learning rate. A given weight_decay applies to both.
     """
 
     def __init__(self, params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:
@@ -297,7 +297,7 @@ class Muon(ShapedOptimizer):
 
 
 class TorchOptimizer(ShapedOptimizer):
-    """An optimizer of torch.optim, of the flat vector or, if it depends on shapes, of the parameters themselves."""
+    """An optimizer of torch.optim for the flat vector or, if it depends on shapes, for the separate parameters."""
 
     def __init__(
         self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any
@@ -334,10 +334,10 @@ class TorchOptimizer(ShapedOptimizer):
 
 
 class Parts(FlatOptimizer):
-    """Optimizers of the parts of a vector, of which some are left alone: neither their parameters nor their statistics change.
+    """One optimizer for each part of a vector. Parts can be frozen: neither their parameters nor their statistics change.
 
-    As in torch each part counts its own steps. Args: whole: the optimizer of the vector. shared: processes share its statistics; they count
-    the steps of all parts as one.
+    As in torch, each part counts its own steps. Args: whole: the optimizer of the vector. shared: whether processes share its statistics;
+    then all parts have one common step count.
     """
 
     def __init__(self, whole: FlatOptimizer, shared: bool = False) -> None:
@@ -348,7 +348,7 @@ class Parts(FlatOptimizer):
         self._active = [optimizer for _, optimizer in self.parts]
 
     def cut(self, place: int) -> None:
-        """Let a part begin at `place`, if none does."""
+        """Split the part that contains `place`, so that a part begins there, unless one does already."""
         for index, (part, optimizer) in enumerate(self.parts):
             if part.start < place < part.stop:
                 halves = slice(0, place - part.start), slice(place - part.start, part.stop - part.start)
@@ -357,7 +357,7 @@ class Parts(FlatOptimizer):
                 return
 
     def leave(self, frozen: Sequence[slice]) -> None:
-        """Leave some parts as they are from now on."""
+        """Freeze these slices of the vector from now on, and no others."""
         for one in frozen:
             self.cut(one.start)
             self.cut(one.stop)
@@ -398,20 +398,20 @@ FLAT: dict[str, Callable[..., FlatOptimizer]] = {
     "RMSprop": FlatRMSprop,
     "GlobalRMSprop": FlatRMSprop,
 }
-"""Name → our implementation; with arguments that it does not accept torch's is used."""
+"""Name → flat implementation. torch.optim is used instead if an argument is not supported."""
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]
     for name in ("Adafactor", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
-"""Optimizers of torch.optim that have one kernel for the whole step."""
+"""Optimizers of torch.optim that have a fused kernel for the whole step."""
 
 
 def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:
-    """Build the optimizer `name` of `params` (the flat vector, or the shaped parameters) and the flat gradient.
+    """Build the optimizer `name` for `params` (the flat vector, or the parameters in their shapes) and the flat gradient.
 
-    Raises TypeError, ValueError or RuntimeError if it does not accept its arguments.
+    Raises TypeError, ValueError or RuntimeError if the optimizer does not accept the arguments.
     """
     if name == "Lookahead":
         return Lookahead(params[0], grad, lr, **kwargs)
@@ -435,5 +435,5 @@ def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, pat
 
 
 def shared_statistics(statistics: Mapping[str, Tensor]) -> Named:
-    """Return the statistics of an optimizer, the step count among them, as arrays that processes share."""
+    """Return the statistics of an optimizer, including the step count, as arrays for processes to share."""
     return {name: SharedArray(tensor.detach().cpu().numpy(), "step") for name, tensor in statistics.items()}

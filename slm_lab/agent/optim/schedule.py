@@ -12,18 +12,18 @@ from slm_lab.spec.models.net import LRSchedulerSpec
 from slm_lab.spec.report import Problem, SpecError
 
 LRSchedule = Callable[[int], float]
-"""frame, or number of training calls so far → learning rate."""
+"""Map the frame, or the number of training calls so far, to the learning rate."""
 
 SCHEDULERS: dict[str, type[lr_scheduler.LRScheduler]] = {
     name: vars(lr_scheduler)[name]
     for name in lr_scheduler.__all__
     if name not in ("LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "ReduceLROnPlateau")
 }
-"""Schedulers whose rate is a function of the step count alone and whose arguments are plain numbers."""
+"""Schedulers whose learning rate depends only on the step count and whose arguments are plain numbers."""
 
 
 def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSchedule:
-    """Return the schedule that falls linearly from base_lr to base_lr · min_factor at `frame`, and stays there."""
+    """Return the schedule that decreases linearly from base_lr to base_lr · min_factor at `frame`, then stays constant."""
 
     def lr(now: int) -> float:
         return base_lr * max(min_factor, 1.0 - (1.0 - min_factor) * now / frame)
@@ -34,11 +34,11 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
     """Return the function from the number of steps to the learning rate of `scheduler`, in closed form.
 
-    OneCycleLR has a rate after its `total_steps` too, which may be negative (here it is 0 then), and cannot be stepped further: here it
-    keeps the rate of its last step from then on.
+    OneCycleLR defines a rate also after `total_steps`, which may be negative (0 is used then), and raises an error if stepped further (the
+    rate of its last step is used then).
     """
     last = getattr(scheduler, "total_steps", None)
-    scheduler._get_lr_called_within_step = True  # silences a warning that is meant for training loops
+    scheduler._get_lr_called_within_step = True  # suppresses a warning meant for training loops
 
     def lr(now: int) -> float:
         if isinstance(scheduler, lr_scheduler.CosineAnnealingWarmRestarts):
@@ -52,13 +52,13 @@ def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
 
 
 def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSchedule:
-    """Build the function from frames, or training calls (see LRSchedulerSpec.counts_calls), to learning rates.
+    """Build the schedule: a function of the frame, or of the number of training calls (see LRSchedulerSpec.counts_calls).
 
     Raises SpecError if the scheduler does not accept its arguments.
     """
     try:
         schedule = _build(spec, base_lr)
-        schedule(0), schedule(1)  # a length of zero fails only here
+        schedule(0), schedule(1)  # a length of zero raises an error only here
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name} {spec.kwargs}: {error}")]) from error
     return schedule

@@ -1,4 +1,4 @@
-"""Parameters that several processes train at once: Hogwild! (arXiv:1106.5730), as A3C does it (arXiv:1602.01783, Algorithm S3)."""
+"""Parameters trained by several processes at once: Hogwild! (arXiv:1106.5730), as in A3C (arXiv:1602.01783, Algorithm S3)."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.store import Store
 
 _FRESH_SECONDS = 0.02
-"""Age of parameters that "shared" mode tolerates if they are in another process: it takes a message to look for newer ones."""
+"""Maximum age of parameters in "shared" mode if the store is in another process: checking for newer ones takes a message."""
 
 
 class SharedParams:
     """Synchronises one process's copy of the parameters with the shared parameters.
 
-    A process computes its gradient on a copy, applies it to the shared parameters, and then pulls. In "shared" mode it also pulls before
-    each gradient and each action, so that every read is of the latest. (A process that computed on the shared parameters themselves, which
-    others move between its forward and its backward pass, would compute a gradient that belongs to no version of the parameters: async SAC
-    then learned HalfCheetah more slowly, docs/hogwild.md.) Nobody waits for anybody, unless meta.hogwild_lock lets one update in at a time.
+    A process computes its gradient on a copy of the parameters, applies it to the shared parameters, and then pulls. In "shared" mode it
+    also pulls before each gradient and each action, to use the latest parameters. (If processes computed directly on the shared parameters,
+    other processes would change these between forward and backward pass, and the gradient would belong to no version of the parameters:
+    async SAC then learned HalfCheetah more slowly, docs/hogwild.md.) Processes do not wait for each other, unless meta.hogwild_lock allows
+    only one update at a time.
 
-    Buffers (batch statistics) are pulled as parameters are. An update adds its change of them, divided by the number of updates that began
-    from the same statistics: they are the mean over all processes, and move as fast as with one. Added undivided, many stale changes of a
-    variance could make it negative.
+    Buffers (batch statistics) are pulled like parameters. An update adds its change of the buffers, divided by the number of updates that
+    began from the same statistics: the result is the mean over all processes, and changes as fast as with one process. Without this
+    division, many stale changes of a variance could make it negative.
 
-    If the store is in another process, a process sends its gradient, which is applied there (`gradient`, `receive`), and gets the newest
-    parameters in the answer.
+    If the store is in another process, gradients are sent there (`push`) and applied there (`receive`), and the answer contains the newest
+    parameters.
 
-    Args: updates_W: updates by each process.
+    Args: updates_W: number of updates by each process.
     """
 
     def __init__(self, flat: FlatParams, store: Store, updates_W: np.ndarray) -> None:
         self.flat, self.store, self.updates_W = flat, store, updates_W
         self.report = {"staleness": 0.0, "lock_wait": 0.0, "bytes_pushed": 0.0, "bytes_pulled": 0.0}
-        """Of the last update: updates by others between pull and push; milliseconds it waited for the lock, or for the answer of a store in
-        another process; bytes sent to that process and received from it since the update before."""
+        """Metrics of the last update: number of updates by other processes between pull and push; milliseconds of waiting for the lock, or
+        for the answer of a store in another process; bytes sent to that store and received from it since the previous update."""
         self._pulled_buffer = flat.buffer.clone()
         self.pull()
 
     @property
     def version(self) -> int:
-        """Updates of the shared parameters so far, by all processes."""
+        """Number of updates of the shared parameters so far, by all processes."""
         return int(self.updates_W.sum())
 
     def refresh(self) -> None:
-        """Pull before a read, in "shared" mode."""
+        """Pull newer parameters, if there are any, before they are read; only in "shared" mode."""
         if self.store.synced:
             return
         newer = self.store.pull(_FRESH_SECONDS) if self.store.remote else self.version != self._pulled
@@ -55,18 +56,18 @@ class SharedParams:
             self._copy()
 
     def pull(self) -> None:
-        """Bring this process's copy up to date."""
+        """Update the copy of this process."""
         self.store.pull()
         self._copy()
 
     def _copy(self) -> None:
-        self._pulled = self.version  # read first: updates that come in between count as missed
+        self._pulled = self.version  # read before copying: updates during the copy count as stale
         self.flat.pull()
         self._pulled_buffer.copy_(self.flat.buffer)
 
     @contextmanager
     def updating(self, *, copy: bool = True) -> Iterator[None]:
-        """One update: the block steps `flat.master`; then buffers are combined, the update is counted, and this process pulls (`copy`)."""
+        """Run one update: the block steps `flat.master`; then combine buffers, count the update, and pull if `copy`."""
         flat = self.flat
         if flat.master_grad is not flat.grad:
             flat.master_grad.copy_(flat.packed(flat.grad))
@@ -82,7 +83,7 @@ class SharedParams:
                 self._copy()
 
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
-        """Send the gradient to the process of the store, where `section` calls `receive`; then pull the new parameters.
+        """Send the gradient to the process of the store, in which `section` calls `receive`; then pull the new parameters.
 
         Args: lr_G: learning rate of each group. frozen: indices of the parameters that are not stepped.
         """
@@ -96,28 +97,28 @@ class SharedParams:
         self._copy()
 
     def receive(self, step: Callable[[], None], pulled: int, buffers: Sequence[np.ndarray]) -> float:
-        """Take the update of a process elsewhere, with a step of `flat.master`; return its staleness.
+        """Apply the update of another process by calling `step`, which steps `flat.master`; return its staleness.
 
         Args:
-            pulled: version of the parameters that it was computed with.
-            buffers: those after the update and as they were pulled; empty for a net without.
+            pulled: version of the parameters for which the gradient was computed.
+            buffers: buffers after the update, and buffers as pulled; empty for nets without buffers.
         """
         flat = self.flat
         if buffers:
             flat.buffer.numpy()[:], self._pulled_buffer.numpy()[:] = buffers
-        self._pulled = min(pulled, self.version)  # less after the store was restored from a snapshot
+        self._pulled = min(pulled, self.version)  # `version` is lower after the store was restored from a snapshot
         with self.updating(copy=False):
             step()
         return self.report["staleness"]
 
     def skip(self) -> None:
-        """Discard an update, and with it what its forward pass changed in the buffers."""
+        """Discard an update, including the changes of buffers by its forward pass."""
         self.report = dict.fromkeys(self.report, 0.0)
         self.pull()
 
     def _combine_buffers(self, staleness: int) -> None:
         flat = self.flat
-        if staleness == 0:  # bit for bit as alone
+        if staleness == 0:  # bitwise the same as with a single process
             flat.master_buffer.copy_(flat.buffer)
         else:
             flat.master_buffer.add_((flat.buffer - self._pulled_buffer).to(flat.master_buffer.device), alpha=1.0 / (staleness + 1))

@@ -22,9 +22,9 @@ from slm_lab.spec.models.net import SHAPED, NetSpec
 
 
 def has_modes(module: nn.Module) -> bool:
-    """Whether a layer may compute differently in training mode: it has running statistics (batch norm) or randomness (dropout).
+    """Return whether a layer may behave differently in training mode, through running statistics (batch norm) or randomness (dropout).
 
-    Modules of user classes always count, since their behaviour is unknown.
+    This is true for all modules of user-defined classes, since their behaviour is unknown.
     """
     if type(module).__module__.partition(".")[0] not in ("torch", "slm_lab"):
         return True
@@ -41,7 +41,7 @@ class Group:
         key = own_optim if getattr(spec, own_optim, None) else "optim_spec"
         self.path, self.optim = f"agent.net.{key}", getattr(spec, key)
         self._shares = False
-        """Whether the statistics are in arrays that processes share."""
+        """Whether processes share the statistics."""
         self.build_optimizer()
         key = own_scheduler if getattr(spec, own_scheduler, None) else "lr_scheduler_spec"
         self._scheduler, self._scheduler_path = getattr(spec, key), f"agent.net.{key}"
@@ -56,16 +56,16 @@ class Group:
         return (lambda now: lr) if self._scheduler is None else build_lr_schedule(self._scheduler, lr, self._scheduler_path)
 
     def build_optimizer(self) -> None:
-        """Build the optimizer of the present `flat.master`, without statistics."""
+        """Build a new optimizer, with initial statistics, for the current `flat.master`."""
         flat, part = self.flat, self.flat.master_slice(self.index)
         self._kept = flat.kept_in(self.index)
         params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
         self.frozen: Sequence[int] | None = ()
-        """Indices of the parameters that are not stepped; None: to be set by `set_frozen`."""
+        """Indices of the parameters that are not stepped; None: unknown until `set_frozen` is called."""
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
     def set_frozen(self, frozen: Sequence[int]) -> None:
-        """Step all parameters but these from now on."""
+        """Step all parameters except those with these indices, from now on."""
         if frozen == self.frozen:
             return
         self.frozen, optimizer = frozen, self.optimizer
@@ -77,23 +77,23 @@ class Group:
             self._in_parts().leave(places)
 
     def _in_parts(self) -> Parts:
-        """Return the optimizer, which is one of parts from now on."""
+        """Convert the optimizer to `Parts` if it is not yet, and return it."""
         if not isinstance(self.optimizer, Parts):
             self.optimizer = Parts(self.optimizer, self._shares)
         return self.optimizer
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
-        """Set the learning rate of `frame`, after `calls` training calls, times `factor`."""
+        """Set the learning rate to that at `frame` (or after `calls` training calls), multiplied by `factor`."""
         self._now, self._factor = calls if self.counts_calls else frame, factor
         self.optimizer.lr = self.rate(self.lr_at)
 
     def rate(self, schedule: LRSchedule) -> float:
-        """Return the present learning rate of a schedule that `schedule` returned."""
+        """Return the current learning rate by a schedule that the method `schedule` returned."""
         return self._factor * schedule(self._now)
 
     @property
     def shares_all(self) -> bool:
-        """Whether processes that train the net share all that the optimizer knows."""
+        """Whether processes that train the net share the whole state of the optimizer."""
         return self.optim.name.startswith("Global") and bool(self.optimizer.statistics)
 
     def shared_arrays(self) -> Named:
@@ -103,14 +103,14 @@ class Group:
         return {name: one._replace(division=self.flat.division, begin=begin) if one.values.ndim else one for name, one in named.items()}
 
     def _packed(self, state: Any, part: slice | None = None) -> Any:
-        """Return statistics, of a part of the vector or of all of it, without the zeros between parameters."""
+        """Return statistics of a slice of the vector (default: all) without the padding between parameters."""
         part = part or slice(0, len(self.grad))
         if (kept := self._param_places(part)) is None:
             return state
         return map_vectors(state, part.stop - part.start, lambda vector: vector[kept.to(vector.device)])
 
     def _spread(self, state: Any, part: slice) -> Any:
-        """Return what `_packed` did with zeros between parameters."""
+        """Invert `_packed`: insert the padding between parameters."""
         if (kept := self._param_places(part)) is None:
             return state
         zeros = torch.zeros(part.stop - part.start)
@@ -122,7 +122,7 @@ class Group:
         return self._kept[(self._kept >= part.start) & (self._kept < part.stop)] - part.start
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the statistics of the optimizer; {"parts": those of each part, and where it begins} if some were ever frozen."""
+        """Return the optimizer statistics; if parameters were ever frozen, {"parts": list of the start and statistics of each part}."""
         if self._store is not None and self._store.remote:
             self._store.pull()
         optimizer = self.optimizer
@@ -159,22 +159,22 @@ class Group:
         if arrays:
             self.optimizer.use_statistics(arrays)
             return
-        if store.fresh:  # else the statistics belong to weights that are gone
+        if store.fresh:  # else the statistics belong to weights that were replaced
             self.load_state_dict(state)
         if self.optim.name.startswith("Global"):
             notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} does not share its statistics between sessions")
 
 
 class Trainer:
-    """Step the parameters of a net: gradient, clipping, optimizers and learning rates.
+    """Step the parameters of a net, with gradient clipping, optimizers and learning rate schedules.
 
-    A gradient or loss that is not finite changes nothing: the step is skipped and counted (`skipped`).
+    If a gradient or loss is not finite, the step is skipped and counted (`skipped`).
 
     Args:
         flat: the parameters.
         spec: optimizer, schedule and clipping keys.
-        parts: name of each group of `flat` that has optimizer keys of its own ("actor", "critic"); empty: one optimizer for all.
-        nets: the gradients of each net, as parts of `flat.grad`: each net is clipped by its own norm. Absent: one net.
+        parts: name of each group of `flat` with separate optimizer keys ("actor", "critic"); empty: one optimizer for all.
+        nets: gradients of each net, as views of `flat.grad`; each net is clipped by its own norm. Default: one net.
     """
 
     def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[Tensor]] | None = None) -> None:
@@ -183,26 +183,26 @@ class Trainer:
         self.shared: SharedParams | None = None
         """Set if several processes train the net."""
         self.skipped = 0
-        """Gradient steps that were skipped because loss or gradient was not finite."""
+        """Number of gradient steps that were skipped because the loss or gradient was not finite."""
         flat.module.eval()
         self.mode_layers = [module for module in flat.module.modules() if has_modes(module)]
-        """Layers that compute differently in training mode."""
+        """Layers that behave differently in training mode."""
         self._finite = True
         self.deferred = is_asynchronous(flat.param)
-        """Losses, norms and the check of what is finite stay on the device; not with shared parameters, which are on the CPU."""
+        """Whether losses, norms and the check for finite values stay on the device; false with shared parameters, which are on the CPU."""
         self._losses: list[Tensor] = []
         self._skipped_on_device = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
         if self._shares_all:  # an optimizer that does not share its statistics may depend on the whole vector
             flat.division = divided(flat.size, flat.starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
-        """The gradients of each net, which is clipped by its own norm; without clipping, of all nets as one."""
+        """Gradients of each net, which is clipped by its own norm; without clipping, a single entry for all nets."""
         arrays: list[list[Any]] = self._nets if self.deferred else [[grad.numpy() for grad in net] for net in self._nets]
         self._net_arrays = arrays
-        """The same, on the CPU as arrays, whose operations take half the time of torch's."""
+        """The same; on the CPU as arrays, since numpy takes half the time of torch."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
-        """Index of this process, and training calls of each process that trains the net."""
+        """Index of this process, and number of training calls of each process that trains the net."""
 
     @property
     def _shares_all(self) -> bool:
@@ -210,7 +210,7 @@ class Trainer:
 
     @property
     def _remote_store(self) -> Store | None:
-        """The store, if statistics of optimizers are in its process alone."""
+        """The store, if it is in another process that alone has the optimizer statistics; else None."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
     def _parts(self) -> dict[str, Group]:
@@ -229,7 +229,7 @@ class Trainer:
         self.shared, self.deferred = SharedParams(self.flat, store, arrays["updates"][:, 0]), False
 
     def set_train_mode(self, on: bool) -> None:
-        """Switch the layers that have modes; between updates they are in evaluation mode. (`net.train` visits all: 3 % of A2C.)"""
+        """Switch the mode of `mode_layers`; between updates it is evaluation. (`net.train` visits all layers: 3 % of the time of A2C.)"""
         for module in self.mode_layers:
             if type(module).train is nn.Module.train and not module._modules:
                 vars(module)["training"] = on  # `train` takes 20 times as long: 5 % of an update of a net with batch norm
@@ -238,16 +238,16 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the first group now."""
+        """Current learning rate of the first group."""
         return self.groups[0].optimizer.lr
 
     def restart_optimizers(self) -> None:
-        """Let the optimizers start from the present parameters, which were replaced by other means than a step or `load_state_dict`."""
+        """Restart the optimizers from the current parameters, if these were replaced other than by a step or `load_state_dict`."""
         for group in self.groups:
             group.optimizer.restart()
 
     def begin(self, frame: int) -> None:
-        """Start an update: set the learning rates of `frame`, leave frozen parameters alone, and pull."""
+        """Begin an update: set the learning rates for `frame`, exclude frozen parameters from steps, and pull."""
         calls = int(self._calls_W.sum()) if self.counts_calls else 0
         self.flat.begin()
         for group in self.groups:
@@ -261,25 +261,25 @@ class Trainer:
             self.shared.refresh()
 
     def count_call(self) -> None:
-        """Count a training call, after it."""
+        """Count a completed training call."""
         self._calls_W[self._index] += 1
 
     def refresh(self) -> None:
-        """Pull before a read, if several processes train the net."""
+        """Pull before parameters are read, if several processes train the net."""
         if self.shared is not None:
             self.shared.refresh()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
-        """Add the gradient of `weight` times a scalar loss to the next step's; return what `check` returns."""
-        # without an explicit gradient: torch loads sympy (0.5 s) to check one
-        if loss.requires_grad:  # else all parameters are frozen
+        """Accumulate the gradient of `weight` times a scalar loss for the next step; return the result of `check`."""
+        # no explicit gradient argument: torch would load sympy (0.5 s) to check it
+        if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
         return self.check(loss.detach())
 
     def check(self, loss: Tensor | float) -> Tensor | float:
-        """Mark the next step to be skipped if a loss, whose gradient was added to it, is not finite.
+        """Let the next step be skipped if this loss, whose gradient was accumulated, is not finite.
 
-        Returns the loss (`deferred`: as a tensor).
+        Returns the loss, as a tensor if `deferred`.
         """
         if isinstance(loss, Tensor):
             if self.deferred:
@@ -291,7 +291,7 @@ class Trainer:
         return loss
 
     def step(self) -> Tensor | float:
-        """Step along the gradient added up since the last one. Return its L2 norm over all parameters, before clipping."""
+        """Step by the gradient accumulated since the last step. Return its L2 norm over all parameters, before clipping."""
         if self.deferred:
             return self._step_on_device()
         square_of_each = [sum([float(grad.dot(grad)) for grad in grads]) for grads in self._net_arrays]
@@ -317,7 +317,7 @@ class Trainer:
         return math.sqrt(squares)
 
     def _step_on_device(self) -> Tensor:
-        """Take the step, clipped or skipped as in `step`, without waiting for the device."""
+        """Take a step, clipped or skipped as in `step`, without waiting for the device."""
         norms = [torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads])) for grads in self._nets]
         bad = ~torch.stack([*norms, *self._losses]).isfinite().all()
         self._losses.clear()
@@ -346,9 +346,9 @@ class Trainer:
             group.optimizer.step()
 
     def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
-        """Step along the gradient of a process elsewhere, read-only; return its staleness, in updates. See SharedParams.receive.
+        """Step by the gradient (read-only) of another process; return its staleness, in updates. See SharedParams.receive.
 
-        Args: frozen: indices of the parameters that are frozen there.
+        Args: frozen: indices of the parameters that are frozen in that process.
         """
         assert self.shared is not None
         received = torch.from_numpy(grad)
@@ -382,7 +382,7 @@ class Trainer:
         return self.shared is not None and is_shared(self.shared.store)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters, optimizers and learning rates; if several processes train, what they do not share of the optimizers."""
+        """Return parameters, optimizers and learning rates; if several processes train, only the optimizer state that they do not share."""
         if (store := self._remote_store) is not None:
             return store.run("update", self._pulled_state)
         if self._is_shared:
@@ -397,7 +397,7 @@ class Trainer:
         return self.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
+        """Load a result of `state_dict`. Raises ValueError if it does not match the network."""
         if (store := self._remote_store) is not None:
             store.run("update", self.load_state_dict, state)
         if self._is_shared:

@@ -1,10 +1,10 @@
 """Forward and backward pass of fully connected nets without an autograd graph.
 
 Activations and their derivatives are computed in place, and gradients of weights are accumulated in `Parameter.grad`. Small products and
-activations are computed in numpy, whose calls cost less than torch's, large ones in torch.
+activations are computed in numpy, which has less overhead per call than torch, and large ones in torch.
 
-Only sequences of linear layers, norms and activations are supported. Other nets, and nets that a user has changed (see validity.py), learn
-through autograd, with the same interface: see ops/autograd.py.
+Only sequences of linear layers, norms and activations are supported. Other nets, and nets that a user has modified (see validity.py), use
+autograd through the same interface (see ops/autograd.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slm_lab.agent.ops.arrays import array
 from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 
 DIRECT = True
-"""Whether fully connected nets learn without a graph; False: through autograd."""
+"""Whether fully connected nets compute gradients without an autograd graph."""
 
 
 def chain(module: nn.Module) -> list[nn.Module]:
@@ -36,9 +36,9 @@ def chain(module: nn.Module) -> list[nn.Module]:
 
 
 class DirectChain:
-    """Linear layers and norms, each with an activation or none after it, and their gradients. To be used inside `ignore_float_errors()`.
+    """Linear layers and norms, each optionally followed by an activation, and their gradients. Use it inside `ignore_float_errors()`.
 
-    Args: single: the only output is given without its axis: [B] in place of [B, 1].
+    Args: single: whether to return a single output as [B] instead of [B, 1].
     """
 
     def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False) -> None:
@@ -48,13 +48,13 @@ class DirectChain:
         """The function x float32 [B, I] → outputs [B, O]."""
         self._backward = [None if activation is None else activation.backward for _, activation in layers]
         self.learns = all(layer.grads and (activation is None or activation.backward) for layer, activation in layers)
-        """Whether gradients can be propagated: parameters are flattened, and the derivatives of activations follow from their outputs."""
+        """Whether `backward` is supported: parameters are flattened, and the derivative of each activation is a function of its output."""
 
     @staticmethod
     def from_modules(modules: Sequence[nn.Module], matmul_mode: MatmulMode, single: bool = False) -> DirectChain | None:
         """Return the chain of modules that run in sequence, or None if one of them is not supported.
 
-        Args: matmul_mode: of the hidden layers; the last one, which gives outputs, computes in float32.
+        Args: matmul_mode: how products of the hidden layers are computed. The output layer uses float32.
         """
         found: list[tuple[nn.Module, Activation | None]] = []
         for module in modules:
@@ -80,7 +80,7 @@ class DirectChain:
         plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:
-            if len(x) <= most:  # as below, without a call per layer
+            if len(x) <= most:  # the same as below, without a function call for each layer
                 for weight_t, bias, activate in plain:
                     x = x.dot(weight_t)
                     x += bias
@@ -96,7 +96,7 @@ class DirectChain:
         return outputs
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
-        """Return the input of each layer, the first of which is x float32 [B, I], and the outputs [B, O]."""
+        """Return the input of each layer, beginning with x float32 [B, I], followed by the outputs [B, O]."""
         values = [x]
         for forward, activate in self._forward:
             x = forward(x)
@@ -108,9 +108,9 @@ class DirectChain:
     def backward(
         self, values: Sequence[np.ndarray], grad: np.ndarray, weights: bool = True, columns: slice | None = None
     ) -> np.ndarray | None:
-        """Propagate the gradient with respect to the outputs [B, O], which is modified.
+        """Backpropagate the gradient with respect to the outputs [B, O], which is modified in place.
 
-        Args: values: from `forward`. weights, columns: as of DirectLayer.backward, the columns of x.
+        Args: values: result of `forward`. weights, columns: see DirectLayer.backward; the columns are those of x.
         """
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
@@ -122,12 +122,12 @@ class DirectChain:
 
 
 class DirectPass:
-    """A pass of several chains over the same inputs, each of which gives one output. Implements `ops.autograd.Pass`, with arrays."""
+    """A pass of several chains over the same inputs, with one output per chain. Implements `ops.autograd.Pass` with arrays."""
 
     def __init__(self, chains: Sequence[DirectChain], x: np.ndarray) -> None:
         self._chains = chains
         self._rows: Any = None
-        """Rows of the inputs whose outputs `values` holds; None: all."""
+        """Rows of the inputs that `values` refers to; None: all."""
         self._values = [one.forward(x) for one in chains]
         self.values: tuple[Any, ...] = tuple(
             values[-1][..., 0] if one.single else values[-1] for one, values in zip(chains, self._values, strict=True)
@@ -135,7 +135,7 @@ class DirectPass:
 
     def select(self, rows: Any) -> DirectPass:
         one = object.__new__(DirectPass)
-        vars(one).update(vars(self))  # a fifth of the time of copy.copy
+        vars(one).update(vars(self))  # takes a fifth of the time of copy.copy
         one._rows = rows if self._rows is None else np.arange(len(self._values[0][0]))[self._rows][rows]
         one.values = tuple(value[rows] for value in self.values)
         return one
@@ -153,18 +153,18 @@ class DirectPass:
 
 
 class PassNet(nn.Module):
-    """A net whose passes need no graph where it consists of `chains`, and as long as a user has not changed it."""
+    """A net whose passes need no autograd graph if it consists of `chains` and a user has not modified it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.direct: FastPass[Sequence[DirectChain]] = FastPass()
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chains that compute the outputs; None if the modules are needed."""
+        """Return the chains that compute the outputs; None if only the modules can compute them."""
         return None
 
     def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        """Compute by `chains` from now on, while this is valid. Args: others: modules that compute, and are not among `modules()`."""
+        """Use `chains` from now on, while they are valid. Args: others: modules of the passes that are not in `modules()`."""
         chains = self.chains() if DIRECT else None
         if chains is not None and not all(one.learns for one in chains):
             chains = None
@@ -172,15 +172,15 @@ class PassNet(nn.Module):
 
 
 APART = 2**22
-"""Number of rows × weights of the largest layer from which critics are computed one after the other, not as a stack: the calls that a stack
-saves no longer matter, and each critic then computes only the rows it has a gradient for."""
+"""Number of rows × weights of the largest layer from which critics are computed one after the other, not as a stack. At this size the calls
+that a stack saves no longer matter, and a separate critic computes only the rows for which it has a gradient."""
 
 
 class CriticsPass(DirectPass):
-    """A pass of C critics. The output is [C, B] of actions, [C, B, A] without any, as a tensor.
+    """A pass of C critics. The output is a tensor, [C, B] for given actions, [C, B, A] without actions.
 
-    Args: chains: of each critic, or one chain of a stack. x: [B, I], of a stack [C, B, I]. actions: number of columns of x, the last ones,
-    that are actions.
+    Args: chains: one chain per critic, or a single chain of a stack. x: [B, I], or [C, B, I] for a stack. actions: number of columns of x
+    that are actions (the last ones).
     """
 
     def __init__(self, chains: Sequence[DirectChain], x: np.ndarray, actions: int) -> None:
@@ -195,14 +195,14 @@ class CriticsPass(DirectPass):
         super().backward(*((grad,) if self._is_stack else grad))
 
     def input_grad(self, grad_CB: Tensor) -> Tensor:
-        """Return the gradient of the actions [B, D], given that of the output, in place of `backward`."""
+        """Return the gradient with respect to the actions [B, D], given that of the output. Replaces `backward`."""
         if self._is_stack:
             grad_CBD = self._chains[0].backward(self._values[0], grad_CB.numpy()[:, :, None], False, self._columns)
             assert grad_CBD is not None
             return torch.from_numpy(grad_CBD).sum(0)
         total_BD = np.zeros_like(self._values[0][0][:, self._columns])
         for chain, values, grad_B in zip(self._chains, self._values, grad_CB.numpy(), strict=True):
-            row_K = np.flatnonzero(grad_B)  # with the minimum of two critics, each row has a gradient for one of them
+            row_K = np.flatnonzero(grad_B)  # for the minimum of two critics, only one of them has a gradient in each row
             if not len(row_K):
                 continue
             some = values if len(row_K) == len(grad_B) else [value.take(row_K, axis=0) for value in values]

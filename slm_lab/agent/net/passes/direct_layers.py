@@ -1,4 +1,4 @@
-"""Layers of the chains in direct.py: linear layers, norms, and activations of numpy arrays, in place, with their gradients."""
+"""Layers of the chains in direct.py, with their gradients: linear layers, norms, and in-place activations of numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import MatmulMode
 
 LARGE = 16384
-"""Number of elements from which torch, whose calls cost more than numpy's, computes a ReLU or a derivative faster."""
+"""Number of elements from which torch computes a ReLU or a derivative faster than numpy, despite its higher overhead per call."""
 
 
 class Activation(NamedTuple):
-    """An activation of a float32 array, and its derivative as a function of the output."""
+    """An activation function of float32 arrays, and its derivative as a function of its output."""
 
     forward: Callable[[np.ndarray, np.ndarray], object]
-    """forward(x, x) changes x in place, as a ufunc of numpy does."""
+    """forward(x, x) modifies x in place, with the signature of a numpy ufunc."""
     backward: Callable[[np.ndarray, np.ndarray], object] | None = None
-    """backward(grad, out) multiplies a gradient, in place, by the derivative at an output; None: the output does not determine it."""
+    """backward(grad, out) multiplies grad in place by the derivative at output `out`; None: the derivative is no function of the output."""
 
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:
@@ -51,7 +51,7 @@ def _tanh_backward(grad: np.ndarray, out: np.ndarray) -> None:
 
 
 def _sigmoid(x: np.ndarray, out: np.ndarray) -> None:
-    np.divide(1.0, 1.0 + np.exp(np.minimum(-x, 80.0)), out=x)  # no overflow
+    np.divide(1.0, 1.0 + np.exp(np.minimum(-x, 80.0)), out=x)  # avoids overflow
 
 
 def _sigmoid_backward(grad: np.ndarray, out: np.ndarray) -> None:
@@ -73,7 +73,7 @@ def _silu(x: np.ndarray, out: np.ndarray) -> None:
 
 _aten: Any = torch.ops.aten
 ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.Tanh: Activation(np.tanh, _tanh_backward),  # on the CPU, numpy takes a seventh of torch's time with AVX-512, half with AVX2
+    nn.Tanh: Activation(np.tanh, _tanh_backward),  # on the CPU, numpy takes a seventh of torch's time with AVX-512, half of it with AVX2
     nn.ReLU: Activation(_relu, _relu_backward),
     nn.Sigmoid: Activation(_sigmoid, _sigmoid_backward),
     nn.ELU: Activation(_elu),
@@ -84,31 +84,31 @@ _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for 
 
 
 def array_activation(module: nn.Module) -> Activation | None:
-    """Return the activation of a module with default arguments, in numpy; None if there is none."""
+    """Return the numpy version of an activation module; None if there is none or the module has non-default arguments."""
     return ACTIVATIONS.get(type(module)) if repr(module) in _PLAIN else None
 
 
 SMALL, SMALL_ROWS = 64 * 64 * 512, 512
-"""The gradients of a layer are computed in numpy up to this product of rows and weights, and up to this number of rows. With layers of
-64 × 64 an update of PPO takes 0.92 of torch's time for 256 rows, one of A2C 0.85 for 32."""
+"""Gradients of a layer are computed in numpy up to this number of rows × weights, and up to this number of rows. With layers of 64 × 64,
+a PPO update of 256 rows takes 0.92 of torch's time, an A2C update of 32 rows 0.85."""
 SMALL_FORWARD = SMALL // 2
-"""The same limit for outputs. It is lower, because numpy multiplies by transposed weights more slowly than torch."""
+"""Limit of rows × weights for outputs. It is lower because numpy multiplies by transposed weights more slowly than torch."""
 
 
 class DirectLayer:
     """A linear layer. Its arrays are views of the net's flat vectors (see FlatParams).
 
-    Shapes: x [B, I], weight [O, I], bias [O]; of a stack of C layers x [C, B, I], weight [C, O, I], bias [C, 1, O].
+    Shapes: x [B, I], weight [O, I], bias [O]; for a stack of C layers, x [C, B, I], weight [C, O, I], bias [C, 1, O].
 
-    Args: params, grads: weight and bias, and their gradients; without gradients there is no `backward`. matmul_mode: how large products are
-    computed.
+    Args: params, grads: weight and bias, and their gradients; without gradients, `backward` cannot be called. matmul_mode: how large
+    products are computed.
     """
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
         self.params, self.grads, self.matmul_mode = [one.detach() for one in params], grads, matmul_mode
         self.weight, bias = (one.numpy() for one in self.params)
         self.is_stack = self.weight.ndim == 3
-        self.bias = bias if self.is_stack else bias[None]  # added to one row without broadcasting, in half the time
+        self.bias = bias if self.is_stack else bias[None]  # [1, O]: for one row, addition without broadcasting takes half the time
         self.grad_weight: Any
         self.grad_bias: Any
         self.grad_weight, self.grad_bias = [one.numpy() for one in grads] or (None, None)
@@ -116,15 +116,15 @@ class DirectLayer:
         self.small_rows, self.small_forward_rows = (
             0 if matmul_mode.bfloat16 else min(SMALL_ROWS, most // self.weight.size) for most in (SMALL, SMALL_FORWARD)
         )
-        """Largest numbers of rows whose gradients, and whose outputs, are computed in numpy."""
+        """Largest number of rows for which gradients or outputs, respectively, are computed in numpy."""
 
     def of_critic(self, index: int) -> DirectLayer:
-        """Return one layer of a stack."""
+        """Return the layer of one critic of a stack."""
         params, grads = ([weight[index], bias[index, 0]] for weight, bias in (self.params, self.grads))
         return DirectLayer(params, grads, self.matmul_mode)
 
     def forward(self, x: np.ndarray) -> np.ndarray:
-        """Return the outputs, in a new array."""
+        """Return the outputs as a new array."""
         if x.shape[-2] > self.small_forward_rows:
             return self.matmul_mode.linear(torch.from_numpy(x), *self.params).numpy()
         # dot takes two thirds of the time of matmul
@@ -133,10 +133,10 @@ class DirectLayer:
         return out
 
     def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
-        """Propagate the gradient with respect to the outputs, which may be modified.
+        """Backpropagate the gradient with respect to the outputs, which may be modified in place.
 
-        Args: x: input. weights: whether to add the gradients of weight and bias. columns: the columns of the input whose gradient is
-        returned; None: no gradient is returned.
+        Args: x: input. weights: whether to accumulate the gradients of weight and bias. columns: input columns whose gradient is returned;
+        None: no gradient is returned.
         """
         if grad.shape[-2] <= self.small_rows:
             if weights:
@@ -162,7 +162,7 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
-    """Return the sum over rows: [O], or [C, 1, O] of a stack. A product with ones takes a quarter to half of the time of np.add.reduce."""
+    """Return the sum over rows: [O], or [C, 1, O] for a stack. A product with ones takes a quarter to half the time of np.add.reduce."""
     ones = equal_numbers(1.0, grad.shape[-2])
     return ones.dot(grad) if grad.ndim == 2 else np.matmul(ones[None], grad)
 
@@ -191,7 +191,7 @@ class DirectNorm:
 
 
 class BatchPass(NamedTuple):
-    """What `backward` needs of a forward pass in training mode."""
+    """Values of a forward pass in training mode that `backward` needs."""
 
     x: np.ndarray
     mean: Tensor
@@ -204,7 +204,7 @@ class BatchPass(NamedTuple):
 class DirectRenorm:
     """Batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
 
-    In training mode each output row depends on all input rows: `backward` must get all rows of the last `forward` in this mode.
+    In training mode each output row depends on all input rows: `backward` requires all rows of the last `forward` in this mode.
     """
 
     def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor]) -> None:
@@ -218,7 +218,7 @@ class DirectRenorm:
     def forward(self, x: np.ndarray) -> np.ndarray:
         module, inputs = self.module, torch.from_numpy(x)
         if module.uses_batch_statistics(inputs):
-            mean, var = torch.batch_norm_update_stats(inputs, None, None, 0.0)  # half the time of mean, then variance
+            mean, var = torch.batch_norm_update_stats(inputs, None, None, 0.0)  # takes half the time of separate mean and variance
             mean_F, var_F, moving = mean.numpy(), var.numpy(), (self.running_mean, self.running_var)
             r_F, d_F = corrections(mean_F, var_F, *moving, module.bounds(self.steps), module.eps)
             for average, own in zip(moving, (mean_F, var_F), strict=True):
@@ -255,7 +255,7 @@ class DirectRenorm:
         return None if columns is None else grad_x[..., columns].numpy()
 
     def _moving_scale(self) -> np.ndarray:
-        """Return the weights divided by the moving standard deviations, [F]."""
+        """Return weight / moving standard deviation [F]."""
         scale_F: np.ndarray = self.weight / np.sqrt(self.running_var + self.module.eps)
         return scale_F
 
@@ -265,7 +265,7 @@ AnyLayer = DirectLayer | DirectNorm | DirectRenorm
 
 
 def is_supported(module: nn.Module) -> bool:
-    """Return whether `direct_layer` takes a module."""
+    """Return whether `direct_layer` supports a module."""
     if type(module) is nn.Linear:
         return module.bias is not None
     if type(module) is nn.LayerNorm:
@@ -274,7 +274,7 @@ def is_supported(module: nn.Module) -> bool:
 
 
 def direct_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
-    """Return the layer of a supported module; None if its parameters are not on the CPU."""
+    """Return the direct layer of a supported module; None if its parameters are not on the CPU."""
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
     params = module.weight, module.bias
     if any(map(is_asynchronous, params)):
@@ -288,6 +288,6 @@ def direct_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of parameters; empty if these are not flattened."""
+    """Return the gradients of parameters; empty if the parameters are not flattened."""
     grads = [parameter.grad for parameter in params if parameter.grad is not None]
     return grads if len(grads) == len(params) else []

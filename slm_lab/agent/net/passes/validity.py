@@ -1,9 +1,9 @@
-"""Which implementation of a pass is used: the fast one, which calls no modules, or the modules themselves.
+"""Choice between a fast implementation of a pass, which calls no modules, and the modules themselves.
 
-The passes without an autograd graph (direct.py) and acting in numpy (policy/policy.py) are built once from the modules of a
-net, and compute what these did then. Afterwards, or before, a user may add hooks, freeze parameters, or
-tie, parametrise and replace parameters and layers. Here is the one check of whether a pass still computes what its modules would. Where it
-does not, the modules are called, and autograd computes the gradients.
+Passes without an autograd graph (direct.py) and actions computed in numpy (policy/policy.py) are built once from the modules of a net, and
+reproduce what these modules compute at that time. A user may, before or after, add hooks, freeze parameters, or tie, parametrise and
+replace parameters and layers. This module checks whether a fast pass still gives the same results as its modules. If not, the modules are
+called, and autograd computes the gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _children = itemgetter("_modules")
 
 
 class Watch:
-    """Whether modules are unchanged, and compute by the `forward` of their class alone, without hooks.
+    """Check whether modules are unchanged, have no hooks, and use the `forward` of their class.
 
-    Args: modules: all those that a pass replaces, and those that contain them; empty: `holds` is always false. data: whether the memory of
-    their parameters and buffers must be the same too, since the pass has views of it.
+    Args: modules: all modules that a pass replaces, and their parents; if empty, `holds` always returns False. data: whether parameters and
+    buffers must also keep their memory address, because the pass has views of them.
     """
 
     def __init__(self, modules: Iterable[nn.Module], data: bool = False) -> None:
@@ -41,7 +41,7 @@ class Watch:
         self._modules_of = list(map(_children, self._containers))
         tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
         self._live: list[dict[str, Any]] = [*self._modules_of, *tensors]
-        """The dictionaries in which modules keep layers, parameters and buffers. `kept`: copies, as they were."""
+        """Dictionaries in which modules store layers, parameters and buffers. `_kept` has copies made at construction."""
         self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
         self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
         scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
@@ -49,7 +49,7 @@ class Watch:
         self._data = self._tensors if data else []
         self._places = [one.data_ptr() for one in self._data]
         self.handles = -1
-        """torch's next hook id when there were no hooks; -1: there may be hooks."""
+        """torch's next hook id at the last check that found no hooks; -1: there may be hooks."""
 
     def holds(self) -> bool:
         """Return whether nothing has changed."""
@@ -60,8 +60,8 @@ class Watch:
             and self._is_same_structure()
             and (list(map(len, self._attributes)) == self._attribute_counts or self._is_forward_of_class())
             and list(map(type, self._modules)) == self._kinds
-            and list(map(_children, self._containers)) == self._modules_of  # `del` of a Sequential replaces the dictionary
-            # tensors of one element compare as equal if their values are
+            and list(map(_children, self._containers)) == self._modules_of  # `del` on a Sequential replaces its dictionary
+            # different tensors of one element compare equal if their values are equal
             and (not self._scalars or all(map(is_, map(getitem, self._scalars_in, self._scalar_names), self._scalars)))
             and (not self._data or list(map(Tensor.data_ptr, self._data)) == self._places)
         )
@@ -69,21 +69,21 @@ class Watch:
     def _is_same_structure(self) -> bool:
         try:
             return self._live == self._kept
-        except RuntimeError:  # another tensor: two of several elements cannot be compared
+        except RuntimeError:  # a tensor was replaced: == of tensors with several elements has no truth value
             return False
 
     def _has_own_forward(self) -> bool:
         return any("forward" in attributes for attributes in self._attributes)
 
     def _is_forward_of_class(self) -> bool:
-        """Whether no module has a `forward` of its own. Looked up only if attributes were added: their number is cheaper to compare."""
+        """Return whether no instance has its own `forward`. Called only if the number of attributes changed: this is cheaper to check."""
         if self._has_own_forward():
             return False
         self._attribute_counts = list(map(len, self._attributes))
         return True
 
     def __reduce__(self) -> tuple[type[Watch], tuple[tuple[()]]]:
-        """Return what makes a copy: it watches nothing and never holds, since it belongs to other modules."""
+        """Let copies watch no modules, so that their `holds` returns False: a copy belongs to other modules."""
         return Watch, ((),)
 
     def _any_hooks(self) -> bool:
@@ -92,12 +92,12 @@ class Watch:
 
 
 def has_hooks(tensor: Tensor) -> bool:
-    """Return whether a tensor has hooks, which autograd calls with its gradient."""
+    """Return whether a tensor has hooks that autograd calls with its gradient."""
     return any(_tensor_hooks(tensor))
 
 
 def add_gradient(parameter: Tensor, grad: Tensor) -> None:
-    """Add to the gradient of a parameter what autograd would: nothing if it is frozen; and call its hooks."""
+    """Accumulate a gradient in a parameter as autograd does: call its hooks, and do nothing if it is frozen."""
     if not parameter.requires_grad:
         return
     if has_hooks(parameter) or parameter.grad is None:
@@ -107,23 +107,23 @@ def add_gradient(parameter: Tensor, grad: Tensor) -> None:
 
 
 class Vector(Protocol):
-    """The parameters of a net, kept in one vector (see FlatParams)."""
+    """The parameters of a net in one vector (see FlatParams)."""
 
     update: int
-    """Number of the update in progress, or of the last one before it that was to be checked; 0: no update."""
+    """Number of the current update or, if that is not checked, of the last checked update; 0: no update in progress."""
     frozen: tuple[int, ...]
-    """The parameters that do not require a gradient."""
+    """Indices of the parameters that do not require a gradient."""
 
     def inspect(self) -> None:
-        """Copy parameters whose `data` were replaced back into the vector, and find those that are frozen."""
+        """Copy parameters whose `data` were replaced back into the vector, and set `frozen`."""
 
 
 class FastPass(Generic[F]):
-    """An implementation of a pass that calls no modules, to be used while it computes what they would.
+    """An implementation of a pass that calls no modules, used while its results are the same as those of the modules.
 
-    This is checked once for each number of `Vector.update`, and at each call outside updates.
+    This is checked once for each value of `Vector.update`, and at each call outside updates.
 
-    Args: fast: None: there is none. vector: the parameters that are updated. Others: as of Watch.
+    Args: fast: the implementation; None: there is none. vector: the trained parameters. modules, data: see Watch.
     """
 
     def __init__(self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: Vector | None = None, data: bool = False) -> None:
@@ -131,7 +131,7 @@ class FastPass(Generic[F]):
         self._update, self._held = -1, False
 
     def get(self, learn: bool = True) -> F | None:
-        """Return the implementation; None: the modules are to be called. Args: learn: gradients of all parameters are needed."""
+        """Return the implementation; None: call the modules. Args: learn: whether gradients of all parameters are needed."""
         vector = self._vector
         if self.fast is None or vector is None:
             return None

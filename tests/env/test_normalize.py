@@ -195,7 +195,7 @@ def test_samples_that_are_not_finite_change_no_statistics(bad: float) -> None:
     alone, shared, merged = RunningStats((2,)), RunningStats((2,)), RunningStats((2,))
     SharedArrays(shared_file()).attach({"stats": shared})
     for stats in (alone, shared):
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="raise"):
             assert not stats.update(batch)
             assert not stats.update(batch[1:2])
     merged.merge(alone.moments())
@@ -209,7 +209,7 @@ def test_samples_that_are_not_finite_change_no_statistics(bad: float) -> None:
 def test_a_reward_that_is_not_finite_spoils_no_return(bad: float) -> None:
     normalize, clean = (RewardNormalizer(EnvSpec(name="X", max_frame=1, normalize_reward=True), 2, 0.9) for _ in range(2))
     normalize(np.array([1.0, 2.0])), clean(np.array([1.0, 2.0]))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="raise"):
         normalize(np.array([bad, 3.0]))
     assert normalize.stats.count == 3
     np.testing.assert_allclose(normalize.return_N, [1.0, 2.0 * 0.9 + 3.0])

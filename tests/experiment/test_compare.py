@@ -19,7 +19,7 @@ from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import SeedResult, Setting, differing_keys, read_settings, summarize
-from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, text_table
+from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, estimate_text, text_table
 from slm_lab.experiment.report.metrics import Estimate, estimate
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
@@ -440,3 +440,16 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(UserError, match="disk full"):
         compare([run], data_dir=tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (None, "-"),
+        (Estimate(12.0, 11.0, 13.0), "+12 [11, 13]"),
+        (Estimate(-12.0, -13.0, 1.0), "-12 [-13, 1]"),
+        (Estimate(0.0, None, None), "0"),
+    ],
+)
+def test_differences_have_a_sign(one: Estimate | None, text: str) -> None:
+    assert estimate_text(one, "+") == text

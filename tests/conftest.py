@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
+from zlib import crc32
 
 import pytest
 
@@ -30,6 +32,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options for what computes in the processes of the tests; their child processes choose by themselves."""
     parser.addoption("--matmul", choices=["mkl", "onednn"], help="library of large matrix products where meta.matmul is auto")
     parser.addoption("--no-onednn", action="store_true", help="convolutions and products without oneDNN")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but n cases of each test with the marker `sampled(n)` as slow. A hash chooses, so that the n cases follow no pattern."""
+    cases = defaultdict(list)
+    for item in items:
+        if marker := item.get_closest_marker("sampled"):
+            cases[item.nodeid.split("[")[0], marker.args[0]].append(item)
+    for (_, n), group in cases.items():
+        for item in sorted(group, key=lambda item: crc32(item.nodeid.encode()))[n:]:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,6 +17,7 @@ def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_dry_run_checks_and_measures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert gpu.main(["--dry-run", "--out", str(tmp_path / "gpu.json")]) == 0
     found = json.loads((tmp_path / "gpu.json").read_text())

@@ -133,6 +133,7 @@ def test_each_algorithm_has_a_spec_for_each_env() -> None:
     assert names >= expected | {"sarsa_cartpole", "sac_atari"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", SPECS, ids=ids)
 def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog: pytest.LogCaptureFixture) -> None:
     """The first spec of each kind trains for a few hundred frames of short episodes, so that episodic memories train too."""

@@ -114,6 +114,7 @@ NETS, ACTIONS = [MLP, RNN, {**MLP, "shared": True}, SEPARATE], [DISCRETE, CONTIN
 TOGETHER = [(*CASES[(i + i // 4) % 4], net, action, bool(i % 2)) for i, (net, action) in enumerate(product(NETS, ACTIONS))]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("algorithm", "memory", "net", "action", "next_step"), TOGETHER)
 def test_everything_trains_together(
     algorithm: dict[str, Any], memory: str, net: dict[str, Any], action: ActionSpace, next_step: bool
@@ -174,6 +175,7 @@ def test_random_agent() -> None:
     assert agent.weights() == {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("algorithm", [{**PPO, "time_horizon": 1, "minibatch_size": 1}, {"name": "ActorCritic", "num_step_returns": 1}])
 @pytest.mark.parametrize("net", [MLP, RNN, {**MLP, "batch_norm": True}])
 def test_rollouts_of_dummy_rows_only_are_skipped(algorithm: dict[str, Any], net: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def test_gradient_does_not_flow_through_the_correction() -> None:
     assert float(x.grad.sum()) == pytest.approx(0.0, abs=1e-5)  # the batch mean is subtracted, with gradient
 
 
+@pytest.mark.slow
 def test_statistics_of_bfloat16_inputs_are_float32() -> None:
     torch.manual_seed(0)
     x_BF = (5.0 + torch.randn(64, 3)).bfloat16()

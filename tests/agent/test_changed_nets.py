@@ -206,6 +206,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("algorithm", "change", "after"), PAIRS)
 def test_an_update_is_that_of_the_modules(algorithm: str, change: str, after: int) -> None:
     """`after`: updates before the change."""
@@ -329,6 +330,7 @@ def doubled(kind: type, name: str) -> Callable[..., Any]:
     return method
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("algorithm", "name"),
     [

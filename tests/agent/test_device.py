@@ -68,6 +68,7 @@ def learn(agent: Agent, name: str, steps: int = 40, seed: int = 1) -> list[Any]:
     return drive(agent, ToyEnv(CASES[name][0].info(), seed), steps)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_updates_are_the_same_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each update is compared from equal weights: along a trajectory rounding grows, by how much depends on the processor."""
@@ -96,6 +97,7 @@ def test_updates_are_the_same_there(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert updates >= 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_checkpoints_go_there_and_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is saved has the same shapes everywhere, and training goes on from it."""
@@ -177,6 +179,7 @@ MINIBATCHES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("name", MINIBATCHES)
 def test_the_number_of_waits_does_not_depend_on_the_number_of_minibatches(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +260,7 @@ def test_parameters_begin_at_multiples_of_16_bytes() -> None:
         assert not flat.param[gaps].any(), "else it would enter norms"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["a2c", "ppo_two_optimizers", "dqn", "sac"])
 @pytest.mark.parametrize("optimizer", ["Adam", "GlobalAdam"])
 def test_shared_arrays_have_no_gaps(name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,6 +322,7 @@ class Elsewhere(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("name", ["a2c", "ppo", "ppo_recurrent", "sil", "dqn", "dqn_images", "ddqn_per", "sac", "crossq"])
 def test_tensors_of_two_devices_never_meet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def weights_after(case: Case, steps: int) -> tuple[torch.Tensor, Agent]:
     return trainer.flat.param.clone(), agent
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("module", "switch", "case"),
     [

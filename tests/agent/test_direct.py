@@ -128,6 +128,7 @@ def test_an_update_is_that_of_autograd(algorithm: dict[str, Any], net: dict[str,
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["CrossQ", "SoftActorCritic"])
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_updates_of_critics_with_batch_renorm_are_those_of_autograd(

@@ -65,6 +65,7 @@ def step(module: nn.Module, trainer: Trainer, frozen: tuple[str, ...], seed: int
     return norm
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("on_device", [False, True], ids=["", "as on a device"])
 @pytest.mark.parametrize(("name", "kwargs"), CASES)
 def test_steps_are_torchs(name: str, kwargs: dict[str, Any], on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:

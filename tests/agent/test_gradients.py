@@ -153,6 +153,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     ("on", "apart", "weighted"),
     [(True, True, True), (True, False, False), (False, False, True)],
@@ -240,6 +241,7 @@ def test_a_step_whose_loss_is_not_finite_is_skipped(step: str, action: ActionSpa
     assert torch.equal(before, trainer.flat.param)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("on", [True, False], ids=["direct", "autograd"])
 @pytest.mark.parametrize("weighted", [True, False], ids=["weighted", "plain"])
 @pytest.mark.parametrize(

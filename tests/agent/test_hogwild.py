@@ -285,6 +285,7 @@ def test_optimizers_that_look_at_shapes_step_the_global_net(stores: Stores) -> N
     assert torch.equal(flat(workers[1].agent).param, flat(workers[0].agent).master)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("synced", [False, True], ids=["shared", "synced"])
 @pytest.mark.parametrize("algorithm", ["ActorCritic", "DQN", "SoftActorCritic"])
 def test_what_is_not_finite_stays_out_of_the_global_net(

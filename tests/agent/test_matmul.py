@@ -157,6 +157,7 @@ def test_critics(activation: str, products: list[tuple[int, ...]]) -> None:
     assert len(products) == 2 * 2 * 3
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("algorithm", "net", "memory", "action"),
     [

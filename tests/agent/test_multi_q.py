@@ -38,6 +38,7 @@ def test_values_by_component_by_hand() -> None:
     assert by_component(torch.arange(4.0), (2, 2)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
 @pytest.mark.parametrize("net", [HYDRA, DUELING, RNN], ids=["hydra", "dueling", "recurrent"])
 @pytest.mark.parametrize("memory", ["Replay", "PrioritizedReplay"])

@@ -57,6 +57,7 @@ def numbers(state: Any) -> Iterator[np.ndarray]:
         yield np.asarray(state, np.float64)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", ["rewards", "observations"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_lone_agent_stays_finite(name: str, what: str, caplog: pytest.LogCaptureFixture) -> None:

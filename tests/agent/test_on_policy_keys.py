@@ -51,6 +51,7 @@ class Twin:
         return (value - target).square().mean()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("closed_form", [True, False])
 @pytest.mark.parametrize(
     "keys",

@@ -177,6 +177,7 @@ def test_muon_is_for_hidden_weights_and_adamw_for_the_others() -> None:
         assert not torch.equal(p, start)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "case", [Case("PPO", "OnPolicyBatchReplay", "ConvNet"), Case("SoftActorCritic", "Replay", "MLPNet", True)], ids=str
 )

@@ -117,6 +117,7 @@ LEARNERS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", LEARNERS, ids=str)
 def test_every_algorithm_learns_from_them(case: Case) -> None:
     packed = info(2, CONTINUOUS if case.continuous else DISCRETE)
@@ -161,6 +162,7 @@ def test_an_mlp_without_layers_has_two_of_64_with_tanh(model: type[MLPNetSpec]) 
     assert model.model_validate(found.model_dump()) == found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("multi", [False, True])
 def test_a_loaded_agent_acts_on_them(tmp_path: Path, multi: bool) -> None:
     """On one observation and on a batch, in the env's own form, normalised as in training."""

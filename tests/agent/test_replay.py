@@ -462,6 +462,7 @@ def test_errors_that_are_not_finite_get_the_least_priority() -> None:
 # ---- images
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("stack", "channels"), [(4, 1), (2, 3), (1, 1), (1, 3)])
 @pytest.mark.parametrize(("num_envs", "max_size"), [(1, 90), (3, 100), (4, 7)])
 @pytest.mark.parametrize("next_step", [False, True])
@@ -529,6 +530,7 @@ def test_an_env_that_goes_on_among_others_that_begin_loses_no_frame_unseen() -> 
             assert_holds(memory, happened)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("backend", "game", "steps", "keys"),
     [

@@ -39,6 +39,7 @@ def advance(agent: Agent, acting: Acting, env: ToyEnv, obs_N: np.ndarray, steps:
     return obs_N, trace
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_middle_of_a_rollout(case: Case) -> None:
     env_info = case.info()

@@ -147,6 +147,7 @@ def q_agent(name: str, env_info: EnvInfo | None = None, **options: Any) -> tuple
     return agent, agent.algorithm, agent.algorithm.memory
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["VanillaDQN", "DQN", "DoubleDQN"])
 @pytest.mark.parametrize("cell", ["RNN", "LSTM", "GRU"])
 def test_values_and_targets_by_hand(name: str, cell: str) -> None:
@@ -316,6 +317,7 @@ def test_combined_replay_takes_the_newest() -> None:
     assert {int(memory.sample().drawn[-1]) for _ in range(20)} == {place(memory, 0, start)}
 
 
+@pytest.mark.slow
 def test_images_whose_frames_are_lost_are_not_drawn() -> None:
     """With more first frames of episodes than the store has room for, old sequences go; what remains is what happened."""
     env_info = EnvInfo(2, ObservationSpace((4, 3, 4), "uint8", 4), DISCRETE)
@@ -392,6 +394,7 @@ def test_a_buffer_that_holds_no_sequence() -> None:
         build(info(3), seq_len=5, max_size=20)
 
 
+@pytest.mark.slow
 def test_it_learns_what_only_memory_tells() -> None:
     """The first of three observations shows which action of the last step is rewarded: a GRU finds out, whatever the net sees then."""
     toy = q_spec("DoubleDQN", net={"name": "RecurrentNet", "rnn_hidden_size": 8, "seq_len": 6, "optim_spec": {"name": "Adam", "lr": 0.01}})

@@ -89,6 +89,7 @@ def held(memory: SILReplay) -> list[Row]:
     return list(zip(obs, ring.columns["action"][rows], map(float, memory.returns(rows)), strict=True))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("replay", [UNIFORM, PRIORITIZED])
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize(
@@ -193,6 +194,7 @@ def test_gradients_of_the_loss() -> None:
     assert value.grad.tolist() == pytest.approx([-2.0 / 3, 0.0, 0.0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keys", [{}, {"sil_replay_name": "Replay"}, {"sil_replay_name": "SILReplay", "use_cer": True}])
 @pytest.mark.parametrize("scale", [{}, {"symlog": True}, {"normalize_v_targets": True}])
 def test_one_step_by_hand(keys: dict[str, Any], scale: dict[str, bool]) -> None:
@@ -259,6 +261,7 @@ PAIRS = [*product(NETS, ACTIONS[:2]), *((MLP, action) for action in ACTIONS[2:])
 TOGETHER = [(*case, *PAIRS[(i + j) % len(PAIRS)]) for j, case in enumerate(CASES) for i in range(0, len(PAIRS), 2)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("algorithm", "memory", "net", "action"), TOGETHER)
 def test_everything_trains_together(algorithm: dict[str, Any], memory: str, net: dict[str, Any], action: ActionSpace) -> None:
     agent = agent_of(sil_spec(algorithm, memory, net), info(3, action))
@@ -312,6 +315,7 @@ def wins(coefs: dict[str, float], seed: int) -> int:
     return env.wins
 
 
+@pytest.mark.slow
 def test_rare_success_is_imitated() -> None:
     """The paper's claim: with sparse rewards, imitating the few good episodes learns what fresh experience alone forgets."""
     imitating, alone = ([wins(coefs, seed) for seed in range(3)] for coefs in ({}, NO_COEFS))

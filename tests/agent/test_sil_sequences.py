@@ -52,6 +52,7 @@ def one_value(net: Any, obs: np.ndarray, state: np.ndarray) -> float:
     return float(unrolled[1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("algorithm", [A2C, PPO], ids=["A2C", "PPO"])
 def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> None:
@@ -91,6 +92,7 @@ def test_sequences_and_loss_by_hand(algorithm: dict[str, Any], shared: bool) -> 
     assert ring.tree.get(np.array(list(last))) == pytest.approx(np.array(expected), rel=1e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["OnPolicyBatchReplay", "OnPolicyReplay"])
 def test_resumed_is_straight(memory: str) -> None:
     """Unfinished episodes with their states, the sequences, and the states before truncated ends."""

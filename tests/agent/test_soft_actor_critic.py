@@ -242,6 +242,7 @@ def test_spectral_norm_bounds_the_last_hidden_layer(flat: bool) -> None:
 ARC_NET = {"name": "TorchArcNet", "arc": {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}}}}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kwargs", "width"),  # outputs of the layer that is bounded
     [
@@ -268,6 +269,7 @@ def test_spectral_norm_is_on_one_layer_of_each_critic_and_target(kwargs: dict[st
             assert not any(torch.nn.utils.parametrize.is_parametrized(layer) for layer in critic.modules() if layer not in linear)
 
 
+@pytest.mark.slow
 def test_a_target_net_that_moves_slowly_is_normalised_too() -> None:
     net = {**MLP, "hid_layers": [16, 16], "update_type": "polyak", "polyak_coef": 0.02}
     agent, env = build(spectral_norm=True, net=net)
@@ -344,6 +346,7 @@ def test_the_moving_average_of_the_entropy_is_saved_once_it_is_known() -> None:
     assert algorithm_of(other).mean_entropy == algorithm_of(one).mean_entropy is not None
 
 
+@pytest.mark.slow
 def test_bandit_policy_is_the_softmax_of_rewards_over_alpha() -> None:
     reward = np.array([1.0, 0.5, 0.0], np.float32)
     net = {**MLP, "optim_spec": {"name": "Adam", "lr": 0.02}}
@@ -571,6 +574,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_round_trip_continues_identically(kind: str) -> None:
     one, env = build(**KINDS[kind])

@@ -24,6 +24,7 @@ def filled(size: int, seed: int, zeros: float = 0.5) -> tuple[SumTree, np.ndarra
     return tree, weights
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.99])
 def test_find_is_a_search_in_the_running_sum(size: int, zeros: float) -> None:

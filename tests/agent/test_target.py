@@ -100,6 +100,7 @@ def test_a_polyak_coef_of_0_keeps_the_target_net(name: str) -> None:
     assert target_of(toy).updates_done == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize(("training_iter", "delay", "frequency"), [(1, 1, 3), (5, 2, 3), (2, 3, 9)])
 def test_soft_actor_critic_moves_by_polyak_with_each_update_of_the_policy(

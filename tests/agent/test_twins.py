@@ -129,6 +129,7 @@ def loss_of(agent: Agent, rollout: Any, algorithm: dict[str, Any], kind: str) ->
     return policy + VALUE * value - ENTROPY * entropy(kind, p_BP, dist).mean()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_an_update_is_that_of_plain_autograd(name: str) -> None:
     algorithm, net, kind = CASES[name]

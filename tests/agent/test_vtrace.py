@@ -122,6 +122,7 @@ ON_POLICY: list[tuple[dict[str, Any], dict[str, Any], ActionSpace]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("next_step", [False, True])
 @pytest.mark.parametrize(("algorithm", "net", "action"), ON_POLICY)
 def test_its_own_rollouts_are_learned_from_as_ever(
@@ -249,6 +250,7 @@ def old_episodes() -> Rollout:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lam", [None, 0.9])
 def test_learns_from_what_an_old_policy_did(lam: float | None) -> None:
     """Without V-trace the second state is worth what the old policy makes of it, ¼, and the first action is learned wrong."""

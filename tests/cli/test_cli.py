@@ -238,6 +238,7 @@ def seconds_of(*words: str) -> tuple[float, str]:
     return time.perf_counter() - begin, done.stdout + done.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("words", "limit", "factor", "unit", "says"),
     [

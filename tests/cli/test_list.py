@@ -146,6 +146,7 @@ def test_an_empty_search(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--search is empty" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["specs", "algorithms", "nets", "memories"])
 def test_it_is_quick_and_needs_no_torch(kind: str) -> None:
     code = (

@@ -88,6 +88,7 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "envs_of_others", raising=False)
 
 
+@pytest.mark.slow
 def test_check_accepts_it_for_every_env_that_can_be_made_here(made: Made) -> None:
     assert len(HERE) >= 35
     for env in (*HERE, *GAMES, *MINIGRID):
@@ -99,6 +100,7 @@ def test_check_accepts_it_for_every_env_that_can_be_made_here(made: Made) -> Non
         assert spec.agent.net.name == ("ConvNet" if images else "MLPNet"), env
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "Random"])
 def test_every_algorithm(name: str, made: Made) -> None:
     discrete = made("--env", "CartPole-v1", "--like", name)
@@ -204,6 +206,7 @@ def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str
     return code, printed.err
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "line",
     [

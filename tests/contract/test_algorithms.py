@@ -129,6 +129,7 @@ def test_the_tables_have_every_entry_of_the_spec() -> None:
 # ---- what each does
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("synced", [pytest.param(False, marks=pytest.mark.slow, id="shared"), pytest.param(True, id="synced")])
 @every_second_case
 def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced: bool) -> None:
@@ -153,6 +154,7 @@ def test_one_session_alone_on_a_global_net_is_plain_training(case: Case, synced:
     os.close(store.fd)
 
 
+@pytest.mark.sampled(16)
 @every_case
 def test_it_learns_from_what_it_sees(case: Case) -> None:
     """Gradients are finite, every weight moves, the same seed gives the same and another one something else."""
@@ -172,6 +174,7 @@ def test_it_learns_from_what_it_sees(case: Case) -> None:
     assert drive(other, ToyEnv(case.info(), 3), 5) != trace[:5]
 
 
+@pytest.mark.sampled(9)
 @every_second_case
 def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
     """Saved between two episodes and loaded into an agent that was built otherwise: the same actions, updates and weights follow."""
@@ -197,6 +200,7 @@ def test_a_saved_state_goes_on_bit_for_bit(case: Case) -> None:
     assert_equal(ours, theirs)
 
 
+@pytest.mark.sampled(17)
 @every_case
 def test_one_env_with_dummy_rows(case: Case) -> None:
     """N = 1, and NEXT_STEP autoreset: dummy rows are not transitions."""

@@ -72,6 +72,7 @@ def _merged(spec: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
     return {**spec, **changed}
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("page", "line"), LINES, ids=lambda text: text)
 def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
     words = shlex.split(line)

@@ -84,6 +84,7 @@ def end_of(functions: list[str], calls: list[str], begin: int) -> int:
     return 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("walk", walks())
 def test_the_functions_of_a_walk_are_called_in_its_order(walk: str, calls: list[str]) -> None:
     position = 0

@@ -24,11 +24,13 @@ def test_the_reference_is_current() -> None:
     assert spec_reference.text() == (DOCS / "spec.md").read_text(encoding="utf-8"), "run: python -m tools.generate"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("page", component_pages.pages())
 def test_a_page_is_current(page: str) -> None:
     assert component_pages.pages()[page]() == (ROOT / page).read_text(encoding="utf-8"), "run: python -m tools.generate"
 
 
+@pytest.mark.slow
 def test_a_page_that_is_not_current_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """And one of a component that does not exist."""
     monkeypatch.setattr(generate, "FILES", {})
@@ -50,6 +52,7 @@ def _part(section: Section) -> str:
     return (DOCS / section.page).read_text(encoding="utf-8").partition(f"\n## {section.heading}\n")[2].partition("\n## ")[0]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.title)
 def test_every_key_is_there_with_its_meaning_and_a_valid_example(section: Section) -> None:
     part = _part(section)

@@ -52,6 +52,7 @@ def test_a_script_without_main_guard_that_never_closes(tmp_path: Path) -> None:
     assert run(tmp_path, script) == "shape (2, 4)\n"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("entry", ["Own", "'__main__:Own'"])
 def test_an_env_that_is_defined_in_the_script(tmp_path: Path, entry: str) -> None:
     """Other processes do not import the script: the message says so, and what to do."""
@@ -86,6 +87,7 @@ except Exception as error:
     assert 'move it to a module and name the env "package.module:Own-v0"' in run(tmp_path, script)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["sync", "async"])
 def test_constructors_that_change_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """Each env is constructed in the folder of the start, so that the second one finds the relative path too."""

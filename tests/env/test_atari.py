@@ -36,6 +36,7 @@ def random_actions(count: int, num_envs: int = 2, choices: int = 4, seed: int = 
     return list(np.random.default_rng(seed).integers(choices, size=(count, num_envs)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "keys",
     [{}, {"life_loss_info": True, "max_t": 40, "use_fire_reset": False}, {"frameskip": 3, "maxpool": False, "stack_num": 2, "max_t": 30}],
@@ -52,6 +53,7 @@ def test_sync_equals_ale_frame_for_frame(keys: dict[str, Any]) -> None:
     assert ended > 0
 
 
+@pytest.mark.slow
 def test_ale_against_the_emulator_by_hand() -> None:
     """Whole-game raw returns though a lost life terminates, and though the agent's rewards are clipped."""
     actions = random_actions(500, choices=6)
@@ -79,6 +81,7 @@ def test_ale_against_the_emulator_by_hand() -> None:
     assert lost > 2
 
 
+@pytest.mark.slow
 def test_episodic_life_means_the_same_in_every_backend() -> None:
     actions = random_actions(120)
     first, second = (played("Breakout", actions, **DETERMINISTIC, **{key: True}) for key in ("episodic_life", "life_loss_info"))
@@ -87,6 +90,7 @@ def test_episodic_life_means_the_same_in_every_backend() -> None:
         np.testing.assert_array_equal(a.terminated_N, b.terminated_N)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["ale", "sync", "envpool"])
 def test_defaults_of_every_backend(backend: str) -> None:
     if backend == "envpool":
@@ -106,6 +110,7 @@ def test_defaults_of_every_backend(backend: str) -> None:
     assert not np.array_equal(played.steps[90].obs_N[0], played.steps[90].obs_N[1])
 
 
+@pytest.mark.slow
 def test_envpool_counts_lives_as_ale_does() -> None:
     pytest.importorskip("envpool")
     ends = {}
@@ -119,6 +124,7 @@ def test_envpool_counts_lives_as_ale_does() -> None:
     assert all(lost > 3 * games for lost, games in ends.values())
 
 
+@pytest.mark.slow
 def test_training_reward_is_its_sign_by_default() -> None:
     keys = {"use_fire_reset": False, **DETERMINISTIC}
     rewards = {}
@@ -143,6 +149,7 @@ def test_plain_env_with_obs_type() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_continuous_actions_and_colour() -> None:
     for backend in ("ale", "sync"):
         env = build("Pong", 2, continuous=True, grayscale=False, backend=backend)

@@ -220,6 +220,7 @@ def flat_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
     return [space] if inner is None else [leaf for one in inner for leaf in flat_leaves(one)]
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("number", range(0, ROUNDS, 2))
 def test_agents_see_what_the_space_says(number: int) -> None:
     one = scenario(number)
@@ -239,6 +240,7 @@ def test_agents_see_what_the_space_says(number: int) -> None:
     env.close()
 
 
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("number", range(1, ROUNDS, 2))
 def test_a_fault_ends_with_a_message_that_names_env_and_step(number: int) -> None:
     fault = scenario(number).fault
@@ -270,6 +272,7 @@ NET = {"name": "MLPNet", "hid_layers": [4]}
 PPO = {"name": "PPO", "time_horizon": 4, "minibatch_size": 4, "training_epoch": 1}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", [*range(QUICK), *(pytest.param(number, marks=pytest.mark.slow) for number in range(QUICK, ROUNDS))])
 def test_a_run_trains_or_ends_with_a_message(number: int) -> None:
     fault, keys = scenario(number).fault, scenario(number).keys

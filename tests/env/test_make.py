@@ -164,6 +164,7 @@ def test_user_errors(keys: dict[str, Any], path: str, words: list[str]) -> None:
         assert word in text, text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("package", "keys", "extra"),
     [

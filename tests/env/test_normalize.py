@@ -121,6 +121,7 @@ def test_clip_obs_alone() -> None:
     assert env.state_dict()["obs_stats"] is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "keys"),
     [("Toy-v0", {}), ("ToyNextStep-v0", {}), ("Toy-v0", {"backend": "async"})],

@@ -47,6 +47,7 @@ def failure(env: Env, steps: int = 6) -> InvalidOutcome:
     return raised.value
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize(("name", "way"), spread(OBSERVATIONS))
 @pytest.mark.parametrize("at", [0, 3])
 def test_an_observation_that_is_not_in_its_space(name: str, way: str, at: int) -> None:
@@ -62,6 +63,7 @@ def test_an_observation_that_is_not_in_its_space(name: str, way: str, at: int) -
         assert part_fits or repr(key) in str(error)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "way"), spread(FITTING))
 def test_an_observation_that_fits_after_conversion(name: str, way: str) -> None:
     env = build(way=way, obs=name, at=2)
@@ -76,11 +78,13 @@ def test_an_observation_that_fits_after_conversion(name: str, way: str) -> None:
     assert (obs_N == obs_N[0]).all()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "way"), spread(STEPS))
 def test_a_step_that_returns_something_else(name: str, way: str) -> None:
     assert failure(build(way=way, step=name)).call == "step"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "way"), [*spread(FITTING_STEPS), ("info that cannot be pickled", "async")])
 def test_a_step_that_works_as_meant(name: str, way: str) -> None:
     env = build(way=way, step=name, at=2)
@@ -90,6 +94,7 @@ def test_a_step_that_works_as_meant(name: str, way: str) -> None:
     assert rewards[1:] == [[2.0] * env.info.num_envs] * 10
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["only the observation", "nothing", "no info"])
 def test_a_reset_that_returns_something_else(kind: str, way: str) -> None:

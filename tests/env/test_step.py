@@ -32,6 +32,7 @@ def acted(actions: list[np.ndarray], row: int, valid: list[bool], start: int = 0
     return [int(action[row]) + start for action, reached in zip(actions, valid, strict=True) if reached]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [("Toy-v0", "sync"), ("Toy-v0", "async"), ("ToyNextStep-v0", "native"), ("ToySameStep-v0", "native")],
@@ -180,6 +181,7 @@ def test_max_t_never_lengthens_an_episode() -> None:
     assert max(lengths) == 9
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [("CartPole-v1", "native"), ("CartPole-v1", "sync"), ("CartPole-v1", "envpool"), ("ALE/Pong-v5", "ale")],

@@ -87,6 +87,7 @@ def count_refused(path: Path, bits: list[int]) -> int:
     return len(refusals)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["on-policy", "weights", "sampler", "replay", "hogwild", "images"])
 def test_no_flipped_bit_of_a_bundle_is_used(kind: str, spec_body: Make, tmp_path: Path) -> None:
     path = bundle_of(kind, spec_body, tmp_path)

@@ -45,6 +45,7 @@ def test_observations_are_finite_where_they_have_no_value(env: str) -> None:
     assert obs_N.any()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "env"), [(name, list(BACKENDS)[index % 2]) for index, name in enumerate(AGENTS)])
 def test_every_gradient_step_counts(name: str, env: str) -> None:
     keys = {"name": PREFIX + env, "num_envs": 4, "max_frame": 640, "diverges": True}

@@ -124,6 +124,7 @@ def test_no_more_processes_than_that(make_spec: MakeSpec, tmp_path: Path, monkey
     assert max(running) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("module", ["trial", "engine", "search.search", "study.study"])
 def test_processes_that_only_start_others_import_no_torch(module: str) -> None:
     """Sessions, and the check of the builds of a search, run in other processes; to import torch takes 2 s."""

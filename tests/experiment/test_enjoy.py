@@ -149,6 +149,7 @@ def test_the_env_can_be_changed(coin: RunPaths) -> None:
     assert {round(value) for value in returns('env.wrappers=[{"name": "TimeLimit", "max_episode_steps": 3}]')} == {1, 3}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("setting", "named"),
     [
@@ -265,6 +266,7 @@ def test_a_command_that_is_wrong(words: list[str], coin: RunPaths, capsys: pytes
     assert sorted(coin.root.parent.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_video_has_a_frame_for_each_step(coin: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     """All episodes asked for are recorded, in one file that appears when it is whole."""
     assert main([f"enjoy@{coin.root}", "--video", "--episodes", "4", "--deterministic"]) == 0

@@ -37,6 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_written(way: str, make_spec: MakeSpec, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"env\.name: tests\.env\.strange:Strange-v0, env 0, step 1: .*reward"):

@@ -97,6 +97,7 @@ def runner(path: Path, agent: LoadedAgent) -> Any:
 QUICK = {("normalised", "onnx"), ("recurrent", "torch"), ("dict to box", "torch")}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("case", "format"),
     [
@@ -159,6 +160,7 @@ def test_names_and_forms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert session.get_inputs()[0].name == "obs.hand.camera"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("env", "algorithm"),
     [
@@ -248,6 +250,7 @@ def refused(paths: RunPaths, capsys: pytest.CaptureFixture[str], *options: str) 
     return message
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("env", "algorithm", "net", "named"),
     [

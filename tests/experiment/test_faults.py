@@ -113,6 +113,7 @@ def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBod
 STALL = {"stall_notice": 0.3, "stall_limit": 3.0, "log_frequency": 20}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("where", "backend"), [("constructor", "sync"), ("reset", "sync"), ("step", "sync"), ("step", "async")])
 def test_an_env_that_blocks_in_this_process(
     where: str, backend: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -179,6 +179,7 @@ def random_kills(seed: int, count: int, quota: int) -> list[Deed]:
 # ---- whole trials
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("children")
 @pytest.mark.parametrize(("mode", "sessions"), [("shared", 2), pytest.param("synced", 2, marks=pytest.mark.slow), ("synced", 1)])
 def test_a_trial(mode: str, sessions: int, tmp_path: Path) -> None:

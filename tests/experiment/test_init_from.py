@@ -48,6 +48,7 @@ def test_weights_and_statistics_of_the_best_checkpoint(source: RunPaths) -> None
     assert all(same(session.agent.weights(), other.agent.weights()).values())
 
 
+@pytest.mark.slow
 def test_lookahead_starts_from_the_weights(source: RunPaths) -> None:
     """Its slow weights were those of the net before it took others."""
     lookahead = {"optim_spec": {"name": "Lookahead", "lr": 1e-9, "k": 1, "alpha": 0.5}}

@@ -43,6 +43,7 @@ def built(env: Keys, net: Keys | None, algorithm: Keys = PPO) -> closing[Session
     return closing(Session(completed(load_spec(body, "s"))).build())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("env", "net", "key"),
     [
@@ -63,6 +64,7 @@ def test_what_is_open_or_contradicts_the_space_is_an_error(env: Keys, net: Keys 
     assert [problem.path for problem in caught.value.problems] == [key]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("env", "net", "text"),
     [

@@ -52,6 +52,7 @@ class BadReward(CartPoleEnv):
 gym.register("BadReward-v0", entry_point=BadReward, max_episode_steps=500)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sessions", [1, 2])
 def test_max_seconds_ends_a_session_saved_and_done(
     sessions: int, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -170,6 +171,7 @@ def test_a_failure_in_training_names_frame_and_env(
     assert f"(at frame 236 of {name})" in capsys.readouterr().out.replace("\n", "")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("reward", "sessions"), [(math.nan, 1), (-math.inf, 2)])
 def test_a_reward_that_is_not_finite_fails_the_session(
     reward: float, sessions: int, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -110,6 +110,7 @@ def batch(space: gym.Space[Any], count: int) -> tuple[list[Any], Any]:
     return singles, np.stack(singles)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_three_lines(case: str, tmp_path: Path, no_env: Callable[[], None]) -> None:
     """An observation or a batch of them in the env's form; actions that the env accepts; a sample, or the same action each time."""
@@ -165,6 +166,7 @@ def test_the_best_session_or_the_one_asked_for(tmp_path: Path) -> None:
         load_agent(paths.root, session=7)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", ["torn", "foreign", "newer", "another net"])
 def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The others are used, and the file is named, by load_agent and by enjoy; without others, that is the error."""

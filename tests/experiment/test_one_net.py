@@ -71,6 +71,7 @@ def expected(frame: float) -> float:
     return float(np.mean([return_at(int(end)) for end in ends]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("workers", "killed_at"), [(1, None), (2, None), (4, None), (2, 40_000), (4, 50_440)])
 def test_the_global_curve_does_not_depend_on_the_number_of_workers(workers: int, killed_at: int | None) -> None:
     """Also if a worker is killed: the window goes on without a gap, and the rows of each worker count every episode once."""

@@ -42,6 +42,7 @@ def tables(paths: RunPaths) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths.info_dir.glob("*.csv")}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("env", "meta"),
     [

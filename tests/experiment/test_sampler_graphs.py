@@ -149,6 +149,7 @@ def test_overlap_by_hand() -> None:
     assert overlap([*both, train]) == pytest.approx(0.5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("sampler", "words"),
     [({"async_rl": False}, "synchronous"), ({"async_rl": True}, "asynchronous"), ({"serial_mode": True}, "asynchronous, serial")],
@@ -221,6 +222,7 @@ def test_file_that_cannot_be_read_is_a_notice(paths: RunPaths, make_spec: MakeSp
     assert caplog.messages == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
     """Table 2 s + p is policy p of Session s."""
@@ -297,6 +299,7 @@ ROUNDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pictures")
 def test_history_of_population_based_training(paths: RunPaths, make_spec: MakeSpec) -> None:
     for index in range(3):

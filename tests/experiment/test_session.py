@@ -267,6 +267,7 @@ OF_THE_OTHER = ("/spec", "/source/env/episodes")
 """Parts of a bundle that belong to the Session that saves it, which has another seed and envs of its own."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_saved_state_is_loaded_whole(name: str, paths: RunPaths) -> None:
     """By a fresh Session of another seed; what it saves then equals what it loaded."""
@@ -319,6 +320,7 @@ IMAGES: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting takes one thread; meta.threads wins over the cores, and with --jobs others may need these."""
     monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 2)

@@ -108,6 +108,7 @@ def test_tensorboard_that_fails_is_one_notice(paths: RunPaths, caplog: pytest.Lo
     assert len(complete_rows(paths.session_df(0))) == 3
 
 
+@pytest.mark.slow
 def test_tensorboard_on_a_full_disk_is_one_notice(tmp_path: Path) -> None:
     """Its writer's thread keeps its traceback to itself."""
     code = f"""

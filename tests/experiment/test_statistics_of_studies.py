@@ -29,6 +29,7 @@ def covers(one: Estimate | None, value: float) -> bool:
     return one.low <= value <= one.high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWS)
 @pytest.mark.parametrize("count", [2, 4, 16, 40])
 def test_coverage_of_the_mean(name: str, count: int) -> None:

@@ -59,6 +59,7 @@ def short(env: dict[str, Any], **meta: Any) -> Spec:
 # ---- envs that end the process
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("does", EXITS)
 def test_an_env_that_ends_the_process(does: str, make_spec: MakeSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a step: the Session fails with a sentence, and has rows, metrics and graphs."""

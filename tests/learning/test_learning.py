@@ -28,12 +28,14 @@ def final(file: str, name: str, seed: int, key: str, frames: int | None = None) 
     return float(Session(load_spec(file, name, sets)).run().rows[-1][key])  # type: ignore[arg-type]  # there are episodes
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("file", "name", "frames", "least"), QUICK)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_learns(file: str, name: str, frames: int, least: float, seed: int) -> None:
     assert final(file, name, seed, "total_reward", frames) >= least
 
 
+@pytest.mark.slow
 def test_learns_in_bfloat16() -> None:
     """Seeds 100 and 101 reach 106 and 104, as in float32."""
     net = {"name": "MLPNet", "hid_layers": [32, 32], "optim_spec": {"name": "Adam", "lr": 3e-3}, "dtype": "bfloat16"}

@@ -79,6 +79,7 @@ QUICK = (
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES])
 def test_stopped_and_continued_equals_straight(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -99,6 +100,7 @@ def test_a_continued_run_does_not_evaluate_nothing(tmp_path: Path) -> None:
     assert rows(train(one, tmp_path / "a")[1].session_df(0)) != rows(train(other, tmp_path / "b")[1].session_df(0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "id",
     [

@@ -329,6 +329,7 @@ def test_a_torn_last_line(project: Project) -> None:
     finish(project, case)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("left", ["nothing", "a part", "an empty file"])
 def test_a_table_that_lost_rows(left: str, project: Project) -> None:
     """Rows cannot be made again: the run continues and reports what is missing."""
@@ -498,6 +499,7 @@ def test_a_checkpoint_of_another_version(version: int, says: str, done: Project)
     refused(done, "train@latest", says=str(path))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("damage", ["cut", "empty", "noise", "other program", "one bit"])
 def test_a_damaged_checkpoint(damage: str, done: Project) -> None:
     import torch

@@ -132,6 +132,7 @@ def kill_writers(path: Path, kills: int, moments: random.Random) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_a_reader_finds_a_complete_bundle(tmp_path: Path) -> None:
     assert kill_writers(tmp_path / "small_t0_s0_ckpt-last.pt", 24, random.Random(SEED)) > 0  # how many depends on the machine's load
 

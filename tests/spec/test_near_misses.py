@@ -110,6 +110,7 @@ ERRORS: list[tuple[dict[str, Any], list[str], str]] = [
 ]
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("changes", "sets", "problem"), ERRORS)
 def test_an_error_before_the_first_step(specs: Specs, changes: dict[str, Any], sets: list[str], problem: str) -> None:
     assert specs.problems(changes, sets) == [problem]

@@ -87,6 +87,7 @@ def test_keys_of_the_study_are_set(tmp_path: Path) -> None:
     assert problems(tmp_path, ("env.max_frame=3", "random_seeds=[1]")) == ["study.random_seeds", "study.env.max_frame"]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     ("keys", "found"),
     [

@@ -86,6 +86,7 @@ class Part:
             store.attach(shared_parts(self.clock, self.window, self.normalizers, self.agent))
 
 
+@pytest.mark.sampled(2)
 @every_second_case
 def test_one_synced_worker_equals_plain_training(
     case: Case, several: bool, served: Callable[..., list[RemoteArrays]], servers: list[Served]
@@ -121,6 +122,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("algorithm", "memory", "net", "optimizer"), CASES)
 def test_two_workers_in_a_fixed_order_equal_shared_memory(
     algorithm: str, memory: str, net: str, optimizer: str, several: bool, served: Callable[..., list[RemoteArrays]], servers: list[Served]
@@ -176,6 +178,7 @@ def test_statistics_counts_and_episodes_are_those_of_all(served: Callable[..., l
     assert one.normalizers.state_dict()["obs_stats"] == alone.state_dict()["obs_stats"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("killed", [0, 1, 2])
 def test_a_process_that_was_restarted_sets_all_back_to_the_checkpoint(
     killed: int, served: Callable[..., list[RemoteArrays]], servers: list[Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

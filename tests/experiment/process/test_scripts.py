@@ -186,6 +186,7 @@ def end(made: list[Script]) -> None:
         one.errors.close()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["file", "-c", "stdin"])
 def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[..., Script], tmp_path: Path) -> None:
@@ -205,6 +206,7 @@ def test_a_script_without_a_main_guard(method: str, how: str, script: Callable[.
     one.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_that_no_socket_fits_in(script: Callable[..., Script], tmp_path: Path) -> None:
     long = tmp_path / ("x" * 120)
     long.mkdir()
@@ -217,6 +219,7 @@ def test_a_temporary_folder_that_no_socket_fits_in(script: Callable[..., Script]
     assert list(long.iterdir()) == []
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("earliest", "server"), [(0.0, LIGHT), (0.1, LIGHT), (0.5, "")])
 def test_ctrl_c_at_any_moment(earliest: float, server: str, script: Callable[..., Script]) -> None:
     """To the whole process group, as a terminal sends it, while the server and the children start."""
@@ -243,6 +246,7 @@ def test_the_parent_is_killed(method: str, script: Callable[..., Script]) -> Non
     one.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_the_parent_is_killed_while_the_server_loads(script: Callable[..., Script]) -> None:
     one = script(f"{LIGHT}{KILLED_EARLY}")
     one.end()

@@ -386,6 +386,7 @@ print(calls)
 """
 
 
+@pytest.mark.slow
 def test_the_server_asks_nothing_of_cuda() -> None:
     """A context of CUDA does not work in a copy of its process. The last call shows that calls are seen."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -57,6 +57,7 @@ def rows(paths: RunPaths) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["none", "one", "running", "failed", "equal", "mixed", "conditional", "one key"])
 @pytest.mark.usefixtures("pictures")
 def test_every_search_has_its_files(paths: RunPaths, caplog: pytest.LogCaptureFixture, kind: str) -> None:

@@ -38,6 +38,7 @@ def trials_until(proposer: Proposer, threshold: float, most: int) -> int:
     return most + 1
 
 
+@pytest.mark.slow
 def test_tpe_finds_the_best_region_sooner_than_random_search() -> None:
     space = toy_space()
     counts = {name: [trials_until(make_proposer(space, name, seed), GOOD, 120) for seed in range(20)] for name in ("optuna", "random")}

@@ -174,5 +174,6 @@ def test_values_that_cannot_be_built(search: Any, changes: dict[str, Any], path:
     assert {problem.path for problem in caught.value.problems} == {f"search.{path}"}
 
 
+@pytest.mark.slow
 def test_values_that_can_be_built() -> None:
     check_search_values(ppo_space(OPTIM), Plan())

@@ -113,6 +113,7 @@ def abstract_sockets() -> set[str]:
     return {name for name in names if name.startswith("@") and ("slm" in name or str(os.getpid()) in name)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sections", "sampler"), [({"net": RECURRENT}, {}), ({}, {"num_policies": 2})], ids=["recurrent", "policies"])
 def test_central_inference_of_recurrent_nets_and_of_policies(sections: dict[str, Any], sampler: dict[str, Any], open_session: Open) -> None:
     sections = {**sections, "sampler": {"inference": "central", "async_rl": True} | sampler, "env": {"max_frame": 512}}

@@ -124,6 +124,7 @@ def test_in_turns_workers_wait_for_the_learner(make_pool: MakePool) -> None:
         pool.release(0, dataset)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rollout", range(5))
 def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_pool: MakePool, caplog: Any) -> None:
     """Whenever in a round it dies, also before it is ready: every round is complete, and nothing half written is in it."""

@@ -274,6 +274,7 @@ SMALL = {"num_policies": 3, "async_rl": True, "serial_mode": True}
 PBT = {"period": 128, "start": 128, "mutation_rate": 1.0, "reward_gap": 0.0, "replace_fraction": 0.4, "optimize_gamma": True}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("optimizer", ["Adam", "RMSprop", "AdamW", "NAdam"])
 def test_a_replaced_agent_is_equal_and_independent(optimizer: str, open_session: Open) -> None:
     """Weights, optimizer state and hyperparameters are the source's; what one learns afterwards leaves the other unchanged."""
@@ -384,6 +385,7 @@ def test_the_episode_history_of_a_replaced_policy_starts_anew(open_session: Open
     assert session.learners[1].total_reward == 30.0
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_table_of_rounds_but_not_the_run(tmp_path: Path, open_session: Open, caplog: Any) -> None:
     paths = new_run(tmp_path, "small")
     paths.pbt(0).symlink_to("/dev/full")

@@ -80,6 +80,7 @@ VARIETY: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sections", VARIETY.values(), ids=VARIETY)
 def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any]) -> None:
     spec = worker_spec(**sections, sampler={"num_workers": 1, "num_envs_per_worker": 4} | SERIAL)
@@ -105,6 +106,7 @@ PROCESSES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sections", PROCESSES.values(), ids=PROCESSES)
 def test_processes_learn_as_one_process(sections: dict[str, Any], open_session: Open) -> None:
     sampler = sections.get("sampler", {})
@@ -151,6 +153,7 @@ def overlap(session: Session) -> float:
     return sum(max(0.0, min(train.end, rollout.end) - max(train.begin, rollout.begin)) for train in trainings for rollout in rollouts)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("async_rl", [False, True])
 def test_async_collects_while_the_learner_trains(async_rl: bool, open_session: Open, tmp_path: Path) -> None:
     """Each worker steps its envs in a process of its own."""
@@ -200,6 +203,7 @@ def test_frames_are_as_requested(open_session: Open) -> None:
 # ---- off-policy
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("env", "net"), [({}, {}), ({"name": SPACED, "observation": IMAGES}, CONV)], ids=["vectors", "images"])
 def test_a_replay_of_what_workers_collect(env: dict[str, Any], net: dict[str, Any], open_session: Open) -> None:
     sampler = {"async_rl": True} | SERIAL
@@ -301,6 +305,7 @@ def numpy_threads() -> set[int]:
     return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 
+@pytest.mark.slow
 def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

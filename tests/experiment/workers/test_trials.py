@@ -210,6 +210,7 @@ def test_a_worker_that_is_killed_too_often(tmp_path: Path, pools: list[TaskPool]
     assert "Traceback" not in out
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fault", "text"),
     [("step", 'raise ValueError("the robot fell over")'), ("die", "ended with exit code 3 after 1 restart (meta.max_restart)")],
@@ -309,6 +310,7 @@ def test_ctrl_c_leaves_a_run_beside_it_alone(command: Callable[..., Command], tm
 # ---- envs that start programs
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tidy", [True, False])
 def test_an_env_ends_its_simulator_and_waits_for_it(tidy: bool, tmp_path: Path) -> None:
     """Signals are neither blocked nor ignored in what a worker's env starts; what the env leaves behind ends with the worker."""
@@ -334,6 +336,7 @@ def blocking_spec(folder: Path, where: str, times: int = 1000, **sections: Any) 
 WHERE = {"constructor": "building", "reset": "resetting", "step": "stepping"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", WHERE)
 def test_a_worker_that_blocks_is_restarted(where: str, tmp_path: Path, caplog: Any) -> None:
     """Once: the run is complete all the same."""
@@ -348,6 +351,7 @@ def test_a_worker_that_blocks_is_restarted(where: str, tmp_path: Path, caplog: A
         assert any(re.fullmatch(text, message) for message in caplog.messages), caplog.messages
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_a_worker_that_blocks_again_ends_the_run(where: str, tmp_path: Path) -> None:
     """With the cause, and what was learned saved."""
@@ -376,6 +380,7 @@ def test_a_worker_whose_constructor_blocks_again(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("where", "serial"), [("step", False), ("step", True), ("reset", False), ("constructor", False)])
 def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) -> None:
     """It ends in bounded time, with the last row and checkpoint where training has begun."""
@@ -411,6 +416,7 @@ def test_a_stop_while_a_worker_blocks(where: str, serial: bool, tmp_path: Path) 
 # ---- envs that return nonsense
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("memory", ["on-policy", "replay"])
 def test_observations_that_are_not_finite_change_neither_weights_nor_statistics(memory: str, open_session: Open) -> None:
     """Where every observation is NaN or infinite nothing changes; where some are, weights and statistics stay finite."""

@@ -183,6 +183,7 @@ def read_while(process: Any, connection: Connection, reader: PublishedWeights, k
     return pulls
 
 
+@pytest.mark.slow
 def test_no_reader_sees_a_torn_vector(fd: int) -> None:
     """The writer is another process, first killed at moments that fall anywhere in a publication, then left to end."""
     size, context = 100_000, multiprocessing.get_context("fork")

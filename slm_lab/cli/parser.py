@@ -16,7 +16,7 @@ import slm_lab
 USER_ERROR = 2
 DATA_DIR = Path("data")
 AXES = ("frame", "global_frame", "wall_t", "opt_step")
-METRICS = ("total_reward", "return_new")
+METRICS = ("current_return", "total_reward", "return_new")
 
 
 class Command(NamedTuple):

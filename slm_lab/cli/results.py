@@ -13,7 +13,7 @@ def compare(words: list[str], arguments: Namespace) -> int:
     """Compare runs in one graph and print a table."""
     from slm_lab.experiment.report.compare_report import compare as report
 
-    by, metric, labels = arguments.by or "frame", arguments.metric or "total_reward", arguments.label or ()
+    by, metric, labels = arguments.by or "frame", arguments.metric or "current_return", arguments.label or ()
     options = {"by": by, "metric": metric, "solve": arguments.solve, "labels": labels}
     return print_result(report(words, **options, data_dir=arguments.data_dir, out=arguments.out))
 

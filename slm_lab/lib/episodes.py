@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from math import sqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,10 +12,30 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 
 EPISODES = 100
 """Number of finished episodes in the window."""
+CURRENT, FEWEST, OLDEST = 0.05, 20, 0.2
+"""The current return is over the episodes that ended in the last CURRENT of the frames, or over the last FEWEST if these are more, but
+never over episodes that ended before the last OLDEST of the frames, nor over more than EPISODES."""
 _RING = 256
 """Entries per process. Entries beyond the window give a reader time to copy the window before its oldest entry is overwritten."""
 _FRAME, _RETURN, _TOTAL = range(3)
 """Columns of an entry: global frame at the end of the episode, its return, and the sum of this and all earlier returns of the process."""
+
+
+class CurrentReturn(NamedTuple):
+    """Mean return of a policy over recent episodes, or over those of an evaluation."""
+
+    mean: float
+    error: float | None
+    """Standard error of the mean; None for a single episode."""
+    episodes: int
+
+    @staticmethod
+    def of(returns: Sequence[float]) -> CurrentReturn | None:
+        """Return the mean of `returns`, assumed independent; None without returns."""
+        if not len(returns):
+            return None
+        error = float(np.std(returns, ddof=1)) / sqrt(len(returns)) if len(returns) > 1 else None
+        return CurrentReturn(float(np.mean(returns)), error, len(returns))
 
 
 class EpisodeWindow:
@@ -59,9 +80,14 @@ class EpisodeWindow:
     @property
     def returns(self) -> list[float]:
         """Returns of the last EPISODES episodes of all processes, in order of the global frames at which they ended."""
-        self._exchange()
-        entries = np.concatenate([self._last(worker)[1] for worker in range(len(self._count_W))])
-        return list(map(float, entries[np.argsort(entries[:, _FRAME], kind="stable"), _RETURN][-EPISODES:]))
+        return list(map(float, self._entries()[:, _RETURN]))
+
+    def current(self, frame: int) -> CurrentReturn | None:
+        """Return the current return at a global frame; None if no episode has ended lately enough."""
+        entries = self._entries()
+        recent = int(np.count_nonzero(entries[:, _FRAME] > (1.0 - CURRENT) * frame))
+        entries = entries[-max(recent, FEWEST) :]
+        return CurrentReturn.of(entries[entries[:, _FRAME] > (1.0 - OLDEST) * frame, _RETURN].tolist())
 
     @property
     def own_returns(self) -> list[float]:
@@ -104,6 +130,12 @@ class EpisodeWindow:
             count, last = state["count"], state["last"]
             self._count_W[0], self._mark_WX[0] = count, state["mark"]
             self._ring_WRX[0, np.arange(count - len(last), count) % _RING] = np.reshape(last, (-1, 3))
+
+    def _entries(self) -> np.ndarray:
+        """Return the entries of the last EPISODES episodes of all processes, in order of global frames, [≤ EPISODES, 3]."""
+        self._exchange()
+        entries = np.concatenate([self._last(worker)[1] for worker in range(len(self._count_W))])
+        return np.asarray(entries[np.argsort(entries[:, _FRAME], kind="stable")][-EPISODES:])
 
     def _last(self, worker: int) -> tuple[int, np.ndarray]:
         """Return the number of episodes of a process, and its last EPISODES entries, oldest first, [≤ EPISODES, 3]."""

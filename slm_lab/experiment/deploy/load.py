@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,8 +181,7 @@ def _checkpoints(paths: RunPaths, which: CheckpointName, session: int | None, pr
             problems.append(str(error))
         except OSError as error:
             problems.append(f"{path} cannot be read: {error.strerror or error}")
-    value = {path: -math.inf if bundle.get("total_reward_ma") is None else float(bundle["total_reward_ma"]) for path, bundle in found}
-    return sorted(found, key=lambda one: value[one[0]], reverse=True)
+    return sorted(found, key=lambda one: state.rank(one[1]), reverse=True)
 
 
 def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:

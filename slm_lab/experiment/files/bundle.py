@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import random
 import re
@@ -16,7 +17,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
@@ -25,11 +26,17 @@ import numpy as np
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import UserError
 
-VERSION = 5
+VERSION = 6
 """Version of the bundle's layout and of the encoding of observations; bundles of other versions are refused."""
 
-HEADER = ("version", "frame", "frames", "wall_t", "done", "lost", "tables", "total_reward_ma", "spec")
+HEADER = (
+    *("version", "frame", "frames", "wall_t", "done", "lost", "tables", "spec"),
+    *("current_return", "current_return_se", "current_epi", "mode"),
+)
 """Entries of a bundle that are repeated in its header, if the bundle has them."""
+
+ENOUGH_EPISODES = 5
+"""Number of training episodes from which the best weights are chosen by their current return; with fewer, the estimate is too uncertain."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
@@ -270,3 +277,13 @@ def _torch() -> Any:
     import torch
 
     return torch
+
+
+def rank(weights: Mapping[str, Any] | None) -> tuple[bool, float]:
+    """Return a key to sort saved weights by: current return, below all others if it is over fewer than ENOUGH_EPISODES training episodes.
+
+    Args: weights: a bundle or its header; None ranks lowest, with weights saved before any episode ended.
+    """
+    if weights is None or (value := weights.get("current_return")) is None:
+        return False, -math.inf
+    return weights["mode"] == "eval" or weights["current_epi"] >= ENOUGH_EPISODES, float(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -131,8 +130,7 @@ def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
             found = [file for index in paths.sessions() if (file := paths.checkpoint(index, "best")).is_file()]
             if not found:
                 raise UserError(f"meta.init_from: {where} has no checkpoint")
-            values = {file: _read(file, paths, state.read_header)["total_reward_ma"] for file in found}
-            best = max(found, key=lambda file: -math.inf if values[file] is None else float(values[file]))
+            best = max(found, key=lambda file: state.rank(_read(file, paths, state.read_header)))
             return best, _playable(best, paths)
     raise UserError(f"meta.init_from: '{where}' is neither a run folder nor a checkpoint file")
 

@@ -12,7 +12,18 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.experiment.report.baseline import Baseline, known_baseline, measure_baseline
-from slm_lab.experiment.report.metrics import SESSION_METRICS, Scalars, Strengths, consistency, last_value, mean_scalars, session_metrics
+from slm_lab.experiment.report.metrics import (
+    SESSION_METRICS,
+    Scalars,
+    Strengths,
+    consistency,
+    current_return,
+    last_value,
+    mean_current_return,
+    mean_scalars,
+    session_metrics,
+)
+from slm_lab.experiment.report.progress import estimate_number
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, Status, last_frame
 from slm_lab.experiment.report.sampler import draw_sampler, sampler_metrics
 from slm_lab.experiment.report.trial_figures import (
@@ -28,9 +39,9 @@ from slm_lab.experiment.report.trial_figures import (
 from slm_lab.experiment.report.writer import Writer, finite, json_bytes
 from slm_lab.spec.models.spec import Spec
 
-_NO_SCALARS: Scalars = dict.fromkeys(("final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
-EPISODES = "last 100 episodes"
-"""The episodes over which total_reward of a row is the mean."""
+_NO_SCALARS: Scalars = dict.fromkeys(("current_return", "current_return_se", "final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
+EPISODES = "episodes of the last 5 % of the frames"
+"""The episodes over which current_return of a row is the mean, see EpisodeWindow.current."""
 
 
 def analyze_trial(
@@ -52,7 +63,7 @@ def analyze_trial(
         stop: the Stop of a run that has just ended: if it was requested, Sessions may have been stopped, and the env's random baseline
             is not measured. None: whether a Session is done is determined from its table alone.
         recorded_baseline: random baseline of the env to use if none is shipped or cached.
-        episodes: description of the episodes over which total_reward is the mean, for the figures.
+        episodes: description of the episodes over which a return is the mean, for the figures.
         complete: raise UserError if something cannot be written, for example because the disk is full.
 
     Unfinished runs are analyzed too; returns {} if there is neither a table nor a failed Session. With meta.rigorous_eval, the metrics
@@ -61,7 +72,8 @@ def analyze_trial(
     If the baseline is neither shipped, cached nor recorded, it is measured after everything else is written, for at most 30 s, and can be
     interrupted by `stop`. The metrics and figures of strengths are written afterwards.
 
-    The metrics: final_return (the last total_reward), total_reward_ma (the last one), strength, max_strength, final_strength,
+    The metrics: current_return (of the last row that has one) and its standard error, over Sessions if there are several and over episodes
+    if there is one; final_return (the last total_reward), total_reward_ma (the last one), strength, max_strength, final_strength,
     sample_efficiency, training_efficiency and stability as means over Sessions, consistency, random_baseline, frame (mean of the
     Sessions' last frames), sessions (their number), status ("done", "stopped" or "failed"), failed (number) and failures (Session → last
     line of the cause) if there are any; None if a metric is not defined. If rollout workers and learner were measured: bottleneck and busy;
@@ -95,6 +107,16 @@ def analyze_trial(
     if complete and writer.reason:
         raise UserError(f"cannot write the results of {paths.root}: {writer.reason}")
     return metrics
+
+
+def return_text(metrics: Mapping[str, Any], spec: Spec) -> str:
+    """Return the current return of a trial with its standard error and what it is over, in words."""
+    value, sessions = metrics["current_return"], metrics["sessions"]
+    if value is None:
+        return "no episode ended" if metrics["final_return"] is None else "no episode ended lately"
+    over = ["evaluation" if spec.meta.rigorous_eval else "episodes of the last 5 %"]
+    over += [f"mean of {sessions} sessions"] if sessions > 1 and not spec.meta.distributed else []
+    return f"return {estimate_number(value, metrics['current_return_se'])} ({', '.join(over)})"
 
 
 class _Trial:
@@ -144,8 +166,10 @@ class _Trial:
         status = {index: self._status(index) for index in self.train}
         may_be_missing = self.stop is None or self.stop_requested
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
+        of_tables = [self._scalars(index, strengths) for index in metric_tables]
         metrics: dict[str, Any] = {
-            **(mean_scalars([self._scalars(index, strengths) for index in metric_tables]) or _NO_SCALARS),
+            **(mean_scalars(of_tables) or _NO_SCALARS),
+            **mean_current_return(of_tables),
             "consistency": None
             if self.run.distributed
             else consistency(common_strengths([strengths[index] for index in self.successful_tables])),
@@ -172,6 +196,7 @@ class _Trial:
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
         return {
+            **current_return(self.metric_tables[index]),
             "final_return": last_value(self.metric_tables[index], "total_reward"),
             "total_reward_ma": last_value(self.metric_tables[index], "total_reward_ma"),
             **session_metrics(strengths[index]),

@@ -87,8 +87,8 @@ class SeedResult:
         reached = [float(one.frame[one.value >= threshold][0]) for one in curves if (one.value >= threshold).any()]
         return min(reached, default=None)
 
-    def final_return(self, metric: str = "total_reward") -> float | None:
-        """Return the last total_reward (or other column), averaged over the tables; None if no episode ended."""
+    def final_return(self, metric: str = "current_return") -> float | None:
+        """Return the last current_return (or other column), averaged over the tables; None if no episode ended."""
         return average(one.value[-1] for one in self._curves(metric) if len(one.value))
 
     @property
@@ -312,7 +312,7 @@ class Summary(NamedTuple):
 
 
 def summarize(
-    setting: Setting, threshold: float | None, metric: str = "total_reward", seeds: Sequence[SeedResult] | None = None, rule: str = ""
+    setting: Setting, threshold: float | None, metric: str = "current_return", seeds: Sequence[SeedResult] | None = None, rule: str = ""
 ) -> Summary:
     """Return the numbers of a setting. A seed counts as solved when one of its tables reaches `threshold` (see SeedResult.first_reached).
 

@@ -24,7 +24,11 @@ from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_byt
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Values of --by."""
-METRICS = {"total_reward": "mean return (last 100 episodes)", "return_new": "mean return (episodes since the last row)"}
+METRICS = {
+    "current_return": "mean return (episodes of the last 5 % of the frames)",
+    "total_reward": "mean return (last 100 episodes)",
+    "return_new": "mean return (episodes since the last row)",
+}
 """Values of --metric → vertical axis."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
@@ -37,7 +41,7 @@ def compare(
     run_patterns: Sequence[str],
     *,
     by: str = "frame",
-    metric: str = "total_reward",
+    metric: str = "current_return",
     solve: float | None = None,
     labels: Sequence[str] = (),
     data_dir: Path = Path("data"),
@@ -81,7 +85,9 @@ def compare(
     return "\n".join([text_table(summaries), *map(str, writer.files)])
 
 
-def comparison_graphs(settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "total_reward") -> dict[str, Figure]:
+def comparison_graphs(
+    settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "current_return"
+) -> dict[str, Figure]:
     """Return figures of the return, the gradient norm and the variance of the return between seeds, if any setting has them.
 
     Each env has separate figures. With several envs, the env is part of a figure's name.

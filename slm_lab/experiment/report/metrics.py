@@ -27,7 +27,12 @@ class Curve(NamedTuple):
 
 
 def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
-    """Return a column's finite values over `x_column`, empty if a column is missing; of rows with equal x the last is used."""
+    """Return a column's finite values over `x_column`, empty if a column is missing; of rows with equal x the last is used.
+
+    Tables of SLM Lab have no current_return; total_reward is used instead.
+    """
+    if column == "current_return" and column not in table:
+        column = "total_reward"
     none = np.full(len(table["frame"]), np.nan)
     frame, value = table.get(x_column, none), table.get(column, none)
     known = np.isfinite(frame) & np.isfinite(value)
@@ -194,6 +199,22 @@ def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
 def _mean(values: Sequence[float]) -> float:
     mean = float(np.mean(values))
     return round(mean) if all(isinstance(value, int) for value in values) else mean
+
+
+def current_return(table: Table) -> Scalars:
+    """Return the current_return of the last row that has one, and its standard error."""
+    known = np.flatnonzero(np.isfinite(table.get("current_return", np.empty(0))))
+    errors = table.get("current_return_se")
+    error = _last(errors[known[-1:]]) if errors is not None and len(known) else None
+    return {"current_return": last_value(table, "current_return"), "current_return_se": error}
+
+
+def mean_current_return(tables: Sequence[Scalars]) -> Scalars:
+    """Return the mean of current returns, with its standard error: over trainings if there are several, else that of the episodes."""
+    means = [one["current_return"] for one in tables if one["current_return"] is not None]
+    if len(means) < 2:
+        return next((one for one in tables if one["current_return"] is not None), dict.fromkeys(("current_return", "current_return_se")))
+    return {"current_return": float(np.mean(means)), "current_return_se": float(np.std(means, ddof=1)) / math.sqrt(len(means))}
 
 
 def last_value(table: Table, column: str) -> float | None:

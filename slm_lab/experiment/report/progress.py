@@ -29,8 +29,8 @@ _REFRESH = 0.5
 _WIDE = 16
 """Maximum number of rows in the table; if there are more, only those that are not done are shown."""
 
-_COLUMNS = ("session", "bar", "frame", "fps", "total_reward", "total_reward_ma", "eta")
-_DROPPED = ("bar", "fps", "total_reward_ma", "eta", "session", "total_reward")
+_COLUMNS = ("session", "bar", "frame", "fps", "return", "eta")
+_DROPPED = ("bar", "fps", "eta", "session", "return")
 """Columns to leave out, in this order, if the terminal is narrow."""
 
 
@@ -116,7 +116,7 @@ class LiveTable(Display):
 
 
 class ProgressDisplay(Display):
-    """Shows frames, speed, total_reward, its moving average and the remaining time of each Session.
+    """Shows frames, speed, the current return with its standard error and the remaining time of each Session.
 
     The display is refreshed when an event arrives, not by a separate thread, which would slow down a Session in this process.
     """
@@ -226,20 +226,22 @@ class ProgressDisplay(Display):
             "bar": ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8),
             "frame": f"{state.frame:,}/{self.max_frame:,}",
             "fps": _speed(state.fps),
-            "total_reward": number(state.row.get("total_reward")),
-            "total_reward_ma": number(state.row.get("total_reward_ma")),
+            "return": _return(state),
             "eta": state.status or self._eta(state),
         }
 
     def _line(self, state: _State) -> str:
-        rewards = (f"{name} {number(state.row.get(name))}" for name in ("total_reward", "total_reward_ma"))
-        return "  ".join((f"fps {_speed(state.fps)}", *rewards, f"eta {self._eta(state)}"))
+        return f"fps {_speed(state.fps)}  return {_return(state)}  eta {self._eta(state)}"
 
     def _eta(self, state: _State) -> str:
         """Return the remaining time at the current speed, or until meta.max_seconds, as h:mm:ss."""
         if state.fps <= 0:
             return "-"
         return duration(min(max(0.0, (self.max_frame - state.frame) / state.fps), state.seconds_left))
+
+
+def _return(state: _State) -> str:
+    return estimate_number(state.row.get("current_return"), state.row.get("current_return_se"))
 
 
 def _speed(fps: float) -> str:
@@ -258,3 +260,11 @@ def number(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f}" if float(value).is_integer() or 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def estimate_number(value: float | None, error: float | None) -> str:
+    """Format an estimate with its standard error, which has two significant digits: "487.2 ± 6.1"; "-" for None."""
+    if value is None or not error:
+        return number(value)
+    places = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{places}f} ± {error:.{places}f}" if places < 5 else f"{number(value)} ± {error:.2g}"

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.files.paths import DataMode, RunPaths, imported_run, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.analyze import EPISODES, analyze_trial
+from slm_lab.experiment.report.analyze import EPISODES, analyze_trial, return_text
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run, last_frame, numbers, read_columns, read_json
 from slm_lab.experiment.report.writer import csv_bytes, json_bytes
@@ -143,11 +143,9 @@ def _known(section: Any, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -> str:
-    """Return a text with the final return and how the Sessions ended."""
-    sessions, final, frames = metrics["sessions"], metrics["final_return"], spec.trial_frames if run.distributed else spec.session_frames
-    mean = f" (mean of {sessions} sessions)" if sessions > 1 and not run.distributed else ""
-    result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
-    result = f"{result} after {metrics['frame'] or 0:,} of {frames:,} frames; " if sessions else ""
+    """Return a text with the current return and how the Sessions ended."""
+    frames = spec.trial_frames if run.distributed else spec.session_frames
+    result = f"{return_text(metrics, spec)} after {metrics['frame'] or 0:,} of {frames:,} frames; " if metrics["sessions"] else ""
     statuses = Counter(Run(run.paths, run.trial).sessions.values())
     missing = spec.meta.max_session - sum(statuses.values())
     parts = [f"{count} {status}" for status, count in statuses.items()] + ([f"{missing} without rows"] if missing > 0 else [])

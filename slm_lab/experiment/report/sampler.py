@@ -61,14 +61,14 @@ def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
 def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Table], policies: int) -> dict[str, Any]:
     """Return the metrics of a trial from its tables by index: bottleneck and busy (role → share), if measured.
 
-    With several policies also `policies`, the mean over Sessions of each policy's last total_reward_ma (None if no episode ended), and
+    With several policies also `policies`, the mean over Sessions of each policy's last current_return (None if no episode ended), and
     `best_policy`.
     """
     metrics: dict[str, Any] = {}
     if (found := bottleneck(list(train.values()))) is not None:
         metrics |= {"bottleneck": found[0], "busy": found[1]}
     if policies > 1:
-        finals = {index: last_value(table, "total_reward_ma") for index, table in metric_tables.items()}
+        finals = {index: last_value(table, "current_return") for index, table in metric_tables.items()}
         means = [average(final for index, final in finals.items() if index % policies == policy) for policy in range(policies)]
         known = [policy for policy, mean in enumerate(means) if mean is not None]
         metrics |= {"policies": means, "best_policy": max(known, key=lambda policy: means[policy] or 0.0, default=None)}

@@ -23,6 +23,7 @@ from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.spec.models.study import Study
 
 SCORES = {
+    "current_return": "mean return of the most recent episodes at the end (of the last 5 % of the frames)",
     "total_reward": "mean return of the last 100 episodes at the end",
     "total_reward_ma": "mean of total_reward over the last 100 rows",
     "return_new": "mean return of the episodes since the row before, at the end",

@@ -21,8 +21,8 @@ VERSION = 1
 MAX_ROWS = 100
 """Maximum number of rows; longer tables are thinned by merging consecutive rows."""
 _COLUMNS = (
-    "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "total_reward", "total_reward_ma", "grad_norm", "staleness",
-    "lock_wait", "lag_mean",
+    "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "current_return", "current_return_se", "total_reward",
+    "total_reward_ma", "grad_norm", "staleness", "lock_wait", "lag_mean",
 )  # fmt: skip
 _OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
 _DIGITS = 5

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode
-from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, NEW_COLOUR, SESSION_COLOURS, Figure, Line, Panel, policy_colour
+from slm_lab.experiment.report.figure import GREY, SESSION_COLOURS, Figure, Line, Panel, policy_colour
 from slm_lab.experiment.report.metrics import (
     Aligned,
     Curve,
@@ -34,12 +34,7 @@ _Of = TypeVar("_Of")
 
 BASELINE = "random baseline"
 """Name of the line of the random baseline."""
-RETURNS = {"mean_returns": "total_reward", "mean_returns_ma": "total_reward_ma"}
-NEW = "new_returns"
-"""Curve that is drawn behind mean_returns and has no separate figure."""
-_NEW_NAME = "episodes since the last row"
-_VISIBLE = 0.02
-"""Minimum difference for which a curve of new episodes is drawn, as a fraction of the range of the returns."""
+RETURNS = {"mean_returns": "current_return", "mean_returns_ma": "total_reward_ma"}
 _POLICY_RETURNS = {"policy_returns": "mean_returns", "policy_returns_ma": "mean_returns_ma"}
 """Names of figures with a curve per policy → those with a curve per table."""
 _TRAINING_COLUMNS = ("loss", "entropy", "explore_var")
@@ -197,8 +192,8 @@ def learning_curves(tables: Mapping[int, Table], columns: Sequence[str], over: s
 
 
 def return_curves(table: Table, over: str = "frame") -> Curves:
-    """Return the curves of RETURNS, and the curve of the new episodes of each row."""
-    return {name: curve(table, column, over) for name, column in (RETURNS | {NEW: "return_new"}).items()}
+    """Return the curves of RETURNS."""
+    return {name: curve(table, column, over) for name, column in RETURNS.items()}
 
 
 def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Figure]:
@@ -207,9 +202,8 @@ def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Fig
     titled = replace(labels, title=f"{labels.title}, {labels.describe(index)}{suffix}")
     figures = {}
     for name, one in curves.items():
-        if len(one.frame) and name != NEW:
-            lines = _with_new(name, [Line(labels.name(index), one)], [curves], labels)
-            figures[name] = _figure(name, lines, titled)
+        if len(one.frame):
+            figures[name] = _figure(name, [Line(labels.name(index), one)], titled)
     return figures
 
 
@@ -220,10 +214,7 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels, axis: Axis | Non
     """
     figures = {}
     for name in next(iter(tables.values()), {}):
-        if name == NEW:
-            continue
         lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels, axis)
-        lines = _with_new(name, lines, list(labels.without_failed(tables).values()), labels)
         if lines or (name in RETURNS and axis is not WALL_CLOCK):
             figures[name] = _figure(name, lines, labels, axis)
     return figures
@@ -240,8 +231,7 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fi
             together = align_or_interpolate(curves)
             aligned = together if len(together.frame) else align(curves)
             band = aligned.band() if len(curves) > 1 else None
-            line = [Line(f"policy {policy}", aligned.mean(), policy_colour(policy), band)] if len(aligned.frame) else []
-            lines += _with_new(of_table, line, own, labels)
+            lines += [Line(f"policy {policy}", aligned.mean(), policy_colour(policy), band)] if len(aligned.frame) else []
         figure = _figure(name, lines, labels)
         several = f" ± std over {labels.sessions - labels.failed} sessions" if any(line.band for line in lines) else ""
         figures[name] = replace(figure, title=f"{figure.title}{several}{labels.failed_text}")
@@ -280,30 +270,10 @@ def _mean_lines(curves: Mapping[int, Curve], labels: Labels, axis: Axis | None) 
     return [*faint.values(), *([Line(name, aligned.mean(), band=aligned.band())] if len(aligned.frame) else [])]
 
 
-def _with_new(name: str, lines: list[Line], tables: Sequence[Curves], labels: Labels) -> list[Line]:
-    """Insert the returns of new episodes behind the last line, the mean return, if they differ visibly; return the lines.
-
-    Args: tables: the tables whose mean is drawn.
-    """
-    new = [one[NEW] for one in tables if NEW in one and len(one[NEW].frame)] if name == "mean_returns" else []
-    if not new or not lines or lines[-1].faint:
-        return lines
-    *others, main = lines
-    curve = align_or_interpolate(new).mean()
-    if not len(curve.frame):
-        return lines
-    apart = np.abs(curve.value - np.interp(curve.frame, *main.curve)).max()
-    if apart <= _VISIBLE * np.ptp(np.concatenate([curve.value, main.curve.value])):
-        return lines
-    colour = NEW_COLOUR if main.colour == MEAN_COLOUR else main.colour
-    behind = Line(_NEW_NAME, curve, colour, faint=True, group=_NEW_NAME)
-    return [*others, behind, replace(main, name=f"{main.name} ({labels.episodes[labels.mode]})")]
-
-
 def _figure(name: str, lines: list[Line], labels: Labels, axis: Axis | None = None) -> Figure:
     key = name.removeprefix(info_column(""))
     what, y_label = _TEXTS.get(name, (key, f"{key} at the end of episodes (last 100 episodes)"))
-    y_label = "mean return" if any(line.name == _NEW_NAME for line in lines) else y_label.format(episodes=labels.episodes[labels.mode])
+    y_label = y_label.format(episodes=labels.episodes[labels.mode])
     if labels.baseline is not None and lines and (name in RETURNS or name in _POLICY_RETURNS):
         frame = max(float(line.curve.frame[-1]) for line in lines)
         across = Curve(np.array([0.0, frame]), np.full(2, labels.baseline))

@@ -307,22 +307,22 @@ class Trial(Experiment):
 
 
 def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
-    """Return a line with the final return and the run time."""
-    sessions, final, frame = metrics["sessions"], metrics["final_return"], metrics["frame"]
-    if not sessions:
+    """Return a line with the current return and the run time."""
+    from slm_lab.experiment.report.analyze import return_text
+
+    frame = metrics["frame"]
+    if not metrics["sessions"]:
         return f"all sessions failed after {duration(seconds)}"
-    mean = f" (mean of {sessions} sessions)" if sessions > 1 and not spec.meta.distributed else ""
-    result = "no episode ended" if final is None else f"final return {number(final)}{mean}"
     limit = spec.meta.max_seconds
     timed_out = metrics["status"] == "done" and limit is not None and (frame or 0) < spec.trial_frames
     ended = f"; ended after {number(limit)} s of training (meta.max_seconds), before {spec.trial_frames:,} frames" if timed_out else ""
     stopped = "; stopped early" if metrics["status"] == "stopped" else ""
-    return f"{result} after {frame or 0:,} frames, {duration(seconds)}{ended}{stopped}"
+    return f"{return_text(metrics, spec)} after {frame or 0:,} frames, {duration(seconds)}{ended}{stopped}"
 
 
 def _summary(metrics: dict[str, Any], max_frame: int) -> str:
-    """Return the metrics except final_return in one line; undefined metrics are omitted."""
-    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != "final_return"}
+    """Return the metrics except the current return in one line; undefined metrics are omitted."""
+    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and not name.startswith("current_return")}
     return "  ".join(f"{name} {number(value)}{f'/{max_frame}' if name == 'frame' else ''}" for name, value in shown.items())
 
 

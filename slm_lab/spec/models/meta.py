@@ -28,8 +28,8 @@ class SearchScheduler(SpecModel):
 
 
 SearchMetric = Literal[
-    "final_strength", "strength", "max_strength", "total_reward_ma", "final_return", "sample_efficiency", "training_efficiency",
-    "stability", "consistency",
+    "current_return", "final_strength", "strength", "max_strength", "total_reward_ma", "final_return", "sample_efficiency",
+    "training_efficiency", "stability", "consistency",
 ]  # fmt: skip
 """Metrics of a trial; for each, higher is better."""
 
@@ -111,8 +111,7 @@ class MetaSpec(SpecModel):
     after 10 random trials; "random": independently at random; "grid": all combinations of the values of grid_search keys, other keys at
     random; "pbt": population-based training. A search whose keys are all grid_search is a grid with "optuna" and "random" too."""
     search_metric: SearchMetric | None = None
-    """Metric of a trial (the mean over its Sessions) that a search maximises; absent: final_strength, or total_reward_ma if the random
-    baseline of the env is not known. train does not use it."""
+    """Metric of a trial (the mean over its Sessions) that a search maximises; absent: current_return. train does not use it."""
     search_keep: Count | Literal["all"] = 10
     """Number of best trials of a search whose checkpoints are kept, besides those of --confirm; "all": every trial's. train does not use
     it."""

@@ -14,7 +14,7 @@ from slm_lab.spec.models.base import Flag, Real, Seed, SpecModel
 from slm_lab.spec.models.spec import Spec
 
 Axis = Literal["frame", "global_frame", "opt_step", "wall_t"]
-Metric = Literal["total_reward", "total_reward_ma", "return_new", "evaluation"]
+Metric = Literal["current_return", "total_reward", "total_reward_ma", "return_new", "evaluation"]
 
 
 class StudyEntry(SpecModel):
@@ -72,7 +72,8 @@ class StudySpec(SpecModel):
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
     """Horizontal axes of the figures. With wall_t (seconds), one run is trained at a time."""
     metric: Metric | None = None
-    """The score: the last value of this column of the table, or the last evaluation; absent: total_reward_ma."""
+    """The score: the last value of this column of the table, or the last evaluation; absent: current_return, or total_reward_ma if
+    there are published scores, which are of this column."""
     solve: Real | None = None
     """Return of `metric` that counts as solved."""
     baseline: str | None = None
@@ -127,7 +128,7 @@ class Study:
 
     @property
     def metric(self) -> Metric:
-        return self.spec.metric or "total_reward_ma"
+        return self.spec.metric or ("total_reward_ma" if self.scores else "current_return")
 
     @property
     def entries(self) -> list[str]:

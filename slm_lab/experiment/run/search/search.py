@@ -140,7 +140,7 @@ class Search(Experiment):
         from slm_lab.experiment.report.baseline import known_baseline
 
         baseline = known_baseline(self.spec.env)
-        metric = self.spec.meta.search_metric or ("total_reward_ma" if baseline is None else "final_strength")
+        metric = self.spec.meta.search_metric or "current_return"
         return SearchState(metric, None if baseline is None else baseline.mean_return, self._common_seeds)
 
     def _run(self, stop: Stop) -> SearchResult:

@@ -26,7 +26,7 @@ from slm_lab.experiment.session.resume import read_run
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 
-COLUMNS = {"final_return": "total_reward", "total_reward_ma": "total_reward_ma"}
+COLUMNS = {"current_return": "current_return", "final_return": "total_reward", "total_reward_ma": "total_reward_ma"}
 """Metric → table column; the metric is the last value of the column."""
 
 

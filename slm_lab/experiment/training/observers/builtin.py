@@ -9,8 +9,9 @@ from time import perf_counter
 from typing import Any
 
 from slm_lab.experiment.events import Mode, Row, RowValues
+from slm_lab.experiment.files.bundle import rank
 from slm_lab.experiment.files.sink import CheckpointKind
-from slm_lab.experiment.training.observers.base import Observer
+from slm_lab.experiment.training.observers.base import CURRENT_COLUMNS, Observer
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import Episode, Metrics
@@ -40,7 +41,8 @@ class SaveTimer:
 class Checkpointer(Observer):
     """Saves a policy's best weights, and its weights every `frequency` frames; checks the timer of the Session after updates and rows.
 
-    The best weights are those with the highest total_reward_ma in the rows of `mode`. They are kept in memory until the state is saved.
+    The best weights are those with the highest current_return in the rows of `mode`, see `rank`. They are kept in memory until the state is
+    saved.
 
     Args:
         policy_bundle: returns what is needed to act.
@@ -58,15 +60,16 @@ class Checkpointer(Observer):
     ) -> None:
         self.policy_bundle, self.clock, self.timer = policy_bundle, clock, timer
         self.mode, self.save, self.frequency = mode, save, frequency
-        self.best_value = -math.inf
+        self.best_rank = rank(None)
         self.best: dict[str, Any] | None = None
         self.interrupted = False
 
     def on_row(self, row: Row) -> None:
-        value = row.values["total_reward_ma"]
-        if row.mode == self.mode and value is not None and value > self.best_value and not self.interrupted:
-            self.best_value = value
-            self.best = {**self.policy_bundle(), "frame": row.values["frame"], "total_reward_ma": value}
+        if row.mode == self.mode and not self.interrupted:
+            found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": self.mode}
+            if rank(found) > self.best_rank:
+                self.best_rank = rank(found)
+                self.best = {**self.policy_bundle(), **found}
         self.timer.check()
 
     def on_update(self, metrics: Metrics) -> None:
@@ -80,8 +83,8 @@ class Checkpointer(Observer):
         self.interrupted = True  # the last row is not at a regular frame: a continued run does not have it
 
     def on_end(self) -> None:
-        if self.best_value == -math.inf:  # no episode has ended: use the current weights
-            self.best = {**self.policy_bundle(), "frame": self.clock.frame, "total_reward_ma": None}
+        if self.best_rank == rank(None):  # no episode has ended: use the current weights
+            self.best = {**self.policy_bundle(), "frame": self.clock.frame, **dict.fromkeys(CURRENT_COLUMNS), "mode": self.mode}
 
     def save_best(self) -> None:
         """Save the best weights if they are newer than those saved."""
@@ -91,14 +94,14 @@ class Checkpointer(Observer):
 
     def resume_best(self, best: Mapping[str, Any] | None) -> None:
         """Continue from the best weights on disk, given their bundle or its header: they may be newer than the state of the Session."""
-        if best is not None and best["total_reward_ma"] is not None:
-            self.best_value = max(self.best_value, best["total_reward_ma"])
+        self.best_rank = max(self.best_rank, rank(best))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_value": self.best_value}
+        return {"best_rank": list(self.best_rank)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best_value = state["best_value"]
+        enough, value = state["best_rank"]
+        self.best_rank = (enough, value)
 
 
 _INTERVAL = 0.25
@@ -130,6 +133,8 @@ class ProgressReporter(Observer):
         self.max_seconds = math.inf if max_seconds is None else max_seconds
         self.due = perf_counter() + _INTERVAL
         self.updates = 0
+        self.evaluated: RowValues = {}
+        """Columns of the current return from the last evaluation."""
         self.last = (clock.moment, clock.frame)
         """Time and frame of the last update."""
         self.marks = deque([self.last])
@@ -148,8 +153,10 @@ class ProgressReporter(Observer):
             self._report(None)
 
     def on_row(self, row: Row) -> None:
-        if row.mode == "train":
-            self._report(row.values)
+        if row.mode == "eval":  # leads over the episodes of training
+            self.evaluated = {name: row.values[name] for name in CURRENT_COLUMNS}
+        else:
+            self._report(row.values | self.evaluated)
 
     def _mark(self) -> None:
         marks, now = self.marks, self.clock.moment

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.training.observers.base import COLUMNS, EmitRow, Mean, Observer, info_column, mean
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.episodes import EPISODES, EpisodeWindow
+from slm_lab.lib.episodes import EPISODES, CurrentReturn, EpisodeWindow
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import Episode, Metrics
 
@@ -31,7 +31,7 @@ class RowBuilder:
         """Frame of the last row."""
         self.wall_t = 0.0
 
-    def row(self, total_reward: float | None, epi_new: int, return_new: float | None) -> RowValues:
+    def row(self, total_reward: float | None, epi_new: int, return_new: float | None, current: CurrentReturn | None) -> RowValues:
         """Return the next row, at the clock's frame; the columns of updates are None."""
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
@@ -43,6 +43,8 @@ class RowBuilder:
             row["global_frame"] = clock.global_frame
         row.update(frame=clock.frame, epi=clock.epi, t=clock.t, wall_t=wall_t, fps=fps, opt_step=clock.opt_step)
         row.update(total_reward=total_reward, total_reward_ma=mean(self.rewards), epi_new=epi_new, return_new=return_new)
+        if current is not None:
+            row.update(current_return=current.mean, current_return_se=current.error, current_epi=current.episodes)
         row.update(lr=self.agent.lr, explore_var=self.agent.explore_var, entropy_coef=self.agent.entropy_coef)
         return row
 
@@ -145,7 +147,8 @@ class Recorder(Observer):
 
     def _write(self, *, last: bool = False) -> None:
         """Write a row. A continued run does not have the `last` row; its next row counts the same episodes again."""
-        row = self.table.row(mean(self.window.returns), *self.window.new(count_again=last))
+        current = self.window.current(self.clock.global_frame)
+        row = self.table.row(mean(self.window.returns), *self.window.new(count_again=last), current)
         if "worker_reward" in row:
             row["worker_reward"] = mean(self.window.own_returns)
         row.update((name, mean.drain()) for name, mean in self.means.items())
@@ -214,7 +217,7 @@ class Evaluator(Observer):
         self.pending = not returns
         if returns:
             value = sum(returns) / len(returns)
-            self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value)))
+            self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value, CurrentReturn.of(returns))))
 
     def catch_up(self) -> None:
         """Evaluate if the last evaluation was interrupted."""

@@ -180,7 +180,7 @@ def main() -> None:
     for name in arguments.names or PAGES:
         page = PAGES[name]
         study = load_study(page.file, name, arguments.set)
-        folder = StudyPaths(ROOT / "data" / name, name, kept=page.results)
+        folder = StudyPaths(ROOT / "data" / name, name, results_folder=page.results)
         try:
             if not arguments.pages:
                 for needed in (folder.root, page.results):

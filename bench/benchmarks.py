@@ -1,10 +1,10 @@
-"""The tables and figures of the documentation that come from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
+"""Write the tables and figures of the documentation from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-This command trains the runs that have no result yet of the studies `benchmarks` (scores and published scores), `a3c_vs_a2c` and
-`sync_async` in slm_lab/spec/study/. Then it writes docs/BENCHMARKS.md, the short tables of scores in README.md and docs/algorithms.md, and
-the tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run leaves one result file, which is kept in the repository
-(docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/). If it is deleted, the run is repeated. The runs themselves are in
-data/NAME/. `--pages` writes the pages from the results that there are.
+The studies are `benchmarks` (scores and published scores), `a3c_vs_a2c` and `sync_async` in slm_lab/spec/study/. The command first trains
+their runs that have no result yet. Then it writes docs/BENCHMARKS.md, the short tables of scores in README.md and docs/algorithms.md, and
+the tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run writes one result file, which is kept in the repository
+(docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/). If this file is deleted, the run is repeated. The folders of the runs
+are in data/NAME/. `--pages` writes the pages from the existing results without training.
 """
 
 import argparse
@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 INTRO = """# Scores of the shipped specs
 
-`make benchmarks` writes this page from the results of the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). It first trains what
-has no result yet. Each `random_seed` is a run of four Sessions; every Session counts as a seed. Published: SLM Lab v5, 4 seeds, the same
-frames, envs and row spacing.
+`make benchmarks` writes this page from the results of the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). It first trains the
+runs that have no result yet. Each `random_seed` is a run of four Sessions, and each Session counts as one seed. The published scores are
+from SLM Lab v5, with 4 seeds and the same frames, envs and row spacing.
 
 """
 FIGURES = {
@@ -47,23 +47,23 @@ FIGURES = {
         "lag": "lag_mean_vs_frames_LunarLander-v3",
     },
 }
-"""Study → picture in the folder of its page → figure."""
+"""Study → image file in the folder of its page → name of the figure."""
 
 
 SHORT_TABLES = {
     ROOT / "README.md": ("PPO", "DDQN + PER", "SAC", "CrossQ"),
     DOCS / "algorithms.md": ("REINFORCE", "SARSA", "A2C (GAE)", "A2C (n-step)", "PPO", "DQN", "DDQN + PER", "SAC", "CrossQ"),
 }
-"""Page with a short table of scores → its rows."""
+"""Page with a short table of scores → the algorithms in its rows."""
 
 
 class Page(NamedTuple):
-    """What comes from a study."""
+    """The files of a study, and the function that writes its page."""
 
     file: str
-    """Its spec file."""
+    """File name of the study in slm_lab/spec/study/."""
     results: Path
-    """Folder of the results."""
+    """Folder of the result files."""
     write: Callable[[Study, Path], None]
     """Write the page from the results."""
 
@@ -76,7 +76,7 @@ def results_of(study: Study, folder: Path) -> list[ResultRun]:
 
 
 def scores(study: Study, rows: Sequence[Row]) -> str:
-    """Return docs/BENCHMARKS.md: a row for each entry that has results."""
+    """Return the text of docs/BENCHMARKS.md, with a table row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     return f"{INTRO}{_markdown([head, *(_cells(study, row) for row in rows)])}\n\n{explanation(study, rows)}\n"
 
@@ -114,7 +114,7 @@ def _short_cell(row: Row | None) -> str:
 
 
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table, the first line of which is its head."""
+    """Return a Markdown table. The first line is the header."""
     head, *others = lines
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others))
 
@@ -132,12 +132,12 @@ def _cells(study: Study, row: Row) -> list[str]:
 
 
 def with_table(study: Study, folder: Path) -> str:
-    """Return the page above the folder of a study's results, with its table."""
+    """Return the text of the page that belongs to a folder of results, with the updated table."""
     return _between(f"study {study.name}", markdown_table(study, rows_of(study, folder)), _page(folder))
 
 
 def _between(name: str, text: str, page: Path) -> str:
-    """Return the content of a page, with `text` between its markers `<!-- name -->` and `<!-- end of … -->`."""
+    """Return the content of a page with `text` inserted between the markers `<!-- name -->` and `<!-- end of … -->`."""
     begin, end = f"<!-- {name} -->\n", f"<!-- end of {name.partition(' ')[0]} -->"
     content, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}\n{end}", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     if count != 1:
@@ -151,11 +151,11 @@ def _page(folder: Path) -> Path:
 
 
 def write_page(study: Study, folder: Path) -> None:
-    """Write table and figures of the page above the folder of a study's results."""
+    """Write the table and the figures of the page that belongs to a folder of results."""
     _page(folder).write_text(with_table(study, folder), encoding="utf-8")
     figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()
     for name, figure in FIGURES[study.name].items():
-        if figure in figures:  # else no run has what it shows
+        if figure in figures:  # else no run has the data of the figure
             (folder.parent / f"{name}.png").write_bytes(renderer.render(figures[figure]))
 
 
@@ -164,7 +164,7 @@ PAGES = {
     "a3c_vs_a2c": Page("a3c_vs_a2c.json", DOCS / "hogwild" / "results", write_page),
     "sync_async": Page("sync_async.json", DOCS / "sync_async" / "results", write_page),
 }
-"""Study → what comes from it."""
+"""Name of a study → its files and page."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""docs/spec.md and docs/nets.md, made from the models, their docstrings and the shipped specs by tools/generate.py.
+"""Text of docs/spec.md and docs/nets.md, from the models, their docstrings and the shipped specs; tools/generate.py writes the files.
 
-Keys of a single algorithm, memory or net are on the pages of tools/component_pages.py.
+tools/component_pages.py writes the pages with the keys of each algorithm, memory and net.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ SCHEDULES: Models = {get_args(model.model_fields["name"].annotation)[0]: model f
 INTRODUCTION = """\
 # Spec reference
 
-The keys of a spec file. Each algorithm, memory and net has a page with its own keys, linked below. Editors show the same descriptions with
-[`spec.schema.json`](../slm_lab/spec/spec.schema.json). `python -m tools.generate` writes this page from the models in `slm_lab/spec`.
+This page lists the keys of a spec file. Each algorithm, memory and net has its own page of keys, linked below. With
+[`spec.schema.json`](../slm_lab/spec/spec.schema.json), editors show the same descriptions. `python -m tools.generate` writes this page from
+the models in `slm_lab/spec`.
 
-A spec file maps names to specs. A name that begins with `_` or `$` is not a spec. JSON may have comments and trailing commas; YAML works
-too. The shortest spec names an algorithm and an env, and says for how long to train:
+A spec file maps names to specs. Entries whose names begin with `_` or `$` are ignored. JSON files may have comments and trailing commas.
+YAML files work too. The shortest spec gives an algorithm, an env and the number of frames to train:
 
 ```json
 {
@@ -52,16 +53,17 @@ too. The shortest spec names an algorithm and an env, and says for how long to t
 }
 ```
 
-- An absent section `agent.net` takes the values that are recommended for the algorithm and the spaces of the env, and so do the keys of
-  the algorithm that are then absent; the spec that a run saves contains them. If the section is present, its absent keys have their
-  defaults; without a `name` it is an MLPNet, or a ConvNet for Atari and if it has keys of one. An absent `agent.memory`, or one without a
-  `name`, is the first memory of the algorithm in [the table](#section-agentalgorithm).
-- `null` is the same as an absent key.
-- `"${name}"` is filled in by `--set name=value`; `--set agent.algorithm.gamma=0.98` overrides a key.
-- A key that exists nowhere is an error, with the nearest key. A key that exists for another algorithm, memory or net, but has no effect in
-  this spec, is a notice; with `--set` it is an error.
+- If the section `agent.net` is absent, the net and all absent keys of the algorithm get values that are recommended for the algorithm and
+  the spaces of the env. The spec that a run saves contains these values.
+- If `agent.net` is present, absent keys have their defaults. Without a `name`, it is a ConvNet for Atari or if it has keys of a ConvNet
+  (such as `conv_hid_layers`), and an MLPNet otherwise.
+- If `agent.memory` is absent or has no `name`, it is the first memory of the algorithm in [the table](#section-agentalgorithm).
+- `null` has the same meaning as an absent key.
+- `--set name=value` replaces `"${name}"`, and `--set agent.algorithm.gamma=0.98` overrides a key.
+- An unknown key is an error, and the message names the most similar key. A key of another algorithm, memory or net that has no effect in
+  this spec causes a notice, or an error if it is given with `--set`.
 - Whole numbers may be written as `1e6`. *Frames* are steps of the env, summed over parallel envs.
-- `"package.module:Class"` as a `name` is a class of your own: see [extend.md](extend.md).
+- To use your own class, set `name` to `"package.module:Class"`: see [extend.md](extend.md).
 """
 
 
@@ -70,15 +72,15 @@ def _listed(names: Iterable[str]) -> str:
 
 
 LEADS = {
-    "agent.algorithm": "The first memory of an algorithm is the one that an absent section means.",
-    "agent.net": "A net may be named by `type` instead of `name`. `agent.critic_net` has the same keys; those that it leaves out have "
-    "their defaults, not the values of `agent.net`.",
-    "agent.net.optim_spec": f"Names: {_listed(sorted(OPTIMIZERS))}, and `Lookahead`, whose argument `optimizer` names the inner one.",
-    "agent.net.lr_scheduler_spec": f"Names: {_listed(sorted(SCHEDULERS))}. LinearToZero and LinearToMin count frames, the "
-    "others training calls, unless `unit` is given.",
+    "agent.algorithm": "If `agent.memory` is absent, the first memory of the algorithm in this table is used.",
+    "agent.net": "`type` is another name of the key `name`. `agent.critic_net` has the same keys; its absent keys have their defaults, "
+    "not the values of `agent.net`.",
+    "agent.net.optim_spec": f"Names: {_listed(sorted(OPTIMIZERS))}, and `Lookahead`, whose argument `optimizer` is the inner one.",
+    "agent.net.lr_scheduler_spec": f"Names: {_listed(sorted(SCHEDULERS))}. Unless `unit` is given, LinearToZero and LinearToMin count "
+    "frames, and the others count training calls.",
     "agent.net.loss_spec": f"Names: {_listed(sorted(LOSSES))}.",
-    "env": "Keys that are not listed here are arguments of the env's constructor (`continuous`, `repeat_action_probability`, …); one that "
-    "it does not accept is an error before training.",
+    "env": "Keys that are not listed here are arguments of the env's constructor (`continuous`, `repeat_action_probability`, …). An "
+    "argument that the constructor does not accept is an error before training.",
 }
 """Section → text below its heading."""
 
@@ -178,7 +180,7 @@ EXAMPLES: dict[str, Any] = {
     "perturb_max": 2.0,
     "start_step": 10_000,
 }
-"""Key → example, for keys whose examples in the shipped specs say little."""
+"""Key → example, for keys whose values in the shipped specs are not informative."""
 
 
 _NAMES = {"init_fn": INIT_FUNCTIONS, "hid_layers_activation": ACTIVATIONS, "out_layer_activation": ACTIVATIONS}
@@ -190,14 +192,14 @@ class Section:
     """A section of the reference."""
 
     path: str
-    """"agent.net": path in a spec; of a schedule any key that has one."""
+    """Path in a spec, such as "agent.net"; "schedule" for all keys that contain a schedule."""
     title: str
     models: Models
     """Component → model; one model under "" if the section has no components."""
 
     @property
     def heading(self) -> str:
-        """A heading that differs from those of keys."""
+        """Heading that differs from the headings of keys."""
         return self.title if self.title.istitle() else f"Section {self.title}"
 
     @property
@@ -238,7 +240,7 @@ def text() -> str:
     others = [
         "## Names in other libraries",
         "",
-        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error that names the key here.",
+        "A key with one of these names (Stable-Baselines3, CleanRL, RLlib, …) is an error. The message names the corresponding key.",
         "",
     ]
     others += [
@@ -251,19 +253,19 @@ def text() -> str:
 
 
 def sections_of(page: str) -> list[str]:
-    """Return the sections of a page, their links relative to docs/."""
+    """Return the sections of a page, with links relative to docs/."""
     return [_section(section) for section in SECTIONS if section.page == page]
 
 
 def relative(text: str, page: str) -> str:
-    """Return the text of a page with links to papers, and its other links, which are relative to docs/, made relative to the page."""
+    """Add links to papers to the text of a page, and make links that are relative to docs/ relative to the page."""
     text = with_papers(text)
     up = "../" * page.count("/")
     return re.sub(r"\]\((?!\w+:|#)([^)\s]+)\)", lambda link: f"]({up}{link[1]})".replace(f"]({page}#", "](#"), text)
 
 
 def with_papers(words: str) -> str:
-    """Return words with links to the papers of arXiv that they name."""
+    """Return the text with each arXiv number replaced by a link to the paper."""
     return re.sub(r"arXiv:(\d{4}\.\d{4,5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", words)
 
 
@@ -284,7 +286,7 @@ def _section(section: Section) -> str:
 
 
 def _components(section: Section) -> list[str]:
-    """Return the table of the components of a section."""
+    """Return the lines of the table of components of a section."""
     models = section.models
     links = {name: f"[`{name}`]({page_of(section, name)})" if section.path in FOLDERS else f"`{name}`" for name in models}
     if section.path != "agent.algorithm":
@@ -304,7 +306,7 @@ def page_of(section: Section, name: str) -> str:
 
 
 def common_keys(section: Section) -> list[str]:
-    """Return the keys that every net has with the same meaning; those of algorithms and memories are on the pages of each."""
+    """Return the keys with the same description for every net; none for algorithms and memories, whose keys are on their own pages."""
     if section.path != "agent.net":
         return []
     models = list(section.models.values())
@@ -323,7 +325,7 @@ def _key_index(section: Section, listed: Sequence[str]) -> list[str]:
 
 
 def keys(section: Section) -> list[str]:
-    """Return the keys of a section: those of most components first, `name` of components left out."""
+    """Return the keys of a section, the most common first, without the `name` of components."""
     everywhere = dict.fromkeys(key for model in section.models.values() for key in model.model_fields)
     components = "" not in section.models
     hidden = {"name"} if components or section.path == "" else set()
@@ -354,7 +356,7 @@ def key_lines(section: Section, key: str, level: str = "####") -> Iterator[str]:
 
 
 def _by(names: list[str], facts: Sequence[str]) -> str:
-    """Return a fact about a key: once if all components agree, else by component."""
+    """Return a fact about a key: once if it is the same for all components, else for each group of components."""
     groups = {fact: [name for name, own in zip(names, facts, strict=True) if own == fact] for fact in dict.fromkeys(facts)}
     if len(groups) == 1:
         return facts[0]
@@ -363,7 +365,7 @@ def _by(names: list[str], facts: Sequence[str]) -> str:
 
 
 def _elsewhere(section: Section, key: str) -> list[str]:
-    """Return what other libraries call a key, or if they have none for it, the keys in it."""
+    """Return the names of a key in other libraries; if there are none, the names of the keys inside it."""
     path = f"{section.path}.{key}"
     here = {name: place.split(" ")[0] for name, place in OTHER_NAMES.items()}
     exact = [name for name, place in here.items() if place == path and name != key]
@@ -388,7 +390,7 @@ def _properties(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _type(model: type[BaseModel], key: str) -> str:
-    """Return what values are allowed."""
+    """Return a description of the allowed values."""
     schema = _properties(model)[key]
     if names := _NAMES.get(key):
         return "One of " + ", ".join(f'`"{name}"`' for name in sorted(names))
@@ -398,7 +400,7 @@ def _type(model: type[BaseModel], key: str) -> str:
 
 
 def _reference(schema: dict[str, Any]) -> str:
-    """Return a link to the section of the models that a schema refers to; "" if it refers to none."""
+    """Return a link to the section of the model that a schema refers to; "" if there is no such section."""
     ref = schema.get("$ref") or next((inner["$ref"] for inner in schema.get("oneOf", ()) if "$ref" in inner), "")
     name = ref.rpartition("/")[2]
     for section in SECTIONS:
@@ -409,7 +411,7 @@ def _reference(schema: dict[str, Any]) -> str:
 
 
 def _code(words: str) -> str:
-    """Return words with the quoted values in them as code."""
+    """Return the text with quoted values formatted as code."""
     parts = words.split("'")
     return "".join(f'`"{part}"`' if index % 2 else part for index, part in enumerate(parts)) if len(parts) % 2 else words
 
@@ -426,7 +428,7 @@ def default_of(model: type[BaseModel], key: str) -> str:
 
 
 def _short(value: Any) -> Any:
-    """Return a default as JSON without the keys of a section that have their defaults."""
+    """Return a default as JSON, without keys that have their own default values."""
     if isinstance(value, SpecModel):
         return to_jsonable_python(value.model_dump(exclude_defaults=True, exclude_none=True)) or to_jsonable_python(
             value.model_dump(exclude_none=True)
@@ -435,7 +437,7 @@ def _short(value: Any) -> Any:
 
 
 def example(section: Section, key: str) -> Any:
-    """Return an example value: by hand, else the most frequent one of the shipped specs that is not the default, else the default."""
+    """Return an example value: from EXAMPLES, else the most frequent non-default value in the shipped specs, else the default."""
     if key in EXAMPLES and not (key == "name" and section.path != "agent"):
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
@@ -455,7 +457,7 @@ def _matches(section: Section, path: tuple[str, ...], key: str) -> bool:
 
 @cache
 def shipped_specs() -> tuple[tuple[str, str, dict[str, Any]], ...]:
-    """Return file, name and content of every spec that ships."""
+    """Return file, name and content of every shipped spec."""
     files = {file.as_posix(): raw_specs(SPEC_FOLDER / file) for file in shipped_spec_files()}
     return tuple(
         (file, name, spec)
@@ -482,10 +484,10 @@ def _shipped() -> tuple[tuple[tuple[str, ...], Any], ...]:
 
 
 def _line(words: str | None) -> str:
-    """Return a docstring as one line, safe in a table."""
+    """Return a docstring as one line, with "|" escaped for tables."""
     return " ".join((words or "").split()).replace("|", "\\|")
 
 
 def _anchor(title: str) -> str:
-    """Return the anchor that GitHub and mkdocs give to a heading."""
+    """Return the anchor that GitHub and mkdocs generate for a heading."""
     return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter in "-_")

@@ -1,4 +1,4 @@
-"""Vector envs: one VecStep per step, whatever steps them."""
+"""Vector envs with one interface for all backends."""
 
 from slm_lab.env.backend import Backend, EnvTarget, RawStep
 from slm_lab.env.make import BACKENDS, make_env

@@ -15,16 +15,16 @@ from slm_lab.spec.report import nearest
 
 
 def env_creator(registration: Registration, *, vector: bool = False) -> Callable[..., Any]:
-    """Return the constructor of one env, or of the id's own vector env. Raises ImportError if its module is missing."""
+    """Return the constructor of a single env, or of the id's vector env. Raises ImportError if its module is missing."""
     entry: Any = registration.vector_entry_point if vector else registration.entry_point
     assert entry is not None
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Return the keyword arguments of the creator, and whether it accepts others too (**kwargs).
+    """Return the keyword arguments of the creator, and whether it also accepts others (**kwargs).
 
-    With **kwargs those of the base classes are included, which such arguments are usually passed to.
+    With **kwargs the arguments of the base classes are included, since **kwargs are usually passed on to these.
     """
     layers = _signatures(creator)
     parameters = [one for layer in layers for one in layer.values()]
@@ -33,7 +33,7 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
-    """Return the parameters of the creator, and of the base classes' constructors as long as **kwargs pass arguments on to the next."""
+    """Return the parameters of the creator and, as long as each has **kwargs, of the constructors of its base classes."""
     found: list[Mapping[str, inspect.Parameter]] = []
     for layer in _constructors(creator):
         found.append(inspect.signature(layer).parameters)
@@ -43,16 +43,16 @@ def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parame
 
 
 def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
-    """Return the keyword arguments among `accepted_arguments` whose default is true or false, and whose annotation, if any, is bool."""
+    """Return the `accepted_arguments` whose default is a bool and whose annotation, if any, is bool."""
     found: dict[str, bool] = {}
     for parameters in _signatures(creator):
-        for name, one in parameters.items():  # a class's own argument replaces that of a base class
+        for name, one in parameters.items():  # an argument of a class overrides that of its base class
             found.setdefault(name, isinstance(one.default, bool) and one.annotation in (one.empty, bool, "bool"))
     return {name for name, boolean in found.items() if boolean}
 
 
 def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the `__init__` of a class and of its base classes; of another creator, the creator."""
+    """Return the `__init__` of a class and of its base classes; if the creator is no class, the creator itself."""
     if not inspect.isclass(creator):
         return [creator]
     return [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]
@@ -65,6 +65,6 @@ def unexpected_argument(error: BaseException) -> str | None:
 
 
 def unknown_key_message(key: str, known: list[str], what: str) -> str:
-    """Return the message for an unknown key: the closest argument or key of env, and all arguments of the constructor."""
+    """Return the message for an unknown key, with the closest argument or key of the env section, and all arguments."""
     near = nearest(key, [*known, *EnvSpec.model_fields])
     return f"unknown key, and not an argument of {what}{near or ';'} arguments: {', '.join(sorted(known)) or 'none'}"

@@ -1,4 +1,4 @@
-"""Atari: settings that all backends share, and the preprocessing for backends that have none."""
+"""Atari: settings for all backends, and preprocessing for backends without their own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from slm_lab.spec.models.env import EnvSpec
 class AtariSettings:
     """Arguments of an ALE env (Machado et al., arXiv:1709.06009), the same for every backend.
 
-    Backends return raw rewards; Env clips them, so that episode returns stay those of the game.
+    Backends return raw rewards; Env clips them, so that episode returns are the game's scores.
     """
 
     repeat_action_probability: float = 0.25
-    """Sticky actions, per frame."""
+    """Probability of a sticky action, per frame."""
     full_action_space: bool = False
     continuous: bool = False
     continuous_action_threshold: float = 0.5
@@ -29,14 +29,14 @@ class AtariSettings:
     noop_max: int = 30
     """Upper bound (exclusive) of the random number of no-op actions at the start of an episode."""
     use_fire_reset: bool = True
-    """Press FIRE at the start of a game that has it."""
+    """Press FIRE at the start of games with this action."""
     stack_num: int = 4
     img_height: int = 84
     img_width: int = 84
     grayscale: bool = True
     max_num_frames_per_episode: int = 108_000
     episodic_life: bool = False
-    """Report a lost life as a termination while the game continues. Episode returns are still those of whole games."""
+    """Report a lost life as a termination while the game continues. Episode returns are still those of complete games."""
     life_loss_info: bool = False
     """The same as episodic_life: no backend resets on a lost life."""
     mode: int | None = None
@@ -45,7 +45,7 @@ class AtariSettings:
 
     @property
     def life_loss(self) -> bool:
-        """A lost life is reported as a termination."""
+        """Whether a lost life is reported as a termination."""
         return self.episodic_life or self.life_loss_info
 
     @property
@@ -64,14 +64,14 @@ def frame_limit(settings: AtariSettings, max_t: int | None) -> int:
 
 
 def is_preprocessed(spec: EnvSpec) -> bool:
-    """The spec names an ALE env with the usual preprocessing; with the argument obs_type the user wants the plain env."""
+    """Return whether the env is an ALE env with the usual preprocessing; the argument obs_type selects the plain env."""
     return "ALE/" in spec.name and "obs_type" not in spec.kwargs
 
 
 class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
     """Frame-skip, max-pool, resize and stack the frames of one plain ALE env with frameskip 1, exactly as ALE's own vector env does.
 
-    After a reset the stack holds zeros and, last, the first frame.
+    After a reset the stack contains zeros, followed by the first frame.
     """
 
     def __init__(self, env: gym.Env[np.ndarray, Any], settings: AtariSettings, max_frames: int) -> None:
@@ -124,7 +124,7 @@ class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
         return np.asarray(self._ale.getScreenGrayscale() if self.settings.grayscale else self._ale.getScreenRGB())
 
     def _observe(self) -> np.ndarray:
-        """Push the current frame; return the stack as a new array [stack, height, width(, 3)]."""
+        """Add the current frame to the stack; return the stack as a new array [stack, height, width(, 3)]."""
         if self.settings.maxpool:
             np.maximum(self._raw[0], self._raw[1], out=self._raw[0])
         size = (self.settings.img_width, self.settings.img_height)

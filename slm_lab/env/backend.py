@@ -20,21 +20,21 @@ class EnvTarget:
     """The envs to build."""
 
     id: str
-    """The id as in the spec, with its module prefix if there is one."""
+    """The id as in the spec, including a module prefix."""
     registration: Registration | None
-    """Gymnasium's record of the id; None for an id that only the backend knows."""
+    """Gymnasium's registration of the id; None for an id that only the backend knows."""
     kwargs: dict[str, Any]
-    """Arguments of the env's constructor; empty if `atari` holds them."""
+    """Arguments of the env's constructor; empty if they are in `atari`."""
     num_envs: int
     atari: AtariSettings | None = None
-    """Set for ALE ids with the usual preprocessing."""
+    """Settings of ALE ids with the usual preprocessing; None for other envs."""
     max_t: int | None = None
     threads: int = 1
-    """Threads that a backend in C++ may use."""
+    """Number of threads that a C++ backend may use."""
     wraps: tuple[Wrap, ...] = ()
     """Wrappers of each env, in order."""
     log_info: tuple[str, ...] = ()
-    """Entries of the env's info that are asked for at the end of an episode."""
+    """Entries of the env's info to report at the end of an episode."""
 
     @property
     def plain_id(self) -> str:
@@ -43,13 +43,13 @@ class EnvTarget:
 
     @property
     def entry_point(self) -> str:
-        """Import path of the env's class; "" if an object is registered."""
+        """Import path of the env's class; "" if the entry point is not a string."""
         entry = self.registration.entry_point if self.registration else None
         return entry if isinstance(entry, str) else ""
 
     @property
     def main_module_reason(self) -> str | None:
-        """Why other processes cannot build the env: its class is defined in the script that runs here; None if they can."""
+        """Why other processes cannot build the env (its class is defined in the main script); None if they can."""
         entry = self.registration.entry_point if self.registration else None
         module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
         if "__main__" not in (module, self.id.rpartition(":")[0]):
@@ -67,52 +67,52 @@ class EnvTarget:
 
 
 class RawStep(NamedTuple):
-    """One step as the backend returns it."""
+    """One step as returned by a backend."""
 
     obs: Any
     """Batch of observations in the env's own space."""
     reward_N: np.ndarray
-    """float [N]: rewards as the envs return them, without scaling or clipping."""
+    """float [N]: rewards of the envs, without scaling or clipping."""
     terminated_N: np.ndarray
     """bool [N]."""
     truncated_N: np.ndarray
     """bool [N]; may be true together with terminated_N."""
     final: list[tuple[int, Any]] | None
-    """Index and last observation of each env that was reset within this step. An env whose episode ended and that is not listed is
-    reset by the next step, which is a dummy row."""
+    """Index and last observation of each env that was reset within this step. An env whose episode ended but that is not listed is reset
+    by the next step, where its row is a dummy."""
     lives_N: np.ndarray | None = None
     """int64 [N]: remaining lives (Atari)."""
 
 
 Outcome = tuple[Any, Any, Any, Any, Any]
-"""What `gymnasium.Env.step` returns: observation, reward, terminated, truncated, info."""
+"""The result of `gymnasium.Env.step`: observation, reward, terminated, truncated, info."""
 
 
 class LoneEnv(Protocol):
-    """The env of a backend that has a single one, for callers that step it without a batch of one."""
+    """A backend with a single env, for callers that step the env without a batch of one."""
 
     env: Any
 
     def gather(self, outcomes: Iterable[Any]) -> RawStep:
-        """Return what the env returned as a step, with the env reset if its episode ended. Raises InvalidOutcome."""
+        """Convert the results of `env.step` to a RawStep; reset the env if its episode ended. Raises InvalidOutcome."""
 
 
 class Backend(ABC):
-    """Steps num_envs envs together. A user's own backend is a subclass that the spec names as "package.module:Class" in env.backend."""
+    """Steps num_envs envs together. A user's backend is a subclass, given in env.backend as "package.module:Class"."""
 
     name: ClassVar[str] = ""
     """Name in a spec; empty for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
-    """Whether the backend applies `EnvTarget.wraps`; if not, it is not used for targets that have any."""
+    """Whether the backend applies `EnvTarget.wraps`; if not, it is not used for targets with wrappers."""
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return anything; if not, meta.log_info is an error."""
     lone: LoneEnv | None = None
-    """The single env, for callers that step it without a batch. None unless there is one env, its observations are in a Box, and its action
-    is a row of the batch of actions."""
+    """The single env, for callers that step it without a batch. None unless there is one env, with a Box observation space and an action
+    that is a row of the batch of actions."""
     fresh: bool = False
-    """Whether step and reset return new arrays, which are not written to later."""
+    """Whether step and reset return new arrays that are not modified later."""
     checks: bool = False
-    """Whether step and reset return nothing but arrays of the right shapes and types; if not, `Env` checks what they return."""
+    """Whether step and reset always return arrays of the right shapes and types; if not, `Env` checks them."""
     observation_space: gym.Space[Any]
     """Space of one env."""
     action_space: gym.Space[Any]
@@ -133,14 +133,14 @@ class Backend(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        """Begin an episode in every env and return the observations. `seeds`: one per env; None keeps the random streams as they are."""
+        """Begin an episode in every env and return the observations. `seeds`: one per env; None does not seed the random streams."""
 
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
-        """Step every env. Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or what the env raises, if an env fails."""
+        """Step every env. Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or the env's own error, if an env fails."""
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
-        """Return the env's info in the last step of an episode that has just ended; empty if the backend has none."""
+        """Return the env's info of the last step of an episode that has just ended; empty if the backend has none."""
         return {}
 
     def rng_states(self) -> list[dict[str, Any]] | None:
@@ -148,7 +148,7 @@ class Backend(ABC):
         return None
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
-        """Restore what rng_states() returned."""
+        """Restore the states that rng_states() returned."""
         raise NotImplementedError(f"{type(self).__name__} does not support restoring random states")
 
     def episode_state(self) -> Any:
@@ -156,7 +156,7 @@ class Backend(ABC):
         return None
 
     def set_episode_state(self, state: Any) -> None:
-        """Restore what episode_state() returned. The envs have been reset and their random streams restored."""
+        """Restore the state that episode_state() returned. The envs were reset and their random streams restored before."""
         raise NotImplementedError(f"{type(self).__name__} does not support restoring episode state")
 
     @abstractmethod

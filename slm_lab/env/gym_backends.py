@@ -1,4 +1,4 @@
-"""Gymnasium's backends: envs one by one in this process (sync), one process per env (async), an env's own vector env (native)."""
+"""Gymnasium's backends: envs stepped in turn in this process (sync), one process per env (async), an env's own vector env (native)."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ from slm_lab.lib.process import (
 from slm_lab.lib.rng import generator_state, set_generator_state
 
 CLOSE_SECONDS = 2.0
-"""Time that worker processes have to close their envs before they are killed."""
+"""Time for worker processes to close their envs before they are killed."""
 
 
 class _MinimalInfo:
-    """Keep only the entries of infos that are used: stacking every entry costs more than a small env's step."""
+    """Mixin that keeps only the used entries of infos: stacking all entries costs more than a step of a small env."""
 
     num_envs: int
 
@@ -80,11 +80,11 @@ class _MinimalInfo:
 
 
 class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
-    """SyncVectorEnv without infos."""
+    """SyncVectorEnv with minimal infos."""
 
 
 class _Maker:
-    """Constructor of an env. Unpickled in a worker process, it first gives it the state of the process that builds the vector env."""
+    """Constructor of an env. Unpickling it in a worker process first applies the main process's ProcessState there."""
 
     def __init__(self, make: SingleEnv) -> None:
         self._make = make
@@ -101,9 +101,9 @@ def _received_maker(state: ProcessState, make: SingleEnv) -> _Maker:
 
 
 class _EnvFns(list[_Maker]):
-    """Constructors of the envs. AsyncVectorEnv iterates over them to start a process for each.
+    """Constructors of the envs. AsyncVectorEnv iterates over them and starts a process for each.
 
-    The processes start with stop signals blocked, with one thread of numpy each, and without the user's script, until `starting` is closed.
+    Until `starting` is closed, processes start with stop signals blocked, one numpy thread each, and without running the user's script.
     """
 
     def __init__(self, make: SingleEnv, count: int, starting: contextlib.ExitStack) -> None:
@@ -118,18 +118,18 @@ class _EnvFns(list[_Maker]):
 
 
 class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
-    """AsyncVectorEnv without infos, that reports the worker's own traceback and leaves no process behind.
+    """AsyncVectorEnv with minimal infos that reports tracebacks of workers and always ends their processes.
 
-    Each worker leads a process group, so that what its env starts (a simulator) ends with it.
+    Each worker leads a process group, so that processes started by its env (such as a simulator) end with it.
     """
 
     def __init__(self, make: SingleEnv, num_envs: int, log_info: Sequence[str], shared_memory: bool = True) -> None:
         self.parent_pipes, self.processes = [], []
         self._at_exit = functools.partial(_close, weakref.ref(self))
-        atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would wait for ever
+        atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would never return
         try:
             with contextlib.ExitStack() as self._starting:
-                self._starting.callback(make.restore_folder)  # one env is constructed in this process, for its spaces
+                self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
                 worker: Any = functools.partial(_worker, os.getpid(), log_info)  # Gymnasium annotates it without the arguments
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, start_method()
@@ -139,7 +139,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
             raise
 
     def _check_spaces(self) -> None:
-        """Called by AsyncVectorEnv when all processes have been started; waits for the constructors of their envs."""
+        """Called by AsyncVectorEnv after all processes were started; waits for the constructors of their envs."""
         self._starting.close()
         super()._check_spaces()  # type: ignore[no-untyped-call]  # Gymnasium leaves it untyped
 
@@ -156,7 +156,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
         raise RuntimeError(f"env {index} failed in its worker process:\n{trace}")
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the workers to close their envs; kill them after CLOSE_SECONDS (`terminate`: at once), and what they started."""
+        """Tell workers to close their envs; kill their process groups after CLOSE_SECONDS (immediately if `terminate`)."""
         atexit.unregister(self._at_exit)
         for pipe in self.parent_pipes:
             with contextlib.suppress(OSError):  # the worker has died
@@ -181,10 +181,10 @@ def _close(reference: weakref.ref[_Async]) -> None:
 
 
 class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
-    """Check what the env returns, and keep what the parent uses of it: infos need not be picklable.
+    """Check what the env returns, and send only the infos that the parent uses, since infos may not be picklable.
 
-    The last observation of an episode is copied: Gymnasium's worker resets the env before it sends, and the env may reuse the array. A
-    reset with a seed also seeds the spaces of the env and the generators of this process.
+    The last observation of an episode is copied, because Gymnasium's worker resets the env before sending, and the env may reuse the array.
+    A reset with a seed also seeds the spaces of the env and the random generators of this process.
     """
 
     def __init__(self, env: gym.Env[Any, Any], log_info: Sequence[str]) -> None:
@@ -224,7 +224,7 @@ def _lives(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seed_process(seed: int) -> None:
-    """Seed the process-wide generators of Python, numpy and, if it is loaded, torch, which some envs draw from."""
+    """Seed the global random generators of Python, numpy and, if imported, torch, which some envs use."""
     random.seed(seed)
     np.random.seed(seed)
     if (torch := sys.modules.get("torch")) is not None:
@@ -232,13 +232,13 @@ def _seed_process(seed: int) -> None:
 
 
 class _Errors:
-    """Passes errors of a worker on to the parent in a form that can be pickled: number of the env, InvalidOutcome or None, traceback."""
+    """Passes errors of a worker to the parent in picklable form: index of the env, InvalidOutcome or None, traceback."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
 
     def put(self, item: tuple[int, Any, Any, str]) -> None:
-        """Take what Gymnasium's worker reports: number of the env, type, error, traceback."""
+        """Put an error from Gymnasium's worker: index of the env, type, error, traceback."""
         index, _, error, trace = item
         self._queue.put((index, error if isinstance(error, InvalidOutcome) else None, trace))
 
@@ -255,10 +255,10 @@ def _worker(
     autoreset_mode: Any,
     semaphore: Any,
 ) -> None:
-    """Run Gymnasium's worker in a process group of its own; report a constructor that fails; leave stop signals to the parent."""
+    """Run Gymnasium's worker in its own process group, report errors of the constructor, and ignore stop signals."""
     lead_group(parent)
     discard_stop_signals()
-    parent_pipe.close()  # this process's copy would keep `pipe` from ending with the parent
+    parent_pipe.close()  # else this copy would keep `pipe` open after the parent has died
     try:
         env = env_fn()
     except Exception:
@@ -277,13 +277,13 @@ def _worker(
 
 
 class _GymVectorBackend(Backend):
-    """Base of sync and async: SAME_STEP autoreset, so that no step is spent on dummy rows."""
+    """Base class of Sync and Async, with SAME_STEP autoreset, so that there are no dummy rows."""
 
     applies_wraps = checks = True
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
-    """Row → info of its last episode's last step."""
+    """Row → info of the last step of its last episode."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvTarget) -> str | None:
@@ -337,7 +337,7 @@ class Sync(_GymVectorBackend):
         in_rows = isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
         dtypes = [np.dtype(leaf.dtype) for _, leaf in leaves(self.observation_space)]
         self._narrow = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
-        """Stacking would silently change numbers that are too large."""
+        """Whether stacking would silently change numbers that are too large for the dtype."""
         if in_rows and self._plain and target.num_envs == 1:
             self.env, self.lone = self._envs[0], self
             _recognise_int64(self.env.unwrapped.action_space)
@@ -355,11 +355,11 @@ class Sync(_GymVectorBackend):
         return self._stack(obs_list)
 
     def step(self, action: np.ndarray) -> RawStep:
-        """Step like SyncVectorEnv.step, which takes 1.5 times as long for one CartPole."""
+        """Step all envs. SyncVectorEnv.step takes 1.5 times as long for one CartPole."""
         return self.gather(env.step(one) for env, one in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
 
     def gather(self, outcomes: Iterable[Any]) -> RawStep:
-        """Return what the envs returned as one step, with those reset whose episode ended. Raises InvalidOutcome."""
+        """Combine the results of the envs into one step; reset the envs whose episode ended. Raises InvalidOutcome."""
         count, final, lives_N = len(self._envs), None, None
         reward_N, terminated_N, truncated_N = np.empty(count), np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         obs_list: list[Any] = []
@@ -390,7 +390,7 @@ class Sync(_GymVectorBackend):
             reraise(error, len(obs_list) if len(obs_list) < count else None)
 
     def _kept(self, obs: Any) -> Any:
-        """Return a copy of the last observation of an episode: the env may write its next one into the same array."""
+        """Return a copy of the last observation of an episode, because the env may reuse the array."""
         if self._plain and type(obs) is np.ndarray and self.fits(obs):
             return obs.copy()
         return copy.deepcopy(fitted(self.observation_space, obs))
@@ -413,7 +413,7 @@ class Sync(_GymVectorBackend):
             return concatenate(self.observation_space, self._fitted(obs_list) if self._narrow else obs_list, self._obs)
         except InvalidOutcome:
             raise
-        except Exception:  # gymnasium or numpy raised it: check and convert the observations, which says what is wrong, and try again
+        except Exception:  # raised by gymnasium or numpy: check and convert the observations, with clear errors, and try again
             return concatenate(self.observation_space, self._fitted(obs_list), self._obs)
 
     def _fitted(self, obs_list: list[Any]) -> list[Any]:
@@ -426,23 +426,23 @@ class Sync(_GymVectorBackend):
         return obs_list
 
     def fits(self, obs: Any) -> bool:
-        """Return whether an observation of a Box can be used as it is."""
+        """Return whether an observation of a Box needs no conversion."""
         return isinstance(obs, np.ndarray) and obs.dtype == self._dtype and obs.shape == self._shape
 
 
 def _recognise_int64(space: gym.Space[Any]) -> None:
-    """Let a Discrete space see at once that an int64 is one of its actions: Gymnasium takes a fifth of CartPole's step for that."""
+    """Speed up `contains` of a Discrete space for int64 actions, which takes a fifth of CartPole's step in Gymnasium."""
     if type(space) is gym.spaces.Discrete:
         space.contains = functools.partial(_contains, space)  # type: ignore[method-assign]
 
 
 def _contains(space: gym.spaces.Discrete, x: Any) -> bool:
-    """Return what `space.contains` returned."""
+    """Return whether `x` is in `space`, with a fast path for int64."""
     return bool(type(x) is np.int64 and space.start <= x < space.start + space.n) or gym.spaces.Discrete.contains(space, x)
 
 
 class Async(_GymVectorBackend):
-    """Gymnasium's AsyncVectorEnv: one process per env, for envs that take milliseconds a step. Never chosen by "auto"."""
+    """Gymnasium's AsyncVectorEnv: one process per env, for envs whose steps take milliseconds. Never chosen by "auto"."""
 
     name = "async"
 
@@ -462,7 +462,7 @@ class Async(_GymVectorBackend):
             except ValueError as error:
                 if not isinstance(error.__cause__, gym.error.CustomSpaceError):
                     raise
-                # make_env explains that the space is not supported
+                # make_env raises an error for the unsupported space
                 vec = _Async(make, target.num_envs, target.log_info, shared_memory=False)
         self._use(vec, target)
 
@@ -477,7 +477,7 @@ class Async(_GymVectorBackend):
 
 @contextlib.contextmanager
 def _worker_death() -> Iterator[None]:
-    """Report a closed pipe as the death of a worker process."""
+    """Convert errors of a closed pipe to a RuntimeError that a worker process died."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
@@ -488,7 +488,7 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 
 class Native(Backend):
-    """The vector env that an id registers itself (vector_entry_point), such as Gymnasium's CartPoleVectorEnv."""
+    """The vector env registered with an id (vector_entry_point), such as Gymnasium's CartPoleVectorEnv."""
 
     name = "native"
     checks = True
@@ -512,7 +512,7 @@ class Native(Backend):
 
     @classmethod
     def preferred(cls, target: EnvTarget) -> bool:
-        """A step of CartPoleVectorEnv costs as much for one env as for eight: Sync takes 0.4 of that for one env, as much for four."""
+        """A step of CartPoleVectorEnv takes as long for one env as for eight; Sync takes 0.4 of that for one env, the same for four."""
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 
     def __init__(self, target: EnvTarget) -> None:
@@ -526,7 +526,7 @@ class Native(Backend):
         self._same_step = mode == AutoresetMode.SAME_STEP
         self._info: Mapping[str, Any] = {}
         assert target.registration is not None
-        self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE  # it returns new arrays, of its spaces
+        self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE  # returns new arrays that match its spaces
         # decoded actions are always valid; CartPole's own check takes a quarter of its step
         vec.action_space.contains = lambda x: True  # type: ignore[method-assign]
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
@@ -543,7 +543,7 @@ class Native(Backend):
         return RawStep(obs, reward_N, terminated_N, truncated_N, None)
 
     def _checked(self, outcome: Any) -> RawStep:
-        """Return a step as arrays, with the last observations of the episodes that ended. Raises InvalidOutcome."""
+        """Check a step and return it as arrays, with the last observations of ended episodes. Raises InvalidOutcome."""
         obs, reward_N, terminated_N, truncated_N, info = unpacked(outcome)
         if not isinstance(info, Mapping):
             raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
@@ -578,7 +578,7 @@ class Native(Backend):
         vec.prev_done = np.array(state["ended"], np.bool_)
 
     def _rngs(self) -> tuple[np.random.Generator, ...]:
-        """One generator for all envs, or one each."""
+        """Return one generator for all envs, or one for each env."""
         rng = self._vec.np_random
         return rng if isinstance(rng, tuple) else (rng,)
 

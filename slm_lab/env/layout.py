@@ -1,11 +1,11 @@
-"""What agents see of a Box, an image or a vector: one rule for environments, nets, memories, exported files and `check`.
+"""Conversion of a Box to an image or a vector for agents, with the same rules for envs, nets, memories, exported files and `check`.
 
-- Channels are the first or the last axis; `channels_axis` decides which.
-- An image has integers from 0 to 255, or floats from 0 to 1, -1 to 1 or 0 to 255, and three axes, one of which is its channels; integers
-  of two axes are an image without channels. Everything else is a vector. `input` in the spec (or a net with convolutions) decides instead.
-- The upper bound of an image is the number by which nets divide it. Vectors of integers from 0 to at most 255 are divided by their own
-  upper bounds, each number by its own; other vectors stay as they are.
-- A wrapper that stacks observations adds a first axis (`mark_stack`): frames of an image become channels, and vectors lie side by side.
+- Channels are the first or the last axis, determined by `channels_axis`.
+- An image has integers from 0 to 255, or floats from 0 to 1, -1 to 1 or 0 to 255, and three axes including the channels; integers with two
+  axes are an image without channels. Everything else is a vector. `input` in the spec (or a net with convolutions) overrides this rule.
+- Nets divide an image by its upper bound. In vectors of integers from 0 to at most 255 each number is divided by its own upper bound;
+  other vectors are not changed.
+- A wrapper that stacks observations adds a first axis (`mark_stack`): frames of images become channels, and vectors are concatenated.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from gymnasium import spaces
 from slm_lab.lib.records import Ambiguity, Channels, Dtype, InputKind
 
 UNBOUNDED = 1e30
-"""Bounds beyond this count as infinite: some envs give float32's largest number instead of infinity."""
+"""Bounds beyond this count as infinite: some envs use float32's largest number instead of infinity."""
 BYTE = 255.0
 _PICTURES = ((0.0, 1.0), (-1.0, 1.0), (0.0, BYTE))
-"""Bounds of images of floats."""
+"""Bounds of float images."""
 _SMALLEST_SIDE = 7
-"""Least side of an image of floats or without channels: smaller arrays are tables of numbers more often than images."""
+"""Minimum side of a float image or an image without channels: smaller arrays are more often tables of numbers than images."""
 _LARGE_SIDE = 32
-"""Least side for which a Box of three axes with other bounds is ambiguous."""
+"""Minimum side for which a Box with three axes and other bounds is ambiguous."""
 _USUAL_CHANNELS = (1, 3, 4)
 _CLEAR_ASPECT = 1.25
-"""Least ratio of the two aspect ratios, with channels first and with channels last, at which the squarer image is chosen."""
+"""Minimum ratio of the aspect ratios with channels first and channels last for which the squarer image is clearly right."""
 
 
 class BoxLayout(NamedTuple):
-    """How a batch of a Box, [N, *shape], becomes what agents see."""
+    """Conversion of a batch of a Box, [N, *shape], to the form that agents use."""
 
     shape: tuple[int, ...]
-    """[C, H, W] of an image, else [n]."""
+    """[C, H, W] for an image, [n] for a vector."""
     dtype: Dtype
     channels_last: bool = False
-    """Whether the last axis of the env's form is to be moved before the two axes of the image."""
+    """Whether the env's last axis is the channels, which must be moved before the two axes of the image."""
     high: float | None = None
     """Upper bound of an image."""
     scale: np.ndarray | None = None
-    """float32 [n]: factors of a vector; None: it stays as it is."""
+    """float32 [n]: factors for a vector; None: no scaling."""
     ambiguities: tuple[Ambiguity, ...] = ()
-    """What the space leaves open, with the key that decides it."""
+    """Properties that the space does not determine, each with the spec key that sets it."""
     text: str = ""
     """Description: "image 24 × 20, 6 channels last, 0 to 255"."""
 
@@ -57,16 +57,16 @@ class BoxLayout(NamedTuple):
 
 
 def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Channels | None = None, where: str = "") -> BoxLayout:
-    """Return what agents see of a Box.
+    """Return the layout of a Box.
 
     Args:
-        input: what the spec says about the kind. Not every array can be an image; those of one axis are vectors in any case.
-        channels: what the spec says about the axis of an image's channels.
+        input: kind according to the spec. Arrays that cannot be images, such as those with one axis, are vectors in any case.
+        channels: axis of an image's channels according to the spec.
         where: name of the entry of a Dict or Tuple, for messages.
     """
     shape = space.shape
     inner = shape[1:] if is_stacked(space) else shape
-    if len(inner) == 4:  # images that the env itself has stacked
+    if len(inner) == 4:  # images stacked by the env itself
         inner = inner[1:]
     last, clear = channels_axis(inner, channels)
     plain = len(inner) not in (2, 3) or not math.prod(shape)
@@ -79,9 +79,9 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
 
 
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
-    """Return whether the channels of an image are its last axis, and whether that is clear.
+    """Return whether the channels of an image are its last axis, and whether this is certain.
 
-    An axis of 1, 3 or 4 is taken for the channels if only one end of the shape has it; else the end that leaves the squarer image.
+    If only one of the first and last axes has size 1, 3 or 4, it is the channels; else the axis whose removal leaves the squarer image.
     """
     if len(shape) != 3:
         return False, True
@@ -99,7 +99,7 @@ def _aspect(height: int, width: int) -> float:
 
 
 def _kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKind, bool]:
-    """Return what a Box of images [H, W], or [H, W, C] with channels first or last, is taken for, and whether that is sure."""
+    """Return whether a Box [H, W], or [H, W, C] with channels first or last, is an image or a vector, and whether this is certain."""
     height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
     side, bounds = min(height, width), _bounds(space)
     if _is_whole(space):
@@ -140,7 +140,7 @@ def _is_whole(space: spaces.Box) -> bool:
 
 
 def _bounds(space: spaces.Box) -> tuple[float, float]:
-    """Return the least lower and the greatest upper bound; infinite beyond UNBOUNDED."""
+    """Return the smallest lower and the largest upper bound; infinite beyond UNBOUNDED."""
     if not math.prod(space.shape):
         return 0.0, 0.0
     low, high = float(space.low.min()), float(space.high.max())
@@ -169,9 +169,9 @@ _MARK = "is_stacked"
 
 
 def mark_stack(env: gym.Env[Any, Any]) -> None:
-    """Mark the spaces whose first axis was added by a wrapper of an env that stacks observations, for `box_layout`.
+    """Mark the spaces whose first axis was added by a wrapper that stacks observations, for `box_layout`.
 
-    A wrapper that changes the observations afterwards makes a new space, which has no mark.
+    Outer wrappers that change observations create new spaces, which are not marked.
     """
     layer: Any = env
     while isinstance(layer, gym.Wrapper):

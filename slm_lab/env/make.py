@@ -31,7 +31,7 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
 
 BACKENDS: dict[str, type[Backend]] = {"ale": Ale, "native": Native, "envpool": EnvPool, "sync": Sync, "async": Async}
-"""In the order in which "auto" tries them."""
+"""Name → backend, in the order in which "auto" tries them."""
 
 _LEAST_BYTES = 1024
 """Memory of the smallest env: its Python object, its random generator, its row of each array."""
@@ -60,13 +60,13 @@ def make_env(
 
     Args:
         seed: of the envs, their action spaces and `Env.sample`; the same seed gives the same stream.
-        num_envs: instead of the spec's.
+        num_envs: overrides the spec's num_envs.
         gamma: discount of the returns that normalize_reward measures.
-        training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`), rewards raw.
-        threads: number of threads for a backend in C++.
-        input: what observations are by the spec's nets (`AgentSpec.input`).
+        training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`) and rewards are raw.
+        threads: number of threads for a C++ backend.
+        input: kind of observations that the spec's nets require (`AgentSpec.input`).
         log_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
-        few: with the backend for num_envs, build as few envs as show what they return: two, or one if it steps them one by one.
+        few: build only as many envs as needed to inspect them, with the backend chosen for num_envs: two, or one if it steps them singly.
 
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
@@ -76,7 +76,7 @@ def make_env(
     if log_info and not chosen.reports_info:
         why = f"the backend {chosen.name} does not report the info of an episode's end; use another env.backend, such as sync"
         raise SpecError(spec.name, [Problem("meta.log_info", why)])
-    if few and chosen in (Sync, Async, Ale, EnvPool):  # another one may need the number that the spec gives
+    if few and chosen in (Sync, Async, Ale, EnvPool):  # other backends may need the spec's number
         target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
     try:
@@ -100,7 +100,7 @@ def make_env(
 
 
 def _without_effect(spec: EnvSpec, target: EnvTarget, observation: ObservationSpace) -> Problem | None:
-    """Return the problem of a key that has no effect on such observations."""
+    """Return a problem for the first key that has no effect on these observations; None if there is none."""
     if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         why = f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it"
@@ -113,14 +113,14 @@ def _without_effect(spec: EnvSpec, target: EnvTarget, observation: ObservationSp
 
 
 def _check_not_empty(backend: Backend) -> None:
-    """Raise UnsupportedSpace for a space without numbers."""
+    """Raise UnsupportedSpace for a space of size 0."""
     for kind, space in (("observation", backend.observation_space), ("action", backend.action_space)):
         if not gym.spaces.flatdim(space):
             raise UnsupportedSpace(f"{kind} space {described(space)} is empty; expected one with at least one number")
 
 
 def make_codec(spec: EnvSpec, space: gym.Space[Any], input: InputKind | None, fresh: bool = False) -> tuple[ObservationSpace, Codec]:
-    """Return what `observation_codec` returns for the env section of a spec. Raises UnsupportedSpace."""
+    """Return the result of `observation_codec` for the env section of a spec. Raises UnsupportedSpace."""
     observation, encode = observation_codec(space, input, spec.channels, fresh)
     if normalizes_obs(spec):  # normalised floats are not divided by their bounds again
         parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in observation.parts)
@@ -129,13 +129,13 @@ def make_codec(spec: EnvSpec, space: gym.Space[Any], input: InputKind | None, fr
 
 
 def _supported_parts(space: gym.Space[Any]) -> str:
-    """Return how to keep the parts of an observation that agents support; "" if that is all or none."""
+    """Return a hint how to keep the supported parts of an observation; "" if all or none are supported."""
     supported = supported_keys(space)
     return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if supported else ""
 
 
 def supported_keys(space: gym.Space[Any]) -> list[str] | None:
-    """Return the parts of a Dict or Tuple observation that agents support (env.obs_keys); None if that is all or none."""
+    """Return the keys of the supported parts of a Dict or Tuple observation (env.obs_keys); None if all or none are supported."""
     parts, supported = parts_of(space) or {}, []
     for key, part in parts.items():
         with suppress(UnsupportedSpace):
@@ -145,7 +145,7 @@ def supported_keys(space: gym.Space[Any]) -> list[str] | None:
 
 
 def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
-    """Raise SpecError if the machine has too little memory for num_envs envs, however small."""
+    """Raise SpecError if the memory is too small for num_envs envs of the smallest possible size."""
     count = num_envs or spec.num_envs
     if count * _LEAST_BYTES > memory_bytes():
         sizes = f"{count:,} envs need at least {count * _LEAST_BYTES / 2**30:,.1f} GiB ({_LEAST_BYTES:,} bytes each)"
@@ -159,13 +159,13 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvTarget:
     kwargs, atari = spec.kwargs, None
     if is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
-    elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # its arguments are its own
+    elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # user backends have their own
         _check_arguments(spec, registration)
     return EnvTarget(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec))
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
-    """Return what is wrong with the arguments of the env's constructor, without building it; nothing if a package for it is missing."""
+    """Return problems of the arguments of the env's constructor, without building the env; none if its package is missing."""
     try:
         find_target(spec, spec.num_envs)
     except SpecError as error:
@@ -175,7 +175,7 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
 
 
 def choose_backend(spec: EnvSpec, target: EnvTarget) -> type[Backend]:
-    """Return the spec's backend, or for "auto" the first of BACKENDS that supports the target and is preferred. Raises SpecError."""
+    """Return the spec's backend; for "auto" the first in BACKENDS that supports the target and is preferred. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
         reason = _unsupported_reason(backend, target)
@@ -211,7 +211,7 @@ def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
 
 
 def _registration(spec: EnvSpec) -> Registration | None:
-    """Return Gymnasium's record of the id; None for an id that only the spec's backend may know (envpool, a user's own)."""
+    """Return Gymnasium's registration of the id; None for an id that only the spec's backend (envpool or a user's) may know."""
     module, _, name = spec.name.rpartition(":")
     before = set(gym.registry)
     if module:
@@ -238,7 +238,7 @@ def _registration(spec: EnvSpec) -> Registration | None:
 
 
 def _registered_by(module: str, name: str, before: set[str]) -> str:
-    """Return the ids that a module registers, now or (judging by their classes) before; the closest ones first."""
+    """Return a text with the ids that a module registered, now or (judging by their classes) before; the closest ids first."""
 
     def is_from_module(id_: str, registration: Registration) -> bool:
         entry = registration.entry_point
@@ -273,7 +273,7 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
         flags = boolean_arguments(creator)
     except ImportError as error:
         raise _problem(spec, "name", _missing_package(error)) from None
-    problems = [] if open_ended else _unknown(spec, known)  # of open_ended arguments the constructor decides, see _build
+    problems = [] if open_ended else _unknown(spec, known)  # open_ended: the constructor checks them, see _build
     if problems := problems + _texts(spec, flags):
         raise SpecError(spec.name, problems)
 
@@ -283,7 +283,7 @@ def _unknown(spec: EnvSpec, known: list[str]) -> list[Problem]:
 
 
 def _texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
-    """Return a problem for each text that is given for true or false, as which any text would count as true."""
+    """Return a problem for each string given instead of true or false, since every non-empty string would count as true."""
     texts = {key: value for key, value in spec.kwargs.items() if key in flags and isinstance(value, str)}
     return [
         Problem(f"env.{key}", f"invalid value {json.dumps(value, ensure_ascii=False)}: expected true or false")
@@ -306,13 +306,13 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvTarget) -> Backend:
             raise _problem(spec, str(key), unknown_key_message(str(key), known, spec.name)) from error
         kind, given = type(error).__name__, sorted(spec.kwargs)
         arguments = f" with its arguments {', '.join(given)}" if given else ""
-        reason = str(error).partition(" The following argument types are supported")[0]  # of C++, with all signatures
+        reason = str(error).partition(" The following argument types are supported")[0]  # C++ errors list all signatures
         message = f"the backend {backend.name or spec.backend} cannot build {spec.name}{arguments}: {kind}: {reason}"
         raise _problem(spec, given[0] if len(given) == 1 else "name", message) from error
 
 
 def _missing_package(error: BaseException) -> str:
-    """Return which package is missing, and the command that installs it."""
+    """Return a message with the missing package and the command that installs it."""
     cause: Any = error
     while cause is not None:
         package = (getattr(cause, "name", None) or "").partition(".")[0]

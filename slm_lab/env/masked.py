@@ -1,6 +1,6 @@
 """CartPole with hidden velocities, a partially observable env for recurrent policies: `slm_lab.env.masked:MaskedCartPole-v1`.
 
-A policy without memory observes one position and one angle, and cannot tell which way the pole falls.
+A policy without memory observes one position and one angle, and cannot infer in which direction the pole falls.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 POSITIONS = [0, 2]
-"""Cart position (m) and pole angle (rad) among CartPole's four observations."""
+"""Indices of cart position (m) and pole angle (rad) in CartPole's four observations."""
 
 
 class MaskedCartPole(CartPoleEnv):
@@ -20,7 +20,7 @@ class MaskedCartPole(CartPoleEnv):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # twice the termination limits, as in CartPole, so that the last observation is inside
+        # twice the termination limits, as in CartPole, so that the last observation is within the bounds
         bounds = 2 * np.array([self.x_threshold, self.theta_threshold_radians], dtype=np.float32)
         self.observation_space = gym.spaces.Box(-bounds, bounds)
 

@@ -1,4 +1,4 @@
-"""Backends in C++: ALE's vector env and envpool."""
+"""C++ backends: ALE's vector env and envpool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_lab.env.single import quiet_gymnasium, register_atari
 
 
 class Ale(Backend):
-    """ALE's own vector env of Atari games. Where an episode ended, its infos are those of the reset, so there is no episode_info."""
+    """ALE's vector env of Atari games. At the end of an episode it returns the infos of the reset, so there is no episode_info."""
 
     name = "ale"
     fresh = checks = True
@@ -65,9 +65,9 @@ class Ale(Backend):
 
 
 class EnvPool(Backend):
-    """envpool (arXiv:2206.10558): C++ copies of MuJoCo, Box2D, Atari and classic control.
+    """envpool (arXiv:2206.10558): C++ implementations of MuJoCo, Box2D, Atari and classic control envs.
 
-    Its own time limit reports a termination on the last step as a truncation. So envpool is given a limit one step longer, and this
+    envpool's time limit reports a termination on the last step as a truncation. Therefore envpool gets a limit one step longer, and this
     class truncates and resets the env in the same step. Terminated envs are reset by the next step (dummy rows).
     """
 
@@ -93,7 +93,7 @@ class EnvPool(Backend):
 
     @classmethod
     def preferred(cls, target: EnvTarget) -> bool:
-        """Prefer it if a step costs more than handing it to a thread, and the import (2 s): Acrobot gains 6 times, Pendulum hardly."""
+        """Prefer envpool if a step costs more than passing it to a thread, and the import (2 s): Acrobot gains 6 times, Pendulum hardly."""
         heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.classic_control.acrobot")
         return target.num_envs > 1 and target.entry_point.startswith(heavy)
 
@@ -108,8 +108,8 @@ class EnvPool(Backend):
         own = target.time_limit or limit
         self._limit = min(own, target.max_t or own)
         self._name, self._num_envs = name, target.num_envs
-        # two threads per core hide wake-up latency: 8 HalfCheetahs between updates take 520 µs a step instead of 620. On a single core a
-        # second thread only adds switches between threads, 3 % of a step.
+        # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a
+        # single core a second thread only adds context switches, 3 % of a step.
         self._threads = min(2 * target.threads, target.num_envs) if target.threads > 1 else 1
         self._pool: Any = None
         self._command: list[np.ndarray] | None = None
@@ -143,7 +143,7 @@ class EnvPool(Backend):
     def step(self, action: np.ndarray) -> RawStep:
         obs, reward, terminated, elapsed, lives = self._exchange(action)
         out_of_time = elapsed >= self._limit
-        if 1 not in out_of_time.tobytes():  # a third of the time of .any()
+        if 1 not in out_of_time.tobytes():  # takes a third of the time of .any()
             return RawStep(obs, reward, terminated, self._none_N, None, lives)
         truncated = out_of_time & ~terminated
         rows = np.flatnonzero(truncated)
@@ -153,14 +153,14 @@ class EnvPool(Backend):
         return RawStep(obs, reward, terminated, truncated, final, lives)
 
     def _exchange(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """Step the pool; return observations, rewards, terminated, episode lengths so far and lives."""
+        """Step the pool; return observations, rewards, terminated, current episode lengths and lives."""
         pool, names = self._pool, ["reward", "done", "trunc", "elapsed_step", "obs"]
         keys = getattr(pool, "_state_keys", ())
         if not set(names).issubset(keys) or not hasattr(pool, "_send"):  # Dict observations, or another version of envpool
             obs, reward, terminated, _, info = pool.step(action)
             self._info = info
             return obs, reward, terminated, info["elapsed_step"], info["lives"] if self._atari else None
-        # like `pool.step`, without building trees and dicts: 319 µs instead of 433 for 8 HalfCheetahs
+        # `pool.step` without building trees and dicts: 319 µs instead of 433 for 8 HalfCheetahs
         if self._command is None:
             self._command = pool._from(action)
             self._slots = [keys.index(name) for name in (*names, "info:lives" if self._atari else "obs")]

@@ -1,4 +1,4 @@
-"""Running statistics, and the normalisers of observations and rewards that use them."""
+"""Running statistics, and normalisers of observations and rewards."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from slm_lab.spec.models.env import EnvSpec
 EPSILON = 1e-8
 """Added to a variance before its square root."""
 NORMALIZED_CLIP = 10.0
-"""Bound of normalised values, unless the spec gives one."""
+"""Default bound of normalised values."""
 
 
 class Moments(NamedTuple):
-    """Number of samples, their mean, and the sum of squared deviations from it."""
+    """Number of samples, their mean, and the sum of squared deviations from the mean."""
 
     samples: int
     mean: np.ndarray
@@ -30,7 +30,7 @@ class Moments(NamedTuple):
 class RunningStats:
     """Mean and variance of all samples seen so far, merged batch by batch in float64 (Chan, Golub, LeVeque 1979).
 
-    Samples that are not finite are left out.
+    Samples that are not finite are ignored.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -38,7 +38,7 @@ class RunningStats:
         self.mean = np.zeros(shape)
         self.m2 = np.zeros(shape)
         self.inv_std = np.ones(shape)
-        """1 / std (population); 1 before the second sample."""
+        """1 / population standard deviation; 1 before the second sample."""
         self._store: Store | None = None
 
     @property
@@ -48,11 +48,11 @@ class RunningStats:
 
     @property
     def count(self) -> int:
-        """Samples seen, by all processes that share the statistics."""
+        """Number of samples seen by all processes that share the statistics."""
         return int(self._count[0])
 
     def update(self, batch: np.ndarray) -> bool:
-        """Add samples [B, *shape], B ≥ 1. Returns False if some were not finite and so left out."""
+        """Add samples [B, *shape], B ≥ 1. Returns False if some were not finite and therefore ignored."""
         delta = _moments(batch)
         if isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
@@ -63,7 +63,7 @@ class RunningStats:
         return False
 
     def merge(self, delta: Moments) -> None:
-        """Add samples given by their moments, unless these are not finite."""
+        """Add samples given by their moments; ignore moments that are not finite."""
         if delta.samples and isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
 
@@ -82,12 +82,12 @@ class RunningStats:
         distance = mean - self.mean
         self.m2 += m2 + distance * distance * (before * size / total)
         self.mean += distance * (size / total)
-        self._count[0] = total  # last: a process killed before it has added little
+        self._count[0] = total  # last, so that a process killed before this line has changed little
         if total > 1:
             self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 
     def moments(self) -> Moments:
-        """Return copies."""
+        """Return copies of the statistics."""
         return Moments(self.count, self.mean.copy(), self.m2.copy())
 
     def set(self, moments: Moments) -> None:
@@ -103,7 +103,7 @@ class RunningStats:
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute inv_std anew."""
+        """Recompute inv_std."""
         self.inv_std = 1.0 / np.sqrt(self.m2 / self.count + EPSILON) if self.count > 1 else np.ones_like(self.mean)
 
     def shared_arrays(self) -> Named:
@@ -111,7 +111,7 @@ class RunningStats:
         return {name: SharedArray(values, "merge") for name, values in (("count", self._count), ("mean", self.mean), ("m2", self.m2))}
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the statistics of all processes."""
+        """Use the statistics shared by all processes."""
         self._store = store
         self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
         self.refresh()
@@ -133,7 +133,7 @@ def _moments(batch: np.ndarray) -> Moments:
 
 
 class ObsNormalizer:
-    """Apply normalize_obs and clip_obs: to float32 observations, and to the float32 entries of packed ones.
+    """Apply normalize_obs and clip_obs to float32 observations and to the float32 entries of packed observations.
 
     `stats` is None if observations are only clipped.
     """
@@ -142,7 +142,7 @@ class ObsNormalizer:
         self._floats = space.packed_floats
         self.stats = RunningStats((self._floats,) if space.parts else space.shape) if spec.normalize_obs else None
         self.delta = self.stats
-        """Statistics that `update` adds to: `stats` itself, unless deltas are accumulated apart."""
+        """Statistics to which `update` adds samples: `stats`, unless deltas are accumulated separately."""
         self.frozen = not training
         self.clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
 
@@ -152,7 +152,7 @@ class ObsNormalizer:
             self.delta.update(self._unpacked(obs) if self._floats else obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
-        """Normalise by the current statistics and clip: [B, *shape] → a new array of that shape."""
+        """Normalise by the current statistics and clip: [B, *shape] → a new array of the same shape."""
         if not self._floats:
             return self._scaled(obs)
         packed = obs.copy()
@@ -170,10 +170,10 @@ class ObsNormalizer:
 
 
 class RewardNormalizer:
-    """Turn raw rewards into what the agent trains on: reward_scale, then normalize_reward, then clip_reward.
+    """Compute training rewards from raw rewards: apply reward_scale, then normalize_reward, then clip_reward.
 
-    Normalising divides by the running standard deviation of the discounted return of each env, which restarts with each
-    episode (as the reference implementations of PPO do; Engstrom et al., arXiv:2005.12729, section 3).
+    Normalising divides by the running standard deviation of each env's discounted return, which is reset at the start of each episode
+    (as in the reference implementations of PPO; Engstrom et al., arXiv:2005.12729, section 3).
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, gamma: float) -> None:
@@ -181,7 +181,7 @@ class RewardNormalizer:
         self.gamma = gamma
         self.stats = RunningStats(()) if spec.normalize_reward else None
         self.delta = self.stats
-        """Statistics that returns are added to: `stats` itself, unless deltas are accumulated apart."""
+        """Statistics to which returns are added: `stats`, unless deltas are accumulated separately."""
         self.return_N = np.zeros(num_envs)
         """Discounted returns of the running episodes."""
         clip = spec.clip_reward
@@ -189,19 +189,19 @@ class RewardNormalizer:
             clip = NORMALIZED_CLIP if spec.normalize_reward else is_preprocessed(spec)
         self.sign = clip is True
         self.clip = None if isinstance(clip, bool) else tuple(clip) if isinstance(clip, list) else (-clip, clip)
-        """Least and greatest reward."""
+        """Smallest and largest reward after clipping."""
 
     @property
     def is_identity(self) -> bool:
-        """Rewards stay as they are."""
+        """Whether rewards are not changed."""
         return self.scale == 1.0 and self.stats is None and not self.sign and self.clip is None
 
     def __call__(self, reward_N: np.ndarray, ended_N: np.ndarray | None = None, valid_N: np.ndarray | None = None) -> np.ndarray:
-        """Raw rewards [N] → float32 [N].
+        """Convert raw rewards [N] to training rewards, float32 [N].
 
         Args:
-            ended_N: the episode ended in this step; None: nowhere.
-            valid_N: the row is a transition; None: everywhere.
+            ended_N: whether each episode ended in this step; None: no episode ended.
+            valid_N: whether each row is a transition; None: all are.
         """
         if self.scale == "sign":
             reward_N = np.sign(reward_N)
@@ -219,7 +219,7 @@ class RewardNormalizer:
         before_N, self.return_N = self.return_N, self.return_N * self.gamma + reward_N
         seen = self.return_N if valid_N is None else self.return_N[valid_N]
         if len(seen) and self.delta is not None and not self.delta.update(seen):
-            self.return_N = np.where(np.isfinite(self.return_N), self.return_N, before_N)  # as if that reward had not been
+            self.return_N = np.where(np.isfinite(self.return_N), self.return_N, before_N)  # ignore such a reward
         if ended_N is not None:
             self.return_N[ended_N] = 0.0
         if valid_N is not None:
@@ -232,36 +232,36 @@ class RewardNormalizer:
 
 
 class Normalizers:
-    """The normalisers of a vector env; `obs` or `reward` is None if observations or rewards stay as they are.
+    """The normalisers of a vector env; `obs` or `reward` is None if observations or rewards are not changed.
 
-    Several processes may share the statistics (`attach`), or collect what they see as deltas that one process merges.
+    Several processes may share the statistics (`attach`), or collect samples as deltas that one process merges.
     """
 
     def __init__(self, obs: ObsNormalizer | None = None, reward: RewardNormalizer | None = None) -> None:
         self.obs, self.reward = obs, reward
         both: list[tuple[str, ObsNormalizer | RewardNormalizer | None]] = [("obs", obs), ("reward", reward)]
         self._adaptive = {name: one for name, one in both if one is not None and one.stats is not None}
-        """Those with statistics."""
+        """The normalisers with statistics."""
 
     @property
     def _stats(self) -> dict[str, RunningStats]:
         return {name: one.stats for name, one in self._adaptive.items() if one.stats is not None}
 
     def shared_arrays(self) -> Named:
-        """Return the statistics; running returns stay each process's own."""
+        """Return the statistics; the running returns of each process are not shared."""
         return prefixed(self._stats)
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the statistics of all processes."""
+        """Use the statistics shared by all processes."""
         attach_parts(self._stats, store, arrays)
 
     def pull(self) -> None:
-        """Bring what is derived from the statistics up to date with shared arrays that were restored."""
+        """Recompute values derived from the statistics after the shared arrays were restored."""
         for stats in self._stats.values():
             stats.refresh()
 
     def accumulate_deltas(self) -> None:
-        """From now on normalise by the statistics as they were set, and accumulate new samples apart for `take_deltas`."""
+        """From now on accumulate new samples separately, for `take_deltas`, and normalise by statistics that only change when set."""
         for one in self._adaptive.values():
             assert one.stats is not None
             one.delta = RunningStats(one.stats.mean.shape)
@@ -305,7 +305,7 @@ class Normalizers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, without statistics that are not used here, or that several processes share."""
+        """Load what `state_dict` returned, except statistics that are not used here or that several processes share."""
         for name, stats in self._stats.items():
             if (saved := state[f"{name}_stats"]) is not None and not stats.is_shared:
                 stats.load_state_dict(saved)
@@ -327,17 +327,17 @@ class Normalizers:
         return True
 
     def copy_obs_statistics(self, state: dict[str, Any]) -> None:
-        """Load the observation statistics alone, for evaluation. `state`: a state_dict of Normalizers or Env."""
+        """Load only the observation statistics, for evaluation. `state`: a state_dict of Normalizers or Env."""
         stats = self._stats.get("obs")
         if stats is not None and state["obs_stats"] is not None:
             stats.load_state_dict(state["obs_stats"])
 
 
 def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool = True) -> Normalizers:
-    """Build the normalisers that the spec asks for; no env is needed.
+    """Build the normalisers of a spec; no env is needed.
 
     Args:
-        gamma: discount of the returns that normalize_reward measures.
+        gamma: discount of the returns for normalize_reward.
         training: False for evaluation: observation statistics are frozen, rewards stay raw.
     """
     floats = info.observation.dtype == "float32" or info.observation.packed_floats > 0
@@ -347,5 +347,5 @@ def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool 
 
 
 def normalizes_obs(spec: EnvSpec) -> bool:
-    """The spec asks for observations to be normalised or clipped."""
+    """Return whether observations are normalised or clipped according to the spec."""
     return spec.normalize_obs or spec.clip_obs is not None

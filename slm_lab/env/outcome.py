@@ -1,6 +1,6 @@
-"""What an env returns, checked against its spaces and Gymnasium's interface. Errors say which value came and what is expected.
+"""Checks of the values that an env returns against its spaces and Gymnasium's interface. Errors show the value and what is expected.
 
-A step whose values have the usual types is not checked here: see `Env._step_lone`, `Sync.gather`, and the codecs of `spaces`.
+Steps whose values have the usual types are not checked here: see `Env._step_lone`, `Sync.gather`, and the codecs of `spaces`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slm_lab.env.backend import Outcome, RawStep
 from slm_lab.lib.log import PlainError
 
 NUMBERS = frozenset({float, int, bool, np.bool_, *(np.dtype(code).type for code in "efdbhilqBHILQ")})
-"""Types of rewards that need no conversion."""
+"""Reward types that need no conversion."""
 FLAGS = frozenset({bool, np.bool_})
 SIGNATURES = {
     "step": "step(action), which returns (observation, reward, terminated, truncated, info)",
@@ -30,9 +30,9 @@ SIGNATURES = {
 _SHOWN = 100
 """Maximum number of characters of a value in a message."""
 _HANDLING = ("gymnasium.", "numpy.", "slm_lab.env.")
-"""Packages that handle what an env returns."""
+"""Packages that process the values an env returns."""
 _MISUSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError, NotImplementedError)
-"""Errors that unsuitable values raise there."""
+"""Errors that invalid values raise in these packages."""
 
 
 _OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker)
@@ -40,12 +40,12 @@ _OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.Pa
 
 
 class InvalidOutcome(PlainError, RuntimeError):
-    """An env returned what its spaces or Gymnasium's interface do not allow. The message says where, what came and what is expected."""
+    """An env returned a value that violates its spaces or Gymnasium's interface. The message gives place, value and expectation."""
 
     row: int | None = None
-    """Number of the env; None if all envs are meant."""
+    """Index of the env; None for all envs."""
     call = ""
-    """"step" or "reset", once the message names env and step."""
+    """"step" or "reset" if the message already contains env and step, else ""."""
 
 
 class InvalidReward(InvalidOutcome):
@@ -53,7 +53,7 @@ class InvalidReward(InvalidOutcome):
 
 
 def reraise(error: Exception, row: int | None = None) -> NoReturn:
-    """Raise InvalidOutcome, with the env's number, for an error that unsuitable values caused; the env's own error as it is."""
+    """Raise InvalidOutcome, with the env's index, for an error caused by invalid values; reraise the env's own errors unchanged."""
     found = error
     if isinstance(error, _MISUSE) and (place := _handled_in(error)) is not None:
         found = InvalidOutcome(place.format(f"{type(error).__name__}: {error}"))
@@ -65,7 +65,7 @@ def reraise(error: Exception, row: int | None = None) -> NoReturn:
 
 
 def reraise_located(error: Exception, env: str, call: str, step: int) -> NoReturn:
-    """Raise InvalidOutcome, with a message that names env and step, or the env's own error, for an error in `Env.step` or `Env.reset`."""
+    """Raise InvalidOutcome with env and step in the message for an error in `Env.step` or `Env.reset`; reraise the env's own errors."""
     try:
         reraise(error)
     except InvalidOutcome as found:
@@ -78,9 +78,9 @@ def reraise_located(error: Exception, env: str, call: str, step: int) -> NoRetur
 
 
 def _handled_in(error: Exception) -> str | None:
-    """Return which wrapper or method cannot use what the env returned, and what is expected; None if code of the env raised the error.
+    """Return a message that the env's values cannot be used, by which wrapper, and what is expected; None if the env raised the error.
 
-    The text has a place for the error.
+    The message has a placeholder {} for the error.
     """
     call, wrapper = "step", ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -97,14 +97,14 @@ def _handled_in(error: Exception) -> str | None:
 
 
 def unpacked(outcome: Any) -> Outcome:
-    """Return the five values of a step. Raises InvalidOutcome if there are others."""
+    """Return the five values of a step. Raises InvalidOutcome for anything else."""
     if isinstance(outcome, tuple | list) and len(outcome) == 5:
         return outcome[0], outcome[1], outcome[2], outcome[3], outcome[4]
     raise InvalidOutcome(f"step returned {shown(outcome)}; expected {SIGNATURES['step']}")
 
 
 def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Return observation and info of a reset. Raises InvalidOutcome if there are other values."""
+    """Return observation and info of a reset. Raises InvalidOutcome for anything else."""
     if (
         (type(result) is tuple or isinstance(result, tuple | list))
         and len(result) == 2
@@ -115,7 +115,7 @@ def unpacked_reset(result: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def checked(outcome: Any) -> Outcome:
-    """Return the values of a step, reward and flags as plain numbers; the observation as it is. Raises InvalidOutcome."""
+    """Return the values of a step, with reward as float, flags as bool and the observation unchanged. Raises InvalidOutcome."""
     obs, reward, terminated, truncated, info = unpacked(outcome)
     if not isinstance(info, Mapping):
         raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
@@ -123,7 +123,7 @@ def checked(outcome: Any) -> Outcome:
 
 
 def number(reward: Any) -> float:
-    """Return a reward, a number or an array of one number, as a float. Raises InvalidReward."""
+    """Convert a reward (a number or an array of one number) to a float. Raises InvalidReward."""
     try:
         array = np.asarray(reward)
         if array.size == 1 and (array.dtype.kind in "biuf" or isinstance(reward, Real)):
@@ -134,7 +134,7 @@ def number(reward: Any) -> float:
 
 
 def flag(value: Any, name: str) -> bool:
-    """Return a bool, 0, 1, or an array of one of these as a bool. Raises InvalidOutcome."""
+    """Convert a bool, 0, 1, or an array with one such value to a bool. Raises InvalidOutcome."""
     array = _array(value)
     if array is not None and array.size == 1 and array.reshape(()).item() in (0, 1):
         return bool(array.reshape(()).item())
@@ -142,12 +142,12 @@ def flag(value: Any, name: str) -> bool:
 
 
 def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead: tuple[int, ...] = ()) -> Any:
-    """Return an element of a space, or with `lead` = (N,) a batch of N, as arrays of the space's dtype. Bounds of a Box are not checked.
+    """Convert an element of a space, or with `lead` = (N,) a batch of N, to arrays of the space's dtype. Bounds of a Box are not checked.
 
-    Raises InvalidOutcome, which names the part of a Dict or Tuple, if structure, shape or type differ or a number is not one of the space.
+    Raises InvalidOutcome (with the part of a Dict or Tuple) if structure, shape or type differ or a number is not in the space.
     """
     if type(space) is spaces.Discrete and type(value) in (int, np.int64) and not lead and 0 <= int(value) - int(space.start) < int(space.n):
-        return value  # the most frequent one
+        return value  # the most frequent case
     match space:
         case spaces.Dict():
             if not isinstance(value, Mapping):
@@ -180,7 +180,7 @@ def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[i
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """Return a value as an array of real numbers; None if it is none: a text, None, a ragged list, complex numbers."""
+    """Convert a value to an array of real numbers; return None for anything else: a string, None, a ragged list, complex numbers."""
     try:
         array = np.asarray(value)
     except Exception:  # what the conversion of unknown objects raises
@@ -189,7 +189,7 @@ def _array(value: Any) -> np.ndarray | None:
 
 
 def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return an array as another dtype; None if that changes numbers by more than rounding."""
+    """Convert an array to another dtype; return None if this changes numbers by more than rounding."""
     if array.dtype == dtype:
         return array
     with np.errstate(all="ignore"):
@@ -198,7 +198,7 @@ def _cast(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
 
 
 def _inside(space: spaces.Space[Any], array: np.ndarray) -> np.ndarray:
-    """Return which numbers of a batch or element are among those of the space."""
+    """Return a mask of the numbers of a batch or element that are in the space."""
     match space:
         case spaces.Discrete():
             return np.asarray((array >= space.start) & (array < space.start + space.n))
@@ -220,7 +220,7 @@ def _misfit(space: spaces.Space[Any], value: Any, name: str, lead: tuple[int, ..
 
 
 def fitted_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
-    """Return a step of a vector env as arrays of the right dtypes. Raises InvalidOutcome."""
+    """Convert a step of a vector env to arrays of the right dtypes. Raises InvalidOutcome."""
     if not isinstance(raw, RawStep):
         raise InvalidOutcome(f"the backend's step returned {shown(raw)}; expected a slm_lab.env.RawStep")
     obs = fitted(space, raw.obs, lead=(count,))
@@ -231,7 +231,7 @@ def fitted_step(raw: Any, space: spaces.Space[Any], count: int) -> RawStep:
 
 
 def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
-    """Return an array [N]: float, int or bool by `kind`."""
+    """Convert a value to an array [N] of the dtype kind "f", "i" or "b"."""
     if type(value) is np.ndarray and value.shape == (count,) and value.dtype.kind == kind:
         return value
     array = _array(value)
@@ -244,7 +244,7 @@ def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
 
 
 def _own_final(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
-    """Return row and last observation of an episode, as a user's backend returned them."""
+    """Check the row and last observation of an episode from a user's backend, and return them."""
     if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[0], int | np.integer) and 0 <= one[0] < len(over_N)):
         raise InvalidOutcome(f"the backend's step returned {shown(one)} in final; expected (number of the env, its last observation)")
     if not over_N[one[0]]:
@@ -253,7 +253,7 @@ def _own_final(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[
 
 
 def fitted_final(row: int, obs: Any, space: spaces.Space[Any]) -> tuple[int, Any]:
-    """Return row and last observation of an episode. Raises InvalidOutcome."""
+    """Return the row and the checked last observation of an episode. Raises InvalidOutcome."""
     try:
         return row, fitted(space, obs, "last observation")
     except InvalidOutcome as error:
@@ -266,7 +266,7 @@ def row_of(batch: Any, row: int) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Describe a value in a few words: itself if it is short, its type and its shape."""
+    """Describe a value briefly: the value if it is short, its type and its shape."""
     kind = type(value).__name__
     match value:
         case np.generic():
@@ -303,18 +303,18 @@ def described(space: spaces.Space[Any]) -> str:
 def _text(value: Any) -> str:
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # the object's own
+    except Exception:  # raised by the object's own code
         return "an object"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def closing_failed(error: Exception) -> str:
-    """Return the notice that an env raised an error when it was closed."""
+    """Return the message for an error that an env raised when it was closed."""
     return f"the env's close() raised {type(error).__name__}: {error}"
 
 
 def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    """Return the finite numbers that the names (keys, or dotted paths) find; True is 1.0. Names that find none are left out."""
+    """Return the finite numbers in `info` under these names (keys, or dotted paths); True is 1.0. Other names are omitted."""
     found = {}
     for name in names:
         value = info[name] if name in info else _at(info, name)
@@ -326,7 +326,7 @@ def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, f
 
 
 def row_info(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
-    """Return one env's entries of a vector env's infos: {key: values [N], "_key": bool [N], which envs have it}."""
+    """Return one env's entries of a vector env's infos: {key: values [N], "_key": bool [N], whether each env has the key}."""
     found = {}
     for key, values in infos.items():
         present = infos.get(f"_{key}")

@@ -1,4 +1,4 @@
-"""Envs that are drawn while they are played: on screen, or frame by frame."""
+"""Rendering of envs during episodes, on screen or as frames."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Recorder(Protocol):
     """Receives the frames of episodes."""
 
     def begin_episode(self) -> bool:
-        """Return whether the episode that begins is to be drawn."""
+        """Return whether to draw the episode that begins now."""
 
     def add(self, frame_HWC: np.ndarray, fps: float) -> None:
-        """Take a frame, uint8 [height, width, 3]."""
+        """Add a frame, uint8 [height, width, 3]."""
 
 
 def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
-    """Return the spec of the same env, drawn in a window ("human") or, after each step, for a recorder ("rgb_array").
+    """Return a spec of the same env that is drawn in a window ("human") or, after each step, for a recorder ("rgb_array").
 
-    The envs are stepped one by one (backend sync), since other backends draw nothing. Raises SpecError if the env cannot be drawn.
+    The backend is sync, since other backends cannot draw. Raises SpecError if the env cannot be drawn.
     """
     if ":" in spec.backend:
         raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
@@ -52,19 +52,19 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
         own = {"render_mode": mode}
         if "mujoco" in target.entry_point:
             if "camera_name" in known and not spec.kwargs.keys() & {"camera_name", "camera_id", "default_camera_config"}:
-                own["camera_name"] = "track"  # moves with the robot, which runs out of sight of the default one; ignored if there is none
+                own["camera_name"] = "track"  # follows the robot, which leaves the default view; ignored if there is no such camera
             if mode == "rgb_array":
                 _choose_offscreen_renderer()
     if recorder is not None:
         wrappers.append(WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder}))
     if mode == "rgb_array" and not has_display():
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame would look for a display
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame needs a display
     body = spec.model_dump(exclude={"wrappers"}) | own | {"backend": "sync"}
     return EnvSpec(**body, wrappers=[*spec.wrappers, *wrappers])
 
 
 class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):
-    """Draw an ALE env that was built without a render mode: the game's screen in colour."""
+    """Draw the colour screen of an ALE env that was built without a render mode."""
 
     render_mode = "rgb_array"
 
@@ -117,7 +117,7 @@ def has_display() -> bool:
 
 
 def _choose_offscreen_renderer() -> None:
-    """Choose the OpenGL library with which MuJoCo draws without a display, unless the environment says which.
+    """Choose the OpenGL library that MuJoCo uses to draw without a display, unless MUJOCO_GL is set.
 
     Raises SpecError if there is none.
     """

@@ -1,4 +1,4 @@
-"""Construction of a single env, for the backends that step envs one by one."""
+"""Construction of single envs, for backends that step envs individually."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slm_lab.lib.log import notice
 
 
 def quiet_mujoco() -> None:
-    """Suppress MuJoCo's warning about Gymnasium's own model files on the screen and in MUJOCO_LOG.TXT; log other warnings."""
+    """Suppress MuJoCo's warning about Gymnasium's model files, on screen and in MUJOCO_LOG.TXT; log other warnings."""
     import mujoco
 
     def on_warning(text: str) -> None:
@@ -32,7 +32,7 @@ def quiet_mujoco() -> None:
 
 @contextmanager
 def quiet_gymnasium() -> Iterator[None]:
-    """Suppress Gymnasium's warnings that bounds of a space were rounded, or that an env has a newer version than the one asked for."""
+    """Suppress Gymnasium's warnings that the bounds of a space were rounded or that an env has a newer version."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting")
         warnings.filterwarnings("ignore", message=".*is out of date")
@@ -49,7 +49,7 @@ def register_atari() -> None:
 
 @dataclass(frozen=True)
 class SingleEnv:
-    """Builds one env, in this process or, pickled, in another."""
+    """Constructor of one env, in this process or, after pickling, in another."""
 
     id: str
     kwargs: dict[str, Any]
@@ -59,11 +59,11 @@ class SingleEnv:
     mujoco: bool
     wraps: tuple[Wrap, ...]
     folder: str | None
-    """Current folder when the vector env was built. Each env is constructed in it, also after another one called os.chdir."""
+    """Working directory when the vector env was built. Each env is constructed there, even if another env called os.chdir."""
 
     @classmethod
     def from_target(cls, target: EnvTarget) -> SingleEnv:
-        """Return the constructor of one of the target's envs."""
+        """Return the constructor of a single env of the target."""
         try:
             folder: str | None = os.getcwd()
         except OSError:  # it was deleted
@@ -87,7 +87,7 @@ class SingleEnv:
     def _plain(self) -> gym.Env[Any, Any]:
         try:
             return gym.make(self.id, max_episode_steps=self.time_limit, disable_env_checker=True, **self.kwargs)
-        except gym.error.UnregisteredEnv as error:  # it is registered in the process that asked for it
+        except gym.error.UnregisteredEnv as error:  # registered only in the main process
             plain = self.id.rpartition(":")[2]
             raise RuntimeError(
                 f"{plain} is not registered in this process: a registration in a script (__main__) exists in that script's process only; "
@@ -95,7 +95,7 @@ class SingleEnv:
             ) from error
 
     def restore_folder(self) -> None:
-        """Change back to `folder`."""
+        """Change the working directory back to `folder`."""
         if self.folder is not None:
             os.chdir(self.folder)
 
@@ -105,7 +105,7 @@ class SingleEnv:
             disable_env_checker=True,
             frameskip=1,
             obs_type="grayscale" if settings.grayscale else "rgb",
-            max_num_frames_per_episode=0,  # no limit: AtariFrames counts, as ALE's vector env does
+            max_num_frames_per_episode=0,  # no limit: AtariFrames counts frames, like ALE's vector env
             repeat_action_probability=settings.repeat_action_probability,
             full_action_space=settings.full_action_space,
             continuous=settings.continuous,

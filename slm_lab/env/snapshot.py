@@ -1,8 +1,8 @@
-"""The state of a single env, wrappers included, in plain Python: so that a run can continue in the middle of an episode.
+"""Save the state of a single env, including wrappers, in plain Python, so that a run can continue in the middle of an episode.
 
-A layer (the env, or one of its wrappers) is saved as its attributes: numbers, strings, arrays, random generators (including those of
-spaces), other envs, MuJoCo's simulation data, and containers or objects of these. Values that two attributes share are shared again after
-loading. A layer with methods `state_dict()` and `load_state_dict(state)` is saved by them. An env that holds anything else (a C++
+The state of a layer (the env, or one of its wrappers) consists of its attributes: numbers, strings, arrays, random generators (including
+those of spaces), other envs, MuJoCo's simulation data, and containers or objects of these. Values shared by two attributes are shared again
+after loading. A layer with the methods `state_dict()` and `load_state_dict(state)` is saved with them. An env with other attributes (a C++
 object, an open file) cannot be saved.
 """
 
@@ -23,25 +23,25 @@ from gymnasium.envs.registration import EnvSpec
 from slm_lab.lib.rng import generator_state, set_generator_state
 
 _STATELESS = (EnvSpec, PurePath, FunctionType, MethodType, BuiltinFunctionType, ModuleType, type)
-"""Values that hold no state of an episode."""
+"""Types of values without episode state."""
 _STATELESS_CLASSES = ("MujocoRenderer",)
 _OF_THE_BACKEND = ("_np_random", "_np_random_seed")
-"""Attributes of the innermost layer that Backend.rng_states saves."""
+"""Attributes of the innermost layer that are saved by Backend.rng_states."""
 _TABLES = ("gymnasium.envs.toy_text", "P")
-"""Package, and the attribute of its envs that holds the table of transitions: it never changes, and takes 0.2 s to save for Taxi."""
+"""Package, and the attribute of its envs with the transition table, which never changes and takes 0.2 s to save for Taxi."""
 
 
 _IN_PLACE = ("object", "mujoco", "space", "env")
-"""Kinds of values whose state is loaded into those that the env has."""
+"""Kinds of values whose state is loaded into the existing objects of the env."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
 class _Plain:
-    """A class without a base in C."""
+    """A class without a C base class, for comparison."""
 
 
 class NotSavable(Exception):
-    """An env holds something that cannot be saved. The message says what."""
+    """An env contains a value that cannot be saved; the message describes it."""
 
 
 def env_state(env: gym.Env[Any, Any]) -> list[Any]:
@@ -50,14 +50,14 @@ def env_state(env: gym.Env[Any, Any]) -> list[Any]:
 
 
 def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
-    """Load what `env_state` returned into an env of the same construction, after its reset. Raises NotSavable if the envs differ."""
+    """Load a state from `env_state` into an env that was built in the same way and reset. Raises NotSavable if the envs differ."""
     _Decoder().layers(env, state)
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
-    """Seed the spaces of an env, of its wrappers and of envs inside it, which some envs draw from; each has a random stream of its own.
+    """Seed the spaces of an env, its wrappers and nested envs, since some envs sample from them; each space has its own random stream.
 
-    A space that is an attribute of a class is first copied to the env, so that its stream is the env's own.
+    A space that is a class attribute is first copied to the env, so that its stream is not shared with other envs.
     """
     spaces: dict[int, gym.Space[Any]] = {}
     found: list[Any] = []
@@ -76,7 +76,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def _own_spaces(layer: Any) -> None:
-    """Give a layer a copy of each space that is an attribute of its class, also where an attribute of its own is the same object."""
+    """Replace each space that is a class attribute of a layer, also where it is an instance attribute, by a copy on the instance."""
     shared = {name: value for base in reversed(type(layer).__mro__) for name, value in vars(base).items() if isinstance(value, gym.Space)}
     copies = {id(value): deepcopy(value) for value in shared.values()}
     for name, value in {**shared, **vars(layer)}.items():
@@ -102,21 +102,21 @@ def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
 
 
 class _Encoder:
-    """Encodes values as (kind, number, content); a value that can be shared has a number."""
+    """Encodes values as (kind, number, content); the number identifies values that can be shared, else it is -1."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[int, Any]] = {}
-        """id → number, and the value itself, so that its id stays taken."""
+        """id → number, and the value itself, so that its id is not reused."""
         self.owners: dict[int, int] = {}
-        """id of the owner of an array's memory → id of that array."""
+        """id of the object that owns an array's memory → id of the array."""
 
         self.stateless: tuple[str, ...] = _STATELESS_CLASSES
         self.saved: list[Any] = []
-        """Envs and wrappers that are saved, or being saved, as layers."""
+        """Envs and wrappers that were saved, or are being saved, as layers."""
 
     def layers(self, env: gym.Env[Any, Any]) -> list[Any]:
         if all(type(layer).__module__.startswith("gymnasium.") for layer in _layers(env)):
-            self.stateless = (*_STATELESS_CLASSES, "MjModel")  # Gymnasium's own envs never change it
+            self.stateless = (*_STATELESS_CLASSES, "MjModel")  # Gymnasium's own envs never change the model
         return self._env(env, _OF_THE_BACKEND)
 
     def _env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
@@ -214,7 +214,7 @@ class _Decoder:
                 self.load(layer, one["attributes"])
 
     def load(self, one: Any, attributes: dict[str, Any]) -> None:
-        """Load the attributes of an object."""
+        """Load attributes into an object."""
         for name, (kind, number, content) in attributes.items():
             if kind in _IN_PLACE:
                 present = self.known[number] = getattr(one, name, None)
@@ -274,12 +274,12 @@ def _load_space(space: Any, states: list[Any]) -> None:
 
 
 def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
-    """Load a model, or simulation data: besides positions and velocities all that is derived from them, which envs read before a step."""
+    """Load a model or simulation data: positions and velocities, and the values derived from them, which envs read before a step."""
     if time is not None:
         data.time = time
     for name, saved in arrays.items():
         own, array = getattr(data, name), _from_array(saved)
-        if own.shape == array.shape and own.flags.writeable:  # those of contacts differ in size, and are computed anew in each step
+        if own.shape == array.shape and own.flags.writeable:  # contact arrays differ in size and are recomputed in each step
             own[...] = array
 
 
@@ -299,7 +299,7 @@ def _owner(array: np.ndarray) -> np.ndarray:
 
 
 def _is_pure_python(value: Any) -> bool:
-    """Return whether all state of an object is in its attributes: its class has no base in C and no slots."""
+    """Return whether the complete state of an object is in its attributes: its class has no C base class and no slots."""
     return type(value).__basicsize__ == _Plain.__basicsize__ and hasattr(value, "__dict__")
 
 

@@ -1,4 +1,4 @@
-"""Conversion between Gymnasium's spaces and an agent's arrays (one for observations, one for actions), or plain Python."""
+"""Conversion of Gymnasium's spaces to an agent's arrays (one for observations, one for actions), and to and from plain Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Codec = Callable[[Any], np.ndarray]
 
 
 class UnsupportedSpace(ValueError):
-    """A space that agents do not support; the message names it and those that are allowed."""
+    """A space that agents do not support; the message names the space and the allowed ones."""
 
 
 def observation_codec(
@@ -27,10 +27,10 @@ def observation_codec(
     """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
     A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector: see `layout`. Discrete and MultiDiscrete become
-    one-hot, MultiBinary 0.0 and 1.0. A Dict becomes the concatenation of its entries in the space's order; with an image inside, its
-    entries are packed (see ObservationSpace). A Tuple is a Dict with keys "0", "1", ….
-    The codec returns a new array, which is not written to later; with `fresh` the backend returns such arrays itself, and copies are
-    skipped. Args: input, channels: what the spec says about images (see `layout.box_layout`).
+    one-hot vectors, MultiBinary a vector of 0.0 and 1.0. A Dict becomes the concatenation of its entries in the space's order; if it
+    contains an image, the entries are packed (see ObservationSpace). A Tuple is treated as a Dict with keys "0", "1", ….
+    The codec returns a new array that is not modified later. With `fresh` the backend already returns such arrays, and copies are skipped.
+    Args: input, channels: settings for images in the spec (see `layout.box_layout`).
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -66,7 +66,7 @@ def batch_of_one(observation: Any) -> Any:
 
 
 def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
-    """Return the function that converts one array of a Box to a batch [1, …] as `codec` does: at once if it only becomes float32."""
+    """Return a function that converts one observation of a Box to a batch [1, …] like `codec`; faster for plain float32 vectors."""
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
         return lambda obs: np.array(obs, np.float32, ndmin=2)
     return lambda obs: codec(obs[None])
@@ -99,11 +99,11 @@ def _vector_codec(space: spaces.Box, scale: np.ndarray | None) -> Codec:
 
 
 Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
-"""An entry that is not a Dict or Tuple: the keys that lead to it, and its space."""
+"""An entry that is not a Dict or Tuple: its path of keys, and its space."""
 
 
 def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
-    """Return the entries of a Dict or Tuple in its order, or the space itself with an empty path."""
+    """Return the nested entries of a Dict or Tuple in order, or any other space itself with an empty path."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return [(path, space)]
     return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
@@ -117,9 +117,9 @@ def _bits_text(space: spaces.Space[Any], size: int) -> str:
 def laid_out(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
-    """Return the path, the space and, of a Box, the layout of each entry of a Dict or Tuple, or of the space itself.
+    """Return path, space and (for a Box) layout of each entry of a Dict or Tuple, or of the space itself.
 
-    In a Dict or Tuple, `input` "image" decides only if no entry is an image by itself, and then of entries with three axes.
+    In a Dict or Tuple, `input` "image" has an effect only if no entry is recognised as an image, and only on entries with three axes.
     """
     found = leaves(space)
     if len(found) == 1 and not found[0][0]:
@@ -144,7 +144,7 @@ def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.S
 
 
 def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]) -> tuple[ObservationSpace, Codec]:
-    """Lay out float32 entries before uint8 ones and pad to whole float32, so that each entry of a batch is a view of it."""
+    """Place float32 entries before uint8 entries and pad to a multiple of 4 bytes, so that each entry is a view of the batch."""
     names = ["/".join(map(str, path)) for path, _, _ in entries]
     known = [
         _vector(leaf, name) if layout is None else _box(cast("spaces.Box", leaf), layout, False)
@@ -185,7 +185,7 @@ def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Code
 
 
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
-    """Return the size of the flattened space, and the function [N, …] → float32 [N, size], which returns a new array."""
+    """Return the size of the flattened space, and the function [N, …] → float32 [N, size], a new array."""
     match space:
         case spaces.Box():
             return math.prod(space.shape), _vector_codec(space, box_layout(space, "vector").scale)
@@ -221,7 +221,7 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
     def encode(batch: Any) -> np.ndarray:
         number = np.asarray(batch, np.int64).reshape(-1, len(nvec))
         number = number - start if shifted else number
-        if 1 in (number.view(np.uint64) >= count).tobytes():  # a negative one too
+        if 1 in (number.view(np.uint64) >= count).tobytes():  # also true for negative numbers
             raise ValueError("a number is outside the space")
         encoded = np.zeros((len(number), size), np.float32)
         encoded[np.arange(len(number))[:, None], number + offset if several else number] = 1.0
@@ -239,7 +239,7 @@ def _joined(parts: dict[Any, tuple[int, Codec]], kind: str) -> tuple[int, Codec]
 
 
 def action_codec(space: spaces.Space[Any]) -> tuple[ActionSpace, Codec]:
-    """Return the agent's action space, and the function that converts its action_N (see ActionSpace) to the env's.
+    """Return the agent's action space, and the function that converts its action_N (see ActionSpace) to actions of the env.
 
     Raises: UnsupportedSpace for Dict, Tuple and others.
     """
@@ -263,7 +263,7 @@ def action_codec(space: spaces.Space[Any]) -> tuple[ActionSpace, Codec]:
 
 
 class BoxScale(NamedTuple):
-    """How actions map onto a Box: action × half + center, clipped to [low, high]; float64, flat. Half is 1 where a bound is infinite."""
+    """Scaling of actions to a Box: action × half + center, clipped to [low, high]; float64, flat. Half is 1 where a bound is infinite."""
 
     low: np.ndarray
     high: np.ndarray
@@ -272,7 +272,7 @@ class BoxScale(NamedTuple):
 
 
 def box_scale(space: spaces.Box) -> BoxScale:
-    """Return how actions in [-1, 1] are mapped to the bounds of a Box space; dimensions without bounds are not scaled."""
+    """Return the scaling of actions in [-1, 1] to the bounds of a Box space; dimensions without bounds are not scaled."""
     low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
     low, high = np.where(low <= -UNBOUNDED, -np.inf, low), np.where(high >= UNBOUNDED, np.inf, high)
     finite = np.isfinite(low) & np.isfinite(high)
@@ -297,9 +297,9 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
 
 
 def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None) -> bool:
-    """Return whether observations of one space fit an agent of the other: structure, sizes, keys and encoding are equal.
+    """Return whether an agent trained with one space can use observations of the other: structure, sizes, keys and encoding are equal.
 
-    Bounds may differ, unless observations are divided by them. Args: input, channels: as of `observation_codec`.
+    Bounds may differ, unless observations are divided by them. Args: input, channels: see `observation_codec`.
     """
     forms = [(_form(space), [_encoding(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
     return bool(forms[0] == forms[1])
@@ -325,7 +325,7 @@ def _form(space: spaces.Space[Any]) -> Any:
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Describe a space in plain Python: numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can read.
+    """Describe a space by numbers, strings, lists and dicts, which JSON and torch.load(weights_only=True) can read.
 
     Raises: UnsupportedSpace for spaces without a codec.
     """

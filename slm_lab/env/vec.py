@@ -1,4 +1,4 @@
-"""The vector env that a Session steps: one VecStep per step, whatever the backend's autoreset."""
+"""The vector env of a Session, which returns the same VecStep for every backend and autoreset mode."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from slm_lab.lib.rng import generator_state, set_generator_state
 class Env:
     """num_envs envs that step together; built by `make_env`.
 
-    Differences between backends end here. Rows that are not transitions (`valid_N` false) come only from backends that reset in the step
-    after the end of an episode; the transitions equal those of single envs stepped by hand.
+    Hides the differences between backends. Only backends that reset in the step after the end of an episode return rows that are not
+    transitions (`valid_N` false). All transitions are the same as those of single envs.
     """
 
     def __init__(
@@ -48,26 +48,26 @@ class Env:
         self._normalize_obs, self._normalize_reward = self.normalizers.obs, self.normalizers.reward
         self._normalizes = self._normalize_obs is not None or self._normalize_reward is not None
         self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
-        self._lone = None if life_loss else backend.lone  # which is not asked for lives
+        self._lone = None if life_loss else backend.lone  # stepping a lone env does not report lives
         self._checks = backend.checks
         self._life_loss, self._log_info = life_loss, tuple(log_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
-        """Episodes that were loaded and not yet resumed."""
+        """Loaded episodes that were not yet resumed."""
         backend.action_space.seed(seed)
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         count = info.num_envs
         self._return_N = np.zeros(count)
         self._steps, self._begin_N = 0, np.zeros(count, np.int64)
-        """Steps taken, and their number when each episode began."""
+        """Number of steps so far, and that number at the start of each env's episode."""
         self._pending_N: np.ndarray | None = None
-        """Envs whose next row is a dummy."""
+        """Envs whose row in the next step is a dummy."""
         self._lives_N: np.ndarray | None = None
         self._none_N, self._all_N = np.zeros(count, bool), np.ones(count, bool)
         self._none_N.flags.writeable = self._all_N.flags.writeable = False
 
     def reset(self) -> np.ndarray:
-        """Begin an episode in every env; the first call seeds them. Returns obs_N [N, *shape]. Raises as `step` does."""
+        """Begin an episode in every env; the first call seeds the envs. Returns obs_N [N, *shape]. Raises the same errors as `step`."""
         obs = self._reset_backend(self._env_seeds() if self._fresh_streams else None)
         self._fresh_streams, self._saved_episodes = False, None
         self._return_N[:], self._begin_N[:] = 0.0, self._steps
@@ -90,15 +90,15 @@ class Env:
         return env_seeds(self._seed, self.info.num_envs, self._resumes)
 
     def reseed(self, seed: int) -> None:
-        """Draw from new random streams from the next reset on."""
+        """Use new random streams from the next reset on."""
         self._seed, self._fresh_streams = seed, True
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
 
     def step(self, action_N: np.ndarray) -> VecStep:
         """Step every env. `action_N`: see ActionSpace.
 
-        Raises: InvalidOutcome if an env returns what its spaces or Gymnasium's interface do not allow, or a reward that is not finite;
-            RuntimeError, or what the env raises, if an env fails.
+        Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite;
+            RuntimeError, or the env's own error, if an env fails.
         """
         self._steps += 1
         try:
@@ -110,7 +110,7 @@ class Env:
             reraise_located(error, self.name, "step", self._steps)
 
     def _step_lone(self, lone: LoneEnv, action_N: np.ndarray) -> VecStep:
-        """Step a single env without arrays of one, which cost as much as CartPole's step; at the end of an episode as several envs."""
+        """Step a single env without arrays of size 1, which cost as much as CartPole's step; except at the end of an episode."""
         outcome = lone.env.step(self._decode(action_N)[0])
         try:
             obs, reward, terminated, truncated, info = outcome
@@ -136,11 +136,11 @@ class Env:
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
 
     def _finish_step(self, raw: RawStep) -> VecStep:
-        """Return what the backend returned as agents see it."""
+        """Convert a backend's step to a VecStep."""
         obs_N = self._encoded(raw.obs)
         reward_N = raw.reward_N
         self._return_N += reward_N
-        if not reward_N.dot(reward_N) < inf:  # a third of the time of np.isfinite(reward_N).all()
+        if not reward_N.dot(reward_N) < inf:  # takes a third of the time of np.isfinite(reward_N).all()
             self._check_finite(reward_N)
         # searching bytes takes a third of the time of .any()
         ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()
@@ -153,22 +153,22 @@ class Env:
         return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
 
     def _encoded(self, obs: Any) -> np.ndarray:
-        """Return a batch of observations as agents see it. Raises InvalidOutcome for a number that is not one of the space."""
+        """Convert a batch of observations to the agent's form. Raises InvalidOutcome for a number that is not in the space."""
         try:
             return self._encode(obs)
         except Exception:
-            fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,))  # which says what is wrong
+            fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,))  # raises an error that explains the cause
             raise
 
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Normalise observations and rewards of a step in which no episode ended, and none before."""
+        """Normalise observations and rewards of a step without ended episodes and dummy rows."""
         if self._normalize_obs is not None:
             self._normalize_obs.update(obs_N)
             obs_N = self._normalize_obs(obs_N)
         return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
-        """Raise InvalidReward for the first reward that is not finite and not a dummy row's."""
+        """Raise InvalidReward for the first reward that is not finite, except in dummy rows."""
         invalid_N = ~np.isfinite(reward_N)
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
@@ -176,7 +176,7 @@ class Env:
             reraise(InvalidReward(f"step returned the reward {reward_N[row]}; expected a finite number"), int(row))
 
     def _boundary(self, raw: RawStep, obs: np.ndarray, ended: bool) -> VecStep:
-        """The step where an episode ended, or the one after."""
+        """Return the VecStep of a step in which an episode ended, a life may have been lost, or some rows are dummies."""
         valid_N, reward_N, last_obs = self._all_N, raw.reward_N, obs
         terminated_N = truncated_N = over_N = first_N = self._none_N
         episodes: list[Episode] = []
@@ -206,10 +206,10 @@ class Env:
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes)
 
     def _finite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Return observations with 0 for numbers that are not finite in these rows.
+        """Replace numbers that are not finite in these rows by 0.
 
-        An env may end an episode because it diverged. What follows a termination, and the row of a reset in the next step, have no value
-        for the agent, but NaN times 0 is NaN: it would spread to all that is computed beside it.
+        An env may end an episode because it diverged. The observation after a termination, and that of a dummy row, are multiplied by 0 in
+        the agent's computations, but NaN times 0 is NaN and would spread to other results.
         """
         floats = self._floats(obs)
         if floats is None or np.isfinite(floats[rows_N]).all():
@@ -228,7 +228,7 @@ class Env:
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
     def _finish(self, over_N: np.ndarray) -> list[Episode]:
-        """Return the episodes (in Atari the games) that end in this step."""
+        """Return the episodes (in Atari complete games) that end in this step."""
         rows = np.flatnonzero(over_N)
         episodes = [
             Episode(int(row), float(self._return_N[row]), self._steps - int(self._begin_N[row]), self._episode_info(int(row)))
@@ -241,7 +241,7 @@ class Env:
         return picked_numbers(self._backend.episode_info(row), self._log_info) if self._log_info else {}
 
     def _last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the true successors, and which envs were reset within the step."""
+        """Return the true next observations, and a mask of the envs that were reset within the step."""
         if not raw.final:
             return obs, self._none_N
         last_obs, reset_N = obs.copy(), np.zeros(len(obs), bool)
@@ -251,14 +251,14 @@ class Env:
         return last_obs, reset_N
 
     def _lost_life(self, lives_N: np.ndarray | None, going_N: np.ndarray) -> np.ndarray:
-        """Return which envs of `going_N` have fewer lives than before but at least one; without lives the game itself ends."""
+        """Return a mask of the envs in `going_N` that lost a life and have at least one left; at 0 lives the game ends."""
         before_N, self._lives_N = self._lives_N, lives_N
         if before_N is None or lives_N is None:
             return self._none_N
         return np.asarray(going_N & (lives_N < before_N) & (lives_N > 0))
 
     def _normalize(self, last_obs: np.ndarray, obs: np.ndarray, raw: RawStep) -> tuple[np.ndarray, np.ndarray]:
-        """Normalise both. Every observation is added to the statistics once, whether the backend resets in this step or in the next."""
+        """Normalise both. Each observation is added to the statistics once, whether the backend resets in this step or in the next."""
         normalizer = self._normalize_obs
         if normalizer is None:
             return last_obs, obs
@@ -270,7 +270,7 @@ class Env:
         return normalizer(last_obs), normalizer(obs)
 
     def sample(self) -> np.ndarray:
-        """Draw random actions in the agent's form, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded."""
+        """Draw random agent actions, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded."""
         space, rng, count = self.info.action, self._sampler, self.info.num_envs
         match space.kind:
             case "discrete":
@@ -305,9 +305,9 @@ class Env:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what state_dict() returned; call `resume` next, or `reset` to begin new episodes.
+        """Load a state that state_dict() returned; afterwards call `resume`, or `reset` to begin new episodes.
 
-        If the backend does not expose its random streams, the envs draw from new ones, seeded by the seed and the number of loads.
+        If the backend does not expose its random streams, the envs use new streams, seeded by the seed and the number of loads.
         """
         self.normalizers.load_state_dict(state)
         set_generator_state(self._sampler, state["sampler"])
@@ -315,14 +315,14 @@ class Env:
         if not state["fresh"]:
             self._resumes += 1
         if state["rng"] is not None:
-            self._reset_backend(self._env_seeds())  # some envs create their streams only here
+            self._reset_backend(self._env_seeds())  # some envs create their streams only in reset
             self._fresh_streams = False
             if len(self._backend.rng_states() or ()) == len(state["rng"]):
                 self._backend.set_rng_states(state["rng"])
                 self._saved_episodes = state["episodes"]
 
     def resume(self) -> bool:
-        """Continue the episodes that load_state_dict() loaded. Returns whether the backend can; if not, call reset()."""
+        """Continue the loaded episodes. Returns False if the backend does not support this; then call reset()."""
         saved, self._saved_episodes = self._saved_episodes, None
         if saved is None or saved["backend"] is None or len(saved["returns"]) != self.info.num_envs:
             return False
@@ -337,7 +337,7 @@ class Env:
         return True
 
     def close(self) -> None:
-        """Close the envs and end their processes within a bounded time. An error of an env's `close` is a notice."""
+        """Close the envs and end their processes within a bounded time. Errors of an env's `close` are logged."""
         close_backend(self._backend)
 
 
@@ -350,6 +350,6 @@ def close_backend(backend: Backend) -> None:
 
 
 def env_seeds(seed: int, count: int, resumes: int = 0) -> list[int]:
-    """Return a 31-bit seed per env; the first ones do not depend on `count`."""
+    """Return a 31-bit seed per env; the seed of an env does not depend on `count`."""
     words = np.random.SeedSequence([seed, 0, resumes]).generate_state(count)
     return [int(word) & 0x7FFFFFFF for word in words]

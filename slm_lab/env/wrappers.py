@@ -1,4 +1,4 @@
-"""Wrappers of single envs: those that a spec names, and the choice of parts of an observation."""
+"""Wrappers of single envs: wrappers named in a spec, and selection of parts of an observation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
 
 
 class WrapperError(Exception):
-    """A wrapper cannot be applied. Arguments: the key of the env section at fault, and the message."""
+    """A wrapper cannot be applied. Arguments: the invalid key of the env section, and the message."""
 
 
 @dataclass(frozen=True)
 class Wrap:
-    """Applies one wrapper."""
+    """A wrapper and its arguments."""
 
     key: str
-    """Place in the env section: "wrappers[0]"."""
+    """Key in the env section, such as "wrappers[0]"."""
     wrapper: type[gym.Wrapper[Any, Any, Any, Any]]
     kwargs: dict[str, Any]
 
@@ -47,7 +47,7 @@ class Wrap:
 
 
 class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
-    """Keep some parts of a Dict or Tuple observation (see `parts_of`); a single one becomes the observation itself."""
+    """Keep some parts of a Dict or Tuple observation (see `parts_of`); a single part becomes the observation itself."""
 
     def __init__(self, env: gym.Env[Any, Any], keys: list[str]) -> None:
         super().__init__(env)
@@ -64,21 +64,21 @@ class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
         self.observation_space = parts[keys[0]] if len(indices) == 1 else spaces.Dict({key: parts[key] for key in indices})
 
     def observation(self, observation: Any) -> Any:
-        """Return the parts."""
+        """Return the selected parts."""
         if self._only is not None:
             return observation[self._only]
         return {key: observation[index] for key, index in self._indices.items()}
 
 
 def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """Return the parts of a Dict, or those of a Tuple under the keys "0", "1", …; None for other spaces."""
+    """Return the parts of a Dict, or the parts of a Tuple with keys "0", "1", …; None for other spaces."""
     if isinstance(space, spaces.Tuple):
         return {str(index): part for index, part in enumerate(space.spaces)}
     return dict(space.spaces) if isinstance(space, spaces.Dict) else None
 
 
 def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
-    """Return the wrappers that a spec asks for. Raises SpecError with a problem for each that is unknown or has unsuitable arguments."""
+    """Return the wrappers of a spec. Raises SpecError with a problem for each unknown wrapper or invalid argument."""
     wraps, problems = list[Wrap](), list[Problem]()
     for index, entry in enumerate(spec.wrappers):
         key = f"wrappers[{index}]"
@@ -112,7 +112,7 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
 
 
 def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
-    """Return the class. Raises ExtensionError, or what its import raises."""
+    """Return the wrapper class. Raises ExtensionError, or the error of its import."""
     if is_extension(name):
         found: type[gym.Wrapper[Any, Any, Any, Any]] = import_class(name, gym.Wrapper)
         return found
@@ -124,13 +124,13 @@ def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
 
 
 def _converted(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with lists as what Gymnasium's wrappers require and JSON does not have: bounds as arrays, others as tuples."""
+    """Convert lists in the arguments to the types that Gymnasium's wrappers require: bounds to arrays, other lists to tuples."""
     convert = partial(np.asarray, dtype=np.float32) if name in ("RescaleAction", "RescaleObservation") else tuple
     return {key: convert(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
 
 def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:
-    """Return the arguments after the env, whether others are accepted too, and which are required."""
+    """Return the arguments after the env, whether other arguments are accepted, and the required arguments."""
     own = list(inspect.signature(wrapper).parameters.values())
     known, open_ended = accepted_arguments(wrapper)
     required = [p.name for p in own[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

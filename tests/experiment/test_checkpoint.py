@@ -145,7 +145,7 @@ def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path: Path, monkeypatc
         (b"PK half", "damaged or not a checkpoint"),
         ({"weights": torch.zeros(2)}, "is not an slm_lab checkpoint"),
         (torch.zeros(2), "is not an slm_lab checkpoint"),
-        ({"version": 3, "x": 1}, "has version 3 of the checkpoint format, and this slm_lab reads version 5"),
+        ({"version": 3, "x": 1}, "has version 3 of the checkpoint format, and this slm_lab reads version 6"),
         ({"version": state.VERSION, "x": Path("evil")}, "damaged or not a checkpoint"),
     ],
 )

@@ -62,7 +62,7 @@ def make_run(
         ]
         lines = [",".join(columns)]
         for i, value in enumerate(returns, 1):
-            cells: dict[str, Any] = {"frame": 100 * i, "wall_t": 2 * i, "opt_step": 10 * i, "total_reward": value}
+            cells: dict[str, Any] = {"frame": 100 * i, "wall_t": 2 * i, "opt_step": 10 * i, "total_reward": value, "current_return": value}
             cells |= {"epi_new": 5, "return_new": new[s][i - 1]} if new else {}
             cells |= {"global_frame": 200 * i + 50 * s, "grad_norm": norms[s] if norms else 1.0}
             lines.append(",".join(str(cells.get(column, "")) for column in columns))
@@ -376,7 +376,7 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
         (["RUNS/good", "--by", "frames"], "invalid column 'frames'; expected one of frame, global_frame"),
         (
             ["RUNS/good", "--metric", "return"],
-            "invalid metric 'return'; expected one of total_reward, return_new; did you mean 'return_new'?",
+            "invalid metric 'return'; expected one of current_return, total_reward, return_new; did you mean 'return_new'?",
         ),
         (["RUNS/good", "--solve", "high"], "invalid return 'high'; expected a number, such as 195 or -200"),
         (["RUNS/good", "--solve=nan"], "invalid return 'nan'"),

@@ -23,7 +23,7 @@ from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.experiment.report.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
 from slm_lab.experiment.report.metrics import Curve
 from slm_lab.experiment.report.render_html import plotly_json, render_html
-from slm_lab.experiment.report.render_png import PNGRenderer, _legend_of, format_tick
+from slm_lab.experiment.report.render_png import PNGRenderer, format_tick
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.experiment.report.trial_figures import BASELINE, Labels, return_curves, session_figures, trial_figures
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -47,7 +47,13 @@ def write_rows(
     names = (*COLUMNS, *columns)
     lines = [",".join(names)]
     for row, value in enumerate(returns, 1):
-        cells: dict[str, Any] = {"frame": 1000 * row + shift, "opt_step": 10 * row, "total_reward": value, "total_reward_ma": value}
+        cells: dict[str, Any] = {
+            "frame": 1000 * row + shift,
+            "opt_step": 10 * row,
+            "total_reward": value,
+            "total_reward_ma": value,
+            "current_return": value,
+        }
         cells |= {"loss": loss, "grad_norm": 0.5} | {name: values[row - 1] for name, values in columns.items()}
         lines.append(",".join(str(cells.get(name, "")) for name in names))
     paths.session_df(index, mode, t).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -149,7 +155,7 @@ def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: Ma
     assert layout["title"]["text"] == "small (CartPole-v1), trial 0: mean return"
     assert layout["legend"]["y"] < 0  # below the plot, where as many rows as a phone needs cover nothing
     assert layout["xaxis"]["title"]["text"] == "frames"
-    assert layout["yaxis"]["title"]["text"] == "mean return (last 100 episodes)"
+    assert layout["yaxis"]["title"]["text"] == "mean return (episodes of the last 5 % of the frames)"
 
 
 def write_shared(
@@ -177,12 +183,11 @@ def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeS
     spec = make_spec(meta={"distributed": "synced", "max_session": 2}, env={"max_frame": 600})
     metrics = analyze_trial(spec, paths)
     traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
-    behind, line = traces
-    assert (behind["name"], behind["y"]) == ("episodes since the last row", [60] * 6)
-    assert (line["name"], line["x"]) == ("all workers (last 100 episodes)", [200, 250, 400, 450, 600, 650])
+    (line,) = traces
+    assert (line["name"], line["x"]) == ("all workers", [200, 250, 400, 450, 600, 650])
     assert line["y"] == [30, 40, 50, 60, 70, 80]
     assert layout["xaxis"]["title"]["text"] == "global frames (of all workers together)"
-    assert layout["yaxis"]["title"]["text"] == "mean return"
+    assert layout["yaxis"]["title"]["text"] == "mean return (episodes of the last 5 % of the frames)"
     traces, layout = read_figure(paths.trial_graph("mean_returns_ma", "html", axis="wall_t"))
     assert [(trace["name"], trace["x"]) for trace in traces] == [("all workers", [1, 1.5, 2, 2.5, 3, 3.5])]
     assert layout["xaxis"]["title"]["text"] == "wall-clock time (s)"
@@ -208,31 +213,8 @@ def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeS
     assert not paths.trial_graph("consistencies", "png").exists()
     metrics = analyze_trial(spec, paths, failed={1: "killed"})  # its rows count
     lines = [(trace["name"], trace["y"]) for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
-    assert ("all workers, 1 failed (last 100 episodes)", [30, 40, 50, 60, 70, 80]) in lines
+    assert ("all workers, 1 failed", [30, 40, 50, 60, 70, 80]) in lines
     assert (metrics["final_return"], metrics["sessions"], metrics["failed"]) == (80, 1, 1)
-
-
-@pytest.mark.usefixtures("pictures")
-def test_new_episodes_behind_the_mean_return(paths: RunPaths, make_spec: MakeSpec) -> None:
-    """Where the two differ visibly; of several Sessions their mean, which the legend names however many Sessions there are."""
-    for index in range(5):
-        text = ["frame,total_reward,total_reward_ma,return_new,epi_new"]
-        text += [f"{1000 * i},{10 * i},{10 * i},{10 * i + index},3" for i in range(1, 9)]
-        paths.session_df(index).write_text("\n".join(text) + "\n")
-    analyze_trial(make_spec(meta={"max_session": 5}), paths)
-    traces, layout = read_figure(paths.trial_graph("mean_returns", "html"))
-    behind = next(trace for trace in traces if trace["name"] == "episodes since the last row")
-    assert behind["y"] == [10 * i + 2 for i in range(1, 9)]
-    assert traces[-1]["name"] == "mean of 5 sessions (last 100 episodes)"
-    assert (layout["yaxis"]["title"]["text"], layout["hovermode"]) == ("mean return", "x unified")
-    point = Curve(np.ones(1), np.ones(1))
-    lines = [Line(f"session {i}", point, faint=True, group="new" if i == 4 else "") for i in range(5)]
-    assert list(_legend_of((Panel("", lines),))) == ["4 sessions", "new"]
-    (main,) = read_figure(paths.session_graph(0, "mean_returns", "html"))[0]  # equal to it
-    assert main["name"] == "session 0"
-    names = [trace["name"] for trace in read_figure(paths.session_graph(4, "mean_returns", "html"))[0]]
-    assert names == ["episodes since the last row", "session 4 (last 100 episodes)"]
-    assert not list(paths.root.rglob("*new_returns*"))
 
 
 @pytest.mark.usefixtures("pictures")

@@ -159,7 +159,7 @@ def test_it_acts_as_the_session_did(tmp_path: Path, no_env: Callable[[], None]) 
 
 def test_the_best_session_or_the_one_asked_for(tmp_path: Path) -> None:
     paths = trained(tmp_path, {"name": "CartPole-v1"}, max_session=3)
-    best = [state.load(paths.checkpoint(index, "best"))["total_reward_ma"] for index in range(3)]
+    best = [state.load(paths.checkpoint(index, "best"))["current_return"] for index in range(3)]
     assert load_agent(paths.root).path == paths.checkpoint(int(np.argmax(best)), "best")
     assert load_agent(paths.root, session=1).path == paths.checkpoint(1, "best")
     with pytest.raises(UserError, match=r"no checkpoint of session 7 in .*; sessions: 0, 1, 2"):
@@ -182,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: p
             torch.save({**bundle, "version": 99}, broken)
         case "another net":
             weights = {name: torch.zeros(3) for name in bundle["weights"]}
-            torch.save({**bundle, "weights": weights, "total_reward_ma": 1e6}, broken)
+            torch.save({**bundle, "weights": weights, "current_return": 1e6, "current_epi": 20, "mode": "train"}, broken)
     agent = load_agent(paths.root)
     assert agent.path == paths.checkpoint(1, "best")
     assert [str(broken) in message for message in caplog.messages] == [True]

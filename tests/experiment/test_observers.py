@@ -11,7 +11,7 @@ import torch
 from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.execute.local.interrupt import Blocked
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
-from slm_lab.experiment.training.observers.base import COLUMNS, SHARED_COLUMNS, Observer, hooks
+from slm_lab.experiment.training.observers.base import COLUMNS, CURRENT_COLUMNS, SHARED_COLUMNS, Observer, hooks
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevCheckError, DevChecks, ProgressReporter, SaveTimer
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder, RowBuilder
 from slm_lab.lib.clock import Clock
@@ -70,6 +70,26 @@ def test_total_reward_is_empty_before_the_first_episode_then_the_mean_of_the_las
     assert rows_of(150, 1, 150, *returns)[0]["total_reward"] == np.mean(returns[50:])
 
 
+def test_current_return_is_of_the_last_20_th_or_20_episodes_but_of_none_older_than_a_fifth() -> None:
+    # an episode per frame, whose return is its frame: the last 5 % of 1,000 frames
+    late = rows_of(1000, 1, 1000, *map(float, range(1, 1001)))[0]
+    assert (late["current_return"], late["current_epi"]) == (np.mean(range(951, 1001)), 50)
+    assert late["current_return_se"] == pytest.approx(np.std(range(951, 1001), ddof=1) / 50**0.5)
+    # the last 20, of which the last 5 % has 10
+    assert rows_of(200, 1, 200, *map(float, range(1, 201)))[0]["current_return"] == np.mean(range(181, 201))
+    # a fifth of 50 frames has 10
+    assert rows_of(50, 1, 50, *map(float, range(1, 51)))[0]["current_return"] == np.mean(range(41, 51))
+    # at most 100
+    assert rows_of(3000, 1, 3000, *map(float, range(1, 3001)))[0]["current_epi"] == 100
+
+
+def test_there_is_no_current_return_without_an_episode_in_the_last_fifth() -> None:
+    rows = rows_of(10, 1, 20, *[5.0] * 12)
+    assert (rows[0]["current_return"], rows[0]["current_return_se"], rows[0]["current_epi"]) == (5.0, 0.0, 2)
+    assert [rows[1][name] for name in CURRENT_COLUMNS] == [None, None, None]
+    assert rows[1]["total_reward"] == 5.0
+
+
 def test_moving_average_is_over_the_last_100_rows() -> None:
     rows = rows_of(1, 1, 130, *[1.0] * 30, *[2.0] * 100)
     rewards = [row["total_reward"] for row in rows]
@@ -118,10 +138,15 @@ def test_evaluator_rows_are_due_by_frames_and_at_the_end_but_not_after_an_interr
             evaluator.on_interrupt()
         evaluator.on_end()
         assert all((row["total_reward"], row["epi_new"], row["return_new"]) == (7.0, 2, 7.0) for row in rows)
+        assert all([row[name] for name in CURRENT_COLUMNS] == [7.0, 1.0, 2] for row in rows)
         return [row["frame"] for row in rows]
 
     assert frames(False) == [10, 20, 25]
     assert frames(True) == [10, 20]
+
+
+def current(value: float | None, episodes: int = 20) -> dict[str, Any]:
+    return {"current_return": value, "current_return_se": None if value is None else 1.0, "current_epi": episodes}
 
 
 class Saved:
@@ -141,10 +166,10 @@ class Saved:
     def of(self, which: str | int) -> list[dict[str, Any]]:
         return [bundle for written, bundle in self.written if written == which]
 
-    def row(self, total_reward_ma: float | None) -> None:
+    def row(self, value: float | None, episodes: int = 20) -> None:
         self.clock.tick(10)
         self.weight += 1.0
-        self.observer.on_row(Row(0, "train", {"frame": self.clock.frame, "total_reward_ma": total_reward_ma}))
+        self.observer.on_row(Row(0, "train", {"frame": self.clock.frame, **current(value, episodes)}))
         self.observer.on_step([])
 
 
@@ -162,23 +187,29 @@ def test_checkpoints_keep_their_distance_in_time() -> None:
     assert not saved.timer.wanted
 
 
-def test_best_weights_are_those_of_the_highest_moving_average() -> None:
-    """Of the rows of its mode; they are saved once."""
+def test_best_weights_are_those_of_the_highest_current_return() -> None:
+    """Of the rows of its mode, as soon as there is one over 5 episodes; they are saved once."""
     saved = Saved()
-    for value in (None, 1.0, 3.0, 2.0):
-        saved.row(value)
-    saved.observer.on_row(Row(0, "eval", {"frame": 40, "total_reward_ma": 99.0}))
+    for value, count in ((None, 0), (50.0, 4), (1.0, 5), (60.0, 4), (3.0, 20), (2.0, 20)):
+        saved.row(value, count)
+    saved.observer.on_row(Row(0, "eval", {"frame": 60, **current(99.0)}))
     saved.observer.on_end()
     assert saved.written == []
     saved.observer.save_best()
     saved.observer.save_best()
-    assert saved.written == [("best", {"weights": 3.0, "frame": 30, "total_reward_ma": 3.0})]
-    assert saved.observer.state_dict() == {"best_value": 3.0}
+    assert saved.written == [("best", {"weights": 5.0, "frame": 50, "mode": "train", **current(3.0)})]
+    assert saved.observer.state_dict() == {"best_rank": [True, 3.0]}
+    evaluated = Saved(mode="eval")
+    for value in (2.0, 1.0):
+        evaluated.observer.on_row(Row(0, "eval", {"frame": 40, **current(value, 1)}))
+    assert evaluated.observer.best_rank == (True, 2.0), "an evaluation counts with any number of episodes"
     empty = Saved()
     empty.row(None)
     empty.observer.on_end()
     empty.observer.save_best()
-    assert empty.of("best") == [{"weights": 1.0, "frame": 10, "total_reward_ma": None}], "no episode has ended: the last weights"
+    assert empty.of("best") == [
+        {"weights": 1.0, "frame": 10, "mode": "train", "current_return": None, "current_return_se": None, "current_epi": None}
+    ], "no episode has ended: the last weights"
 
 
 def test_numbered_checkpoints_are_named_by_the_multiple_that_was_crossed() -> None:
@@ -191,16 +222,15 @@ def test_numbered_checkpoints_are_named_by_the_multiple_that_was_crossed() -> No
 def test_best_weights_on_disk_are_not_replaced_by_worse_ones() -> None:
     """A restarted process may find a best file that is newer than the last checkpoint."""
     after = Saved()
-    after.observer.resume_best({"weights": 1.0, "total_reward_ma": 5.0})
-    after.observer.resume_best({"weights": 1.0, "total_reward_ma": 3.0})
-    after.observer.resume_best({"weights": 1.0, "total_reward_ma": None})
+    for value in (5.0, 3.0, None):
+        after.observer.resume_best({"weights": 1.0, "mode": "train", **current(value)})
     after.observer.resume_best(None)
     after.row(4.0)
     after.observer.save_best()
     assert after.of("best") == []
     after.row(6.0)
     after.observer.save_best()
-    assert [best["total_reward_ma"] for best in after.of("best")] == [6.0]
+    assert [best["current_return"] for best in after.of("best")] == [6.0]
 
 
 @pytest.mark.parametrize(("frame", "frames"), [(20, [20, 30]), (17, [20, 30]), (30, [30])])
@@ -292,7 +322,7 @@ def test_a_table_continues_from_its_rows() -> None:
     assert (fresh.frame, fresh.wall_t, list(fresh.rewards)) == (600, 3.25, [20.5, 31.5])
     assert (fresh.clock.epi, fresh.clock.t, fresh.clock.opt_step) == (9, 300, 37)
     fresh.clock.frame = 800
-    assert fresh.row(41.0, 1, 41.0)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
+    assert fresh.row(41.0, 1, 41.0, None)["total_reward_ma"] == (20.5 + 31.5 + 41.0) / 3
 
     saved = RowBuilder(Clock(), ScheduledValues())
     saved.load_state_dict({"rewards": [7.0, 20.5], "frame": 400, "wall_t": 2.5})
@@ -342,9 +372,12 @@ def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
     reporter.on_step([])
     assert reports == []
     reporter.on_row(Row(0, "train", {"frame": 500}))
-    reporter.on_row(Row(0, "eval", {"frame": 500}))
+    reporter.on_row(Row(0, "eval", {"frame": 500, **current(9.0)}))
+    reporter.on_row(Row(0, "train", {"frame": 500, **current(1.0)}))
     reporter.due = 0.0
     reporter.on_step([])
     reporter.on_step([])
-    assert [(frame, row) for frame, _, row, _ in reports] == [(500, {"frame": 500}), (500, None)]
+    assert [(frame, row) for frame, _, row, _ in reports] == [(500, {"frame": 500}), (500, {"frame": 500, **current(9.0)}), (500, None)], (
+        "an evaluation leads"
+    )
     assert reports[0][1] == pytest.approx(500)

@@ -14,7 +14,7 @@ from slm_lab.experiment.training.observers.builtin import ProgressReporter
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Metrics
 
-ROW: dict[str, float | int | None] = {"total_reward": 21.5, "total_reward_ma": None}
+ROW: dict[str, float | int | None] = {"current_return": 21.5, "current_return_se": 1.25}
 
 
 def shown(terminal: bool, sessions: int = 2, width: int = 80) -> tuple[ProgressDisplay, io.StringIO]:
@@ -33,10 +33,10 @@ def test_plain_lines_without_a_terminal() -> None:
         progress.states[1].line_due = 0.0
         progress.update(1, 500, 1.0, ROW, seconds_left=90.0)  # until max_seconds
     assert file.getvalue().splitlines() == [
-        "session 0  frame 250/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:02",
-        "session 1  frame 500/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:01",
-        "session 0  frame 1,000/1,000  fps 500  total_reward 21.5  total_reward_ma -  eta 0:00",
-        "session 1  frame 500/1,000  fps 1  total_reward 21.5  total_reward_ma -  eta 1:30",
+        "session 0  frame 250/1,000  fps 500  return 21.5 ± 1.2  eta 0:02",
+        "session 1  frame 500/1,000  fps 500  return 21.5 ± 1.2  eta 0:01",
+        "session 0  frame 1,000/1,000  fps 500  return 21.5 ± 1.2  eta 0:00",
+        "session 1  frame 500/1,000  fps 1  return 21.5 ± 1.2  eta 1:30",
     ]
 
 
@@ -54,7 +54,7 @@ def test_a_line_within_2_seconds_without_a_row(monkeypatch: pytest.MonkeyPatch) 
                 frames.append(now - 100.0)
     assert frames[0] <= 2.0
     assert 2 <= len(frames) <= 4
-    assert lines[0] == "session 0  frame 8/1,000  fps -  total_reward -  total_reward_ma -  eta -"
+    assert lines[0] == "session 0  frame 8/1,000  fps -  return -  eta -"
 
 
 def test_sessions_that_wait_are_queued() -> None:
@@ -111,10 +111,10 @@ def test_the_speed_of_an_agent_that_does_not_learn() -> None:
 def test_one_live_table_fits_a_terminal_of_80_columns() -> None:
     progress, file = shown(terminal=True)
     with progress:
-        progress.update(0, 999_999_999, 123_456.0, {"total_reward": -1234.5, "total_reward_ma": -1234.5})
+        progress.update(0, 999_999_999, 123_456.0, {"current_return": -1234.5, "current_return_se": 12.5})
         progress.update(1, 250, 0.01, ROW)
     text = file.getvalue()
-    assert "total_reward_ma" in text
+    assert "21.5 ± 1.2" in text
     assert "999,999,999/1,000" in text
     assert "20:50:00" in text
     assert "…" not in text
@@ -160,7 +160,7 @@ def test_a_narrow_terminal_drops_columns_and_clips_no_number(width: int) -> None
     progress, file = shown(terminal=True, sessions=1, width=width)
     with progress:
         progress.begin("small: 1 × 1,000 frames")
-        progress.update(0, 999_999, 123_456.0, {"total_reward": -1234.5, "total_reward_ma": -1234.5})
+        progress.update(0, 999_999, 123_456.0, {"current_return": -1234.5, "current_return_se": 12.5})
     last = [line for line in file.getvalue().splitlines() if "999,999" in line][-1]
     assert "999,999/1,000" in last
     assert "…" not in last

@@ -64,7 +64,7 @@ def test_what_is_rebuilt_equals_what_the_run_wrote(env: Any, meta: Any, make_spe
     text = retro_analyze(result.paths.root)
     assert outputs(result.paths) == written
     assert tables(result.paths) == before
-    assert text.startswith(f"{result.paths.root}: final return ")
+    assert text.startswith(f"{result.paths.root}: return ")
     assert text.splitlines()[0].endswith(": done")
     assert str(result.paths.trial_metrics()) in text.splitlines()
 
@@ -197,7 +197,7 @@ def test_several_trials(make_spec: MakeSpec, tmp_path: Path) -> None:
     paths.session_df(0, t=3).write_bytes(paths.session_df(0).read_bytes())
     text = retro_analyze(paths.root)
     assert json.loads(paths.trial_metrics(3).read_text()) == json.loads(paths.trial_metrics(0).read_text())
-    assert [line.partition(":")[0] for line in text.splitlines() if ": final return" in line] == [
+    assert [line.partition(":")[0] for line in text.splitlines() if ": return" in line] == [
         f"{paths.root}, trial 0",
         f"{paths.root}, trial 3",
     ]
@@ -215,7 +215,7 @@ def test_the_latest_run(make_spec: MakeSpec, tmp_path: Path, capsys: pytest.Capt
     paths = Trial(make_spec(), plan=Plan(data_dir=tmp_path)).run().paths
     capsys.readouterr()
     code, out, _ = answer(capsys, "latest", "--data-dir", tmp_path)
-    assert (code, out.startswith(f"{paths.root}: final return")) == (0, True)
+    assert (code, out.startswith(f"{paths.root}: return")) == (0, True)
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_of_several_runs_those_that_can_be_are_analyzed(
     capsys.readouterr()
     code, out, err = answer(capsys, tmp_path / "small_*", good.root, tmp_path / "nothing_*")
     assert code == 2
-    assert out.count("final return") == 1  # a run that is named twice is analyzed once
+    assert out.count(": return") == 1  # a run that is named twice is analyzed once
     assert good.trial_metrics().is_file()
     assert not bad.trial_metrics().exists()
     assert err.splitlines()[0] == f"no run folder matches '{tmp_path}/nothing_*'"

@@ -77,7 +77,7 @@ def test_two_runs_give_equal_tables_whatever_jobs_and_start_method(
     assert "random_seed 5" in output
     assert str(before.root) in output.splitlines()
     ending = output.splitlines()[-8:]
-    assert re.fullmatch(r"final return [\d.]+ \(mean of 2 sessions\) after 1,000 frames, 0:\d\d", ending[0])
+    assert re.fullmatch(r"return [\d.]+( ± [\d.]+)? \(evaluation, mean of 2 sessions\) after 1,000 frames, 0:\d\d", ending[0])
     assert ending[1] == f"open {before.trial_graph('mean_returns', 'html')}"
     run.environment |= {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     second = run.script(f"""

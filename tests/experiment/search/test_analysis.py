@@ -47,7 +47,7 @@ def record(trial: int, values: dict[str, Any], metric: float | None, status: Tri
 def write_table(paths: RunPaths, trial: int, level: float) -> None:
     lines = [",".join(COLUMNS)]
     for row in range(1, 6):
-        cells = {"frame": 1000 * row, "total_reward": level * row, "total_reward_ma": level * row}
+        cells = {"frame": 1000 * row, "total_reward": level * row, "total_reward_ma": level * row, "current_return": level * row}
         lines.append(",".join(str(cells.get(name, "")) for name in COLUMNS))
     paths.session_df(0, "train", trial).write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -205,7 +205,7 @@ def load_run(folder: str | Path) -> Run:
     """Read the run in a folder. Raises UserError if it is not a run folder, or contains several trials or an unreadable spec.
 
     >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
-    >>> run.train.groupby("session").total_reward_ma.last(), run.metrics["strength"], run.spec["env"], run.status
+    >>> run.train.groupby("session").current_return.last(), run.metrics["strength"], run.spec["env"], run.status
     """
     folder = Path(folder)
     paths = run_paths_in(folder) if folder.is_dir() else None

@@ -17,8 +17,9 @@ _PUBLIC = {
     "Trial": "slm_lab.experiment.run.trial:Trial",
     "load_run": "slm_lab.experiment.report.run:load_run",
     "load_agent": "slm_lab.experiment.deploy.load:load_agent",
+    "export": "slm_lab.experiment.deploy.export:export",
 }
-__all__ = ["Observer", "Session", "Spec", "SpecError", "Trial", "load_agent", "load_run", "load_spec"]
+__all__ = ["Observer", "Session", "Spec", "SpecError", "Trial", "export", "load_agent", "load_run", "load_spec"]
 
 
 def __getattr__(name: str) -> Any:

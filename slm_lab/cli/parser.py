@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 
 MODE_OPTIONS = {
-    "enjoy": ("episodes", "deterministic", "render", "video", "checkpoint", "session"),
+    "enjoy": ("episodes", "deterministic", "render", "video", "checkpoint", "session", "trial", "entry", "env", "seed"),
     "search": ("confirm", "common_seeds"),
     "study": ("adopt",),
 }
@@ -44,8 +44,8 @@ COMMANDS = {
     "check": Command("slm_lab.cli.check:check", "check FILE [NAME] [--build] [options]", ("set", "device", "build")),
     "export": Command(
         "slm_lab.cli.results:export",
-        "export {run folder | latest} [--format onnx | torch] [--out FILE] [options]",
-        ("data_dir", "format", "out", "checkpoint", "session"),
+        "export {folder | latest} [--format onnx | torch] [--out FILE] [options]",
+        ("data_dir", "format", "out", "checkpoint", "session", "trial", "entry", "env", "seed"),
     ),
     "compare": Command(
         "slm_lab.cli.results:compare",
@@ -63,7 +63,7 @@ MODES = {
     "dev": "dev",
     "search": "search, search@{run folder | latest}",
     "study": "study, study@{folder | latest}",
-    "enjoy": "enjoy@{run folder | latest}",
+    "enjoy": "enjoy@{folder | latest}",
 }
 """Mode → its forms on the command line."""
 DEMO = ("demo.json", "ppo_cartpole")
@@ -81,7 +81,8 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
          study                         run what a study lists, and compare it
          study@{folder | latest}       run what is missing of a study, as FILE says now
          dev                           one session with extra checks: weights change, gradients are finite
-         enjoy@{run folder | latest}   play episodes with a checkpoint of a run; FILE and NAME may be left out
+         enjoy@{folder | latest}       play episodes with a checkpoint of a run, or of the best of a search or study; FILE and NAME
+                                       may be left out
 
   check    validate one or all specs of a file; with --build also build their env and agent
   export   write the policy of a run as an ONNX or torch.export file
@@ -150,6 +151,8 @@ _TYPES = {
     "--confirm": _type("number of trials", "1 or more", _is_count, int),
     "--episodes": _type("number of episodes", "1 or more", _is_count, int),
     "--session": _type("session", "0 or more", str.isdecimal, int),
+    "--trial": _type("trial", "0 or more", str.isdecimal, int),
+    "--seed": _type("seed", "0 or more", str.isdecimal, int),
     "--checkpoint": _type(
         "checkpoint",
         "best, last or a frame, such as 200000",
@@ -215,14 +218,17 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--video", "enjoy: record one env as an MP4 file in the run folder")
     value("--checkpoint", "WHICH", "enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)")
     value("--session", "N", "enjoy, export: session of the checkpoint (default: the best one)")
+    value("--trial", "N", "enjoy, export: trial of a search (default: the best one, of the confirmed ones if there are any)")
+    value("--entry", "LABEL", "enjoy, export: entry of a study (default: that of the best run)")
+    value("--seed", "N", "enjoy, export: random_seed of the run of a study (default: that of the best run)")
     value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
     value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
-    value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: total_reward)")
+    value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: current_return)")
     value("--solve", "RETURN", "compare: mean return that counts as solved")
     repeatable("--label", metavar="NAME", text="compare: name of each RUN, in order")
     value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
-    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId")
+    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export: env of the run of a study")
     value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser

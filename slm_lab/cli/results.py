@@ -23,13 +23,14 @@ def export(words: list[str], arguments: Namespace) -> int:
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"export: {given}; expected export {{run folder | latest}}")
-    from slm_lab.experiment.deploy.export import export, summary
-    from slm_lab.experiment.files.find import find_run, notify_if_unfinished
+    from slm_lab.experiment.deploy.export import export_training, summary
+    from slm_lab.experiment.files.find import Choice, find_training, notify_if_unfinished
 
-    paths = find_run(words[0], None, arguments.data_dir)
-    notify_if_unfinished(paths)
+    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    training = find_training(words[0], None, arguments.data_dir, choice)
+    notify_if_unfinished(training.paths)
     which = arguments.checkpoint or "best"
-    return print_result(summary(export(paths, arguments.format, arguments.out, which, arguments.session)))
+    return print_result(summary(export_training(training, arguments.format, arguments.out, which, arguments.session)))
 
 
 def retro_analyze(words: list[str], arguments: Namespace) -> int:

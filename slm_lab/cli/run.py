@@ -157,7 +157,7 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
     if arguments.render and arguments.video:
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
     from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
-    from slm_lab.experiment.files.find import find_run, notify_if_unfinished
+    from slm_lab.experiment.files.find import Choice, find_training, notify_if_unfinished
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load_spec
 
@@ -172,6 +172,7 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
         session=arguments.session,
         sets=arguments.set,
     )
-    paths = find_run(request.where, request.name, arguments.data_dir)
-    notify_if_unfinished(paths)
-    return print_result(summary(enjoy(paths, options, _plan(arguments))))
+    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    training = find_training(request.where, request.name, arguments.data_dir, choice)
+    notify_if_unfinished(training.paths)
+    return print_result(summary(enjoy(training, options, _plan(arguments))))

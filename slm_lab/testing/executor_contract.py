@@ -156,7 +156,7 @@ class ExecutorContract:
         ]
         task.stop(_SECONDS)
         *messages, died = self.until(executor, _has_died)
-        assert [(event.kind, event.content) for event in _messages(messages)] == [("stopped", (True,))]
+        assert [(event.kind, event.content) for event in _messages(messages)] == [("stopped", (True,))], (messages, died)
         assert isinstance(died, Died)
         assert (died.task, died.code, died.lost) == (task, 0, False)
 

@@ -21,11 +21,11 @@ from slm_lab.experiment.execute.local.user_code import cause
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import readable_checkpoint
 from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.run.experiment import check_writable
-from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.files import not_writable, with_checksum, without_checksum

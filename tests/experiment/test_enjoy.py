@@ -21,12 +21,13 @@ from slm_lab.env.make import make_env
 from slm_lab.env.render import rendered
 from slm_lab.experiment.deploy import enjoy as module
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
-from slm_lab.experiment.files.find import find_run
+from slm_lab.experiment.files.find import Training, find_run
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.training import evaluate
 from slm_lab.experiment.training.evaluate import play
 from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.spec import SPEC_VERSION
 from slm_lab.spec.report import SpecError
 from tests.experiment.test_load import trained
 
@@ -105,7 +106,7 @@ def test_episodes_that_do_not_end(coin: RunPaths, monkeypatch: pytest.MonkeyPatc
     assert 0 < len(returns) < 40
     assert f"{40 - len(returns)} of 40 episodes did not end" in caplog.text
     with pytest.raises(UserError, match="no episode of Never-v0"):
-        enjoy(coin, EnjoyOptions(sets=["env.name=Never-v0"]), Plan())
+        enjoy(Training(coin), EnjoyOptions(sets=["env.name=Never-v0"]), Plan())
 
 
 class Never(Coin):
@@ -122,8 +123,8 @@ gym.register("Never-v0", entry_point=Never)
 def test_the_same_again(tmp_path: Path) -> None:
     """The mode of the distribution is another policy than samples, and both are repeatable."""
     paths = trained(tmp_path, PENDULUM)
-    first, again = (enjoy(paths, EnjoyOptions(episodes=3), Plan()).returns for _ in range(2))
-    mode, mode_again = (enjoy(paths, EnjoyOptions(episodes=3, deterministic=True), Plan()).returns for _ in range(2))
+    first, again = (enjoy(Training(paths), EnjoyOptions(episodes=3), Plan()).returns for _ in range(2))
+    mode, mode_again = (enjoy(Training(paths), EnjoyOptions(episodes=3, deterministic=True), Plan()).returns for _ in range(2))
     assert first == again
     assert mode == mode_again
     assert mode != first
@@ -132,7 +133,8 @@ def test_the_same_again(tmp_path: Path) -> None:
 def test_eval_deterministic_of_the_spec(tmp_path: Path) -> None:
     paths = trained(tmp_path, PENDULUM, rigorous_eval=1, eval_deterministic=True)
     assert (
-        enjoy(paths, EnjoyOptions(episodes=2), Plan()).returns == enjoy(paths, EnjoyOptions(episodes=2, deterministic=True), Plan()).returns
+        enjoy(Training(paths), EnjoyOptions(episodes=2), Plan()).returns
+        == enjoy(Training(paths), EnjoyOptions(episodes=2, deterministic=True), Plan()).returns
     )
 
 
@@ -140,7 +142,7 @@ def test_the_env_can_be_changed(coin: RunPaths) -> None:
     """Its length, constructor arguments and wrappers; and another env with the same spaces, whose bounds may differ."""
 
     def returns(*sets: str) -> list[float]:
-        return enjoy(coin, EnjoyOptions(episodes=12, deterministic=True, sets=sets), Plan()).returns
+        return enjoy(Training(coin), EnjoyOptions(episodes=12, deterministic=True, sets=sets), Plan()).returns
 
     assert {round(value) for value in returns()} == {1, 50}
     assert {round(value) for value in returns("env.max_t=7")} == {1, 7}
@@ -225,7 +227,7 @@ def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
 
     def plays(*words: str) -> str:
         assert main([*words, "--data-dir", str(data), "--episodes", "1"]) == 0
-        return capsys.readouterr().out.splitlines()[0]
+        return capsys.readouterr().out.splitlines()[0].rpartition(": ")[2]
 
     assert main(["enjoy@latest", "--data-dir", str(data)]) == 2, "another run is not taken in place of one that cannot be read"
     assert str(broken / "bee_spec.json") in capsys.readouterr().err
@@ -240,8 +242,18 @@ def test_which_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
         text = capsys.readouterr().err
         assert all(part in text for part in named)
     assert main(["enjoy@latest", "--data-dir", str(tmp_path / "none")]) == 2
-    assert "no run in" in capsys.readouterr().err
+    assert "no run of train in" in capsys.readouterr().err
     assert find_run("latest", None, data) == RunPaths(new, "ant")
+
+    newest = copied("fox", "2026_01_06_000000") / "fox_spec.json"
+    body = json.loads(newest.read_text())
+    body["fox"]["meta"]["run"] = [{"mode": "dev", "spec_version": SPEC_VERSION}]
+    newest.write_text(json.dumps(body))
+    assert find_run("latest", None, data) == RunPaths(new, "ant"), "a run of dev is not the latest"
+    assert plays(f"enjoy@{newest.parent}").startswith(f"{newest.parent}/")
+    shutil.rmtree(new), shutil.rmtree(old)
+    assert main(["enjoy@latest", "--data-dir", str(data)]) == 2
+    assert str(newest.parent) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -273,7 +285,7 @@ def test_a_video_has_a_frame_for_each_step(coin: RunPaths, capsys: pytest.Captur
     output = capsys.readouterr().out
     (video,) = (coin.root / "video").iterdir()
     assert str(video) in output
-    played = enjoy(coin, EnjoyOptions(episodes=4, deterministic=True, show="video"), Plan())
+    played = enjoy(Training(coin), EnjoyOptions(episodes=4, deterministic=True, show="video"), Plan())
     steps = sum(50 if value > 10 else 1 for value in played.returns)
     assert frames(video) == steps
     assert f"4 episodes, {steps} frames" in output
@@ -289,7 +301,7 @@ def test_a_video_has_a_frame_for_each_step(coin: RunPaths, capsys: pytest.Captur
 def test_without_a_number_of_episodes_a_video_is_short(coin: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """The episode that reaches the limit is the last one in it; all are played."""
     monkeypatch.setattr(module, "VIDEO_FRAMES", 60)
-    played = enjoy(coin, EnjoyOptions(show="video"), Plan())
+    played = enjoy(Training(coin), EnjoyOptions(show="video"), Plan())
     lengths = np.array([50 if value > 10 else 1 for value in played.returns])
     assert len(lengths) == 10
     assert lengths.sum() > 100
@@ -313,7 +325,7 @@ def test_a_video_that_cannot_be_made(coin: RunPaths, capsys: pytest.CaptureFixtu
     (coin.root / "video").unlink()
     monkeypatch.setattr(Coin, "step", lambda self, action: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        enjoy(coin, EnjoyOptions(show="video"), Plan())
+        enjoy(Training(coin), EnjoyOptions(show="video"), Plan())
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert "pip install 'slm-lab[video]'" in refused()
     assert not (coin.root / "video").exists()
@@ -338,7 +350,7 @@ def test_an_interrupted_video_leaves_nothing(coin: RunPaths, monkeypatch: pytest
 
     monkeypatch.setattr(Coin, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        enjoy(coin, EnjoyOptions(show="video", episodes=10), Plan())
+        enjoy(Training(coin), EnjoyOptions(show="video", episodes=10), Plan())
     assert list((coin.root / "video").iterdir()) == []
 
 
@@ -360,7 +372,7 @@ def test_videos_of_mujoco_and_atari(env: dict[str, Any], size: tuple[int, int], 
     pytest.importorskip("mujoco" if env["name"].startswith("Half") else "ale_py")
     net = {"name": "ConvNet"} if "Pong" in env["name"] else {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
     paths = trained(tmp_path, env, net=net)
-    video = enjoy(paths, EnjoyOptions(episodes=2, show="video", sets=["env.max_t=40"]), Plan()).video
+    video = enjoy(Training(paths), EnjoyOptions(episodes=2, show="video", sets=["env.max_t=40"]), Plan()).video
     assert frames(video.path) == video.frames == 80
     reader = imageio_ffmpeg.read_frames(str(video.path))
     about = next(reader)

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from slm_lab.cli import main
 from slm_lab.env.spaces import leaves
-from slm_lab.experiment.deploy.export import Format, export
+from slm_lab.experiment.deploy.export import Format, export_training
 from slm_lab.experiment.deploy.exported import ExportedPolicy
 from slm_lab.experiment.deploy.load import LoadedAgent, load_agent
-from slm_lab.experiment.files.find import find_weights
+from slm_lab.experiment.files.find import Training, find_weights
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.models.net import NetSpec
@@ -110,7 +110,7 @@ def test_it_acts_as_the_agent(case: str, format: Format, tmp_path: Path) -> None
     """Any number of observations in the env's form gives the actions in the env's form, and the next hidden state."""
     env, algorithm, net = POLICIES[case]
     paths = trained(tmp_path, env, algorithm, net)
-    done = export(paths, format)
+    done = export_training(Training(paths), format)
     agent = load_agent(paths.root)
     assert done.checkpoint == agent.path
     assert done.path == agent.path.with_suffix({"onnx": ".onnx", "torch": ".pt2"}[format])
@@ -174,7 +174,7 @@ def test_the_same_returns_in_onnxruntime(env: dict[str, Any], algorithm: dict[st
     if env["name"] == "HalfCheetah-v5":
         pytest.importorskip("mujoco")
     paths = trained(tmp_path, env, algorithm)
-    agent, run = load_agent(paths.root), runner(export(paths).path, load_agent(paths.root))
+    agent, run = load_agent(paths.root), runner(export_training(Training(paths)).path, load_agent(paths.root))
     returns: dict[str, list[float]] = {"agent": [], "file": []}
     actions: dict[str, list[Any]] = {"agent": [], "file": []}
     for who in returns:
@@ -345,7 +345,7 @@ def test_without_the_packages(package: str, tmp_path: Path, capsys: pytest.Captu
     message = refused(paths, capsys)
     assert f"the package {package}," in message
     assert "pip install 'slm-lab[onnx]'" in message
-    export(paths, "torch")
+    export_training(Training(paths), "torch")
 
 
 def test_a_run_without_checkpoint(tmp_path: Path) -> None:
@@ -353,5 +353,5 @@ def test_a_run_without_checkpoint(tmp_path: Path) -> None:
     for path in paths.model_dir.iterdir():
         path.unlink()
     with pytest.raises(UserError, match="no checkpoint in"):
-        export(paths)
+        export_training(Training(paths))
     assert json.loads(paths.spec.read_text())

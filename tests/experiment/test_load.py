@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ import numpy as np
 import pytest
 import torch
 
+from slm_lab import cli
 from slm_lab.agent.ops.linear import FLOAT32
 from slm_lab.experiment.deploy import enjoy
 from slm_lab.experiment.deploy.load import LoadedAgent, load_agent
 from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import Training, find_weights
 from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.session.session import Session
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 from tests.env.toys import Spaced
 
 NET = {"name": "MLPNet", "hid_layers": [16], "hid_layers_activation": "tanh"}
@@ -186,7 +191,7 @@ def test_a_checkpoint_that_cannot_be_used(damage: str, tmp_path: Path, caplog: p
     agent = load_agent(paths.root)
     assert agent.path == paths.checkpoint(1, "best")
     assert [str(broken) in message for message in caplog.messages] == [True]
-    path, returns = enjoy.enjoy(paths, enjoy.EnjoyOptions(), Plan(data_dir=tmp_path))[:2]
+    path, _, returns = enjoy.enjoy(Training(paths), enjoy.EnjoyOptions(), Plan(data_dir=tmp_path))[:3]
     assert (path, len(returns)) == (paths.checkpoint(1, "best"), 10)
     paths.checkpoint(1, "best").unlink()
     with pytest.raises(UserError) as caught:
@@ -201,8 +206,70 @@ def test_what_is_no_run(tmp_path: Path) -> None:
         load_agent(tmp_path / "nowhere")
     paths = new_run(tmp_path, "small")
     paths.spec.write_text("{}")
-    with pytest.raises(UserError, match="no checkpoint in"):
+    with pytest.raises(SpecError, match="no spec"):
         load_agent(paths.root)
+
+
+def searched(folder: Path, metrics: Sequence[float | None], confirmed: Sequence[float] = ()) -> RunPaths:
+    """A search whose trials have these metrics (None: failed), and nets of as many units as their numbers; the first ones confirmed."""
+    runs = [trained(folder / str(trial), {"name": "CartPole-v1"}, net={**NET, "hid_layers": [trial + 1]}) for trial in range(len(metrics))]
+    paths = new_run(folder, "small")
+    shutil.copy(runs[0].spec, paths.spec)
+
+    def add(to: RunPaths, trial: int) -> None:
+        for source in [*runs[trial].model_dir.iterdir(), *runs[trial].info_dir.iterdir()]:
+            shutil.copy(source, to.root / source.parent.name / source.name.replace("_t0_", f"_t{trial}_"))
+        shutil.copy(runs[trial].spec, to.trial_spec(trial))
+
+    ended: list[list[TrialState]] = []
+    for to, values in ((paths, metrics), (RunPaths(paths.confirmation, "small"), confirmed)):
+        to.root.mkdir(exist_ok=True)
+        to.make_dirs()
+        shutil.copy(runs[0].spec, to.spec)
+        ended.append([TrialState(t, {}, "failed" if value is None else "finished", metric=value) for t, value in enumerate(values)])
+        for trial, value in enumerate(values):
+            if value is not None:
+                add(to, trial)
+    SearchState("current_return", None, False, trials=ended[0], confirmations=ended[1]).save(paths.search_state)
+    return paths
+
+
+def units(agent: LoadedAgent) -> int:
+    return next(weight for name, weight in agent.policy.net.state_dict().items() if name.endswith("weight")).shape[0]
+
+
+def test_the_agent_of_a_search_is_that_of_its_best_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = searched(tmp_path, [1.0, 3.0, 2.0, None]).root
+    agent = load_agent(root)
+    assert units(agent) == 2
+    assert "trial 1 of the search" in repr(agent)
+    assert units(load_agent(root, trial=2)) == 3
+    with pytest.raises(UserError, match=r"trial 3 of .* has no checkpoint"):
+        load_agent(root, trial=3)
+    with pytest.raises(UserError, match=r"--trial 4: .* has the trials 0 to 3"):
+        load_agent(root, trial=4)
+    with pytest.raises(UserError, match=r"--entry fast: .* is not the folder of a study"):
+        load_agent(root, entry="fast")
+    assert cli.main([f"enjoy@{root}", "--episodes", "1"]) == 0
+    assert "trial 1 of the search" in capsys.readouterr().out
+    assert find_weights(str(root), tmp_path)[0] == agent.path
+    assert cli.main(["export", str(root), "--trial", "0", "--format", "torch"]) == 0
+    assert "trial 0 of the search" in capsys.readouterr().out
+
+
+def test_a_confirmed_trial_comes_before_a_better_one_that_was_not(tmp_path: Path) -> None:
+    paths = searched(tmp_path, [1.0, 2.0, 9.0], confirmed=[5.0, 4.0])
+    agent = load_agent(paths.root)
+    assert (units(agent), "confirmed" in repr(agent)) == (1, True)
+    assert units(load_agent(paths.root, trial=2)) == 3
+    assert units(load_agent(paths.confirmation, trial=1)) == 2
+    alone = searched(tmp_path / "alone", [1.0, 2.0], confirmed=[5.0])
+    assert units(load_agent(alone.root)) == 1, "its own values, not those of the search's spec"
+
+
+def test_a_search_none_of_whose_trials_has_ended(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no trial of .* has ended"):
+        load_agent(searched(tmp_path, [None]).root)
 
 
 def test_a_run_folder_that_was_renamed(tmp_path: Path) -> None:

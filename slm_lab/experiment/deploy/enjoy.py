@@ -16,9 +16,9 @@ from slm_lab.env.make import make_env
 from slm_lab.env.render import has_display, rendered
 from slm_lab.env.spaces import action_codec, same_form, space_from_dict
 from slm_lab.env.vec import Env
-from slm_lab.experiment.deploy.load import LoadedAgent, load_checkpoint_agent
+from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.execute.local.user_code import close_env
-from slm_lab.experiment.files.find import CheckpointName
+from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import Plan, Stop, UserError
@@ -136,22 +136,24 @@ class Played(NamedTuple):
     """Result of `enjoy`."""
 
     checkpoint: Location
+    description: str
+    """What was loaded, in a line."""
     returns: list[float]
     """Sum of raw rewards of each episode."""
     video: VideoFile | None = None
 
 
-def enjoy(paths: RunPaths, options: EnjoyOptions, plan: Plan) -> Played:
-    """Play episodes with a checkpoint of a run, in its env or in another one with the same spaces.
+def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
+    """Play episodes with a checkpoint of a training, in its env or in another one with the same spaces.
 
     The number of episodes per env is fixed in advance. A window or a video shows a single env. Raises SpecError or UserError.
     """
-    spec = load_spec(paths.spec, paths.spec_name, for_search=False)
-    env_spec = _env_spec(spec, paths, options.sets)
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    env_spec = _env_spec(spec, training.spec_file, options.sets)
     if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
-    agent = load_checkpoint_agent(paths, spec.name, options.which, options.session, select_device(spec, plan, 0))
-    video = _video(paths, agent, options) if options.show == "video" else None
+    agent = load_trained(training, options.which, options.session, select_device(spec, plan, 0))
+    video = _video(training.paths, agent, options) if options.show == "video" else None
     try:
         if options.show is not None:
             env_spec = rendered(env_spec, "human" if video is None else "rgb_array", video)
@@ -160,11 +162,11 @@ def enjoy(paths: RunPaths, options: EnjoyOptions, plan: Plan) -> Played:
         if video is not None:
             video.close(keep=False)
         if isinstance(error, SpecError):
-            raise mark_sets(error, f"{paths.spec} {spec.name}", options.sets) from None
+            raise mark_sets(error, f"{training.spec_file} {spec.name}", options.sets) from None
         raise
     if video is not None:
         video.close(keep=True)
-    return Played(agent.path, returns, video)
+    return Played(agent.path, agent.description, returns, video)
 
 
 def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions) -> list[float]:
@@ -186,7 +188,7 @@ def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptio
     return returns
 
 
-def _env_spec(spec: Spec, paths: RunPaths, sets: Sequence[str]) -> EnvSpec:
+def _env_spec(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
     """Return the env section with `--set` arguments applied. Raises UserError for an argument that is not used to build the env."""
     for name in parse_sets(sets).variables:
         raise UserError(f"--set {name}=… has no effect: the saved spec has no variables; expected env.KEY=VALUE")
@@ -195,7 +197,7 @@ def _env_spec(spec: Spec, paths: RunPaths, sets: Sequence[str]) -> EnvSpec:
         if path[0] != "env" or not key or key[0] in _TRAINING_KEYS:
             allowed = "env.name, env.max_t, env.backend, env.wrappers, env.obs_keys, and arguments of the env's constructor (env.KEY)"
             raise UserError(f"--set {show_path(path)} has no effect: a policy plays as it was trained; allowed: {allowed}")
-    return load_spec(paths.spec, spec.name, sets, for_search=False).env if sets else spec.env
+    return load_spec(file, spec.name, sets, for_search=False).env if sets else spec.env
 
 
 def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None:
@@ -219,7 +221,7 @@ def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoF
 
 def summary(played: Played) -> str:
     """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the video file, if any."""
-    returns, lines = played.returns, [str(played.checkpoint)]
+    returns, lines = played.returns, [played.description]
     mean = estimate(returns)
     assert mean is not None
     interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"

@@ -18,9 +18,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
-from slm_lab.experiment.deploy.load import LoadedAgent, load_checkpoint_agent
-from slm_lab.experiment.files.find import CheckpointName
-from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
+from slm_lab.experiment.files.find import CheckpointName, Choice, Training, find_training
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 
@@ -41,6 +40,8 @@ class Exported(NamedTuple):
 
     path: Path
     checkpoint: Location
+    description: str
+    """What was exported, in a line."""
     inputs: dict[str, str]
     """Name of each input → dtype and shape."""
     outputs: dict[str, str]
@@ -51,7 +52,24 @@ class Exported(NamedTuple):
 
 
 def export(
-    paths: RunPaths, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
+    folder: str | Path,
+    format: Format | None = None,
+    out: str | Path | None = None,
+    which: CheckpointName = "best",
+    session: int | None = None,
+    *,
+    trial: int | None = None,
+    entry: str | None = None,
+    env: str | None = None,
+    seed: int | None = None,
+) -> Exported:
+    """Export the policy of a checkpoint in the folder of a run, search or study. Args: as in `load_agent` and `export_training`."""
+    training = find_training(folder, None, Path("data"), Choice(trial, entry, env, seed))
+    return export_training(training, format, None if out is None else Path(out), which, session)
+
+
+def export_training(
+    training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
 ) -> Exported:
     """Export the policy of a checkpoint: observation → deterministic action, including the normaliser and the action rule.
 
@@ -68,8 +86,8 @@ def export(
             importlib.import_module(package)
         except ImportError:
             raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'") from None
-    agent = load_checkpoint_agent(paths, paths.spec_name, which, session)
-    path = out or paths.model_dir / f"{agent.path.stem}{SUFFIXES[format]}"
+    agent = load_trained(training, which, session)
+    path = out or training.paths.model_dir / f"{agent.path.stem}{SUFFIXES[format]}"
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
     try:
         policy = ExportedPolicy(agent)
@@ -83,7 +101,7 @@ def export(
     finally:
         with suppress(OSError):  # the folder is read-only
             temporary.unlink(missing_ok=True)
-    return Exported(path, agent.path, *names, action_difference, params_difference)
+    return Exported(path, agent.path, agent.description, *names, action_difference, params_difference)
 
 
 def _format_of(out: Path | None, format: Format | None) -> Format:
@@ -100,7 +118,7 @@ def _format_of(out: Path | None, format: Format | None) -> Format:
 
 def summary(done: Exported) -> str:
     """Return a text with the checkpoint, the file, its inputs and outputs, and its differences from the agent."""
-    lines = [str(done.checkpoint), str(done.path)]
+    lines = [done.description, str(done.path)]
     lines += [
         f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
     ]

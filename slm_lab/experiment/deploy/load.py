@@ -15,13 +15,11 @@ from slm_lab.env.make import make_codec
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.find import CheckpointName, checkpoints, readable_checkpoint
-from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
+from slm_lab.experiment.files.find import CheckpointName, Choice, Training, checkpoints, find_training, readable_checkpoint
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
-from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 
@@ -31,7 +29,8 @@ class LoadedAgent:
 
     Attributes:
         policy: the policy. normalizers: its observation normaliser. observation_space, action_space: Gymnasium spaces of one env.
-        path: the loaded checkpoint. layouts: how each entry of an observation is converted; None for an entry that is not a Box.
+        path: the loaded checkpoint. description: what the agent is, in a line.
+        layouts: how each entry of an observation is converted; None for an entry that is not a Box.
     """
 
     def __init__(
@@ -49,7 +48,11 @@ class LoadedAgent:
         self._obs_key = obs_keys[0] if obs_keys is not None and len(obs_keys) == 1 else None
         self.observation_space, self.action_space = observation_space, action_space
         self._encode, self.layouts = encode, layouts
+        self.description = str(path)
         _, self._decode = action_codec(action_space)
+
+    def __repr__(self) -> str:
+        return f"<LoadedAgent {self.description}>"
 
     def act(self, obs: Any, state: np.ndarray | None = None, deterministic: bool = False) -> tuple[Any, np.ndarray | None]:
         """Choose the action for one observation, or the actions for a batch of observations, in the env's own form.
@@ -81,55 +84,57 @@ class LoadedAgent:
         return encoded_N if self.normalizers.obs is None else self.normalizers.obs(encoded_N)
 
 
-def load_agent(folder: str | Path, which: CheckpointName = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
-    """Load a trained agent from a run folder.
+def load_agent(
+    folder: str | Path,
+    which: CheckpointName = "best",
+    session: int | None = None,
+    device: str = "cpu",
+    *,
+    trial: int | None = None,
+    entry: str | None = None,
+    env: str | None = None,
+    seed: int | None = None,
+) -> LoadedAgent:
+    """Load a trained agent from the folder of a run, search or study.
 
     Args:
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
         session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: that with the best weights.
+        trial: trial of a search; None: the best one, of those that were confirmed if there are any.
+        entry, env, seed: run of a study; None: the best one (of a study in several envs, `env` is required).
 
-    Raises UserError if the folder is not a run folder, contains the trials of a search, or has no usable checkpoint.
+    Raises UserError if the folder is not one of these, has no such trial or run, or has no usable checkpoint.
     """
-    paths = run_paths_in(Path(folder))
-    if paths is None:
-        raise UserError(not_a_run(folder))
-    return load_checkpoint_agent(paths, None, which, session, device)
+    return load_trained(find_training(folder, None, Path("data"), Choice(trial, entry, env, seed)), which, session, device)
 
 
-def load_checkpoint_agent(
-    paths: RunPaths, spec_name: str | None = None, which: CheckpointName = "best", session: int | None = None, device: str = "cpu"
-) -> LoadedAgent:
-    """Load the agent of trial 0 from a checkpoint.
-
-    Args: spec_name: name of the spec in the saved file; None: the first one. session: None: the Session whose checkpoint has the highest
-    total_reward_ma.
+def load_trained(training: Training, which: CheckpointName = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
+    """Load the agent of a training from a checkpoint. Args: session: None: the Session with the best weights, see bundle.rank.
 
     An unusable checkpoint causes only a notice if another checkpoint is usable. Raises UserError if none is.
     """
-    if paths.holds_trials:
-        raise UserError(
-            f"{paths.root} contains the trials of a search; train one of them, such as {paths.trial_spec(0)}, "
-            "or give the folder of a run of train"
-        )
     problems: list[str] = []
-    found = _checkpoints(paths, which, session, problems)
+    found = _checkpoints(training, which, session, problems)
     if not found:
-        raise UserError(_problems_text(problems, paths, session) or _no_checkpoint(paths, which, session))
-    spec = load_spec(paths.spec, spec_name or spec_names(paths.spec)[0])
+        raise UserError(_problems_text(problems, training, session) or _no_checkpoint(training, which, session))
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     for path, bundle in found:
         try:
-            agent = build_loaded_agent(spec, path, bundle, device)
+            agent = build_loaded_agent(spec, path, bundle, device, training.name)
         except state.BundleError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             notice(f"{problem}; using {path.name}")
         return agent
-    raise UserError(_problems_text(problems, paths, session))
+    raise UserError(_problems_text(problems, training, session))
 
 
-def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu") -> LoadedAgent:
-    """Build the agent of a spec with the weights of a checkpoint. Raises BundleError if the weights do not fit the spec."""
+def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu", name: str = "") -> LoadedAgent:
+    """Build the agent of a spec with the weights of a checkpoint. Args: name: of its training in a search or study.
+
+    Raises BundleError if the weights do not fit the spec.
+    """
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
     spaces = bundle["spaces"]
@@ -148,31 +153,47 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"])
     layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
-    return LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
+    agent = LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
+    agent.description = _description(spec, path, bundle, name)
+    return agent
 
 
-def _problems_text(problems: Sequence[str], paths: RunPaths, session: int | None) -> str:
+def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: str) -> str:
+    from slm_lab.experiment.report.progress import estimate_number
+
+    parts = [f"{spec.agent.algorithm.name} of {spec.name} for {spec.env.name}", *([name] if name else [])]
+    parts += [f"frame {bundle['frame']:,}"] if "frame" in bundle else []
+    if (value := bundle.get("current_return")) is not None:
+        over = f"{bundle['current_epi']} {'evaluation ' if bundle['mode'] == 'eval' else ''}episodes"
+        parts.append(f"return {estimate_number(value, bundle['current_return_se'])} ({over})")
+    return f"{', '.join(parts)}: {path}"
+
+
+def _problems_text(problems: Sequence[str], training: Training, session: int | None) -> str:
     """Return the reasons why no checkpoint is usable, and a readable checkpoint; "" without problems."""
-    other = readable_checkpoint(paths, session) if problems else None
+    other = readable_checkpoint(training.paths, session, training.trial) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
 
-def _no_checkpoint(paths: RunPaths, which: CheckpointName, session: int | None) -> str:
+def _no_checkpoint(training: Training, which: CheckpointName, session: int | None) -> str:
     """Return the message that a checkpoint does not exist, with the existing ones."""
-    if not (of_any := checkpoints(paths)):
+    paths, trial = training.paths, training.trial
+    if not (of_any := checkpoints(paths, None, trial)):
         return f"no checkpoint in {paths.checkpoint_dir}"
-    if session is not None and not (of_any := checkpoints(paths, session)):
-        known = [index for index in paths.sessions() if checkpoints(paths, index)]
+    if session is not None and not (of_any := checkpoints(paths, session, trial)):
+        known = [index for index in paths.sessions(t=trial) if checkpoints(paths, index, trial)]
         return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
     of = "" if session is None else f" of session {session}"
     return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
 
 
-def _checkpoints(paths: RunPaths, which: CheckpointName, session: int | None, problems: list[str]) -> list[tuple[Location, dict[str, Any]]]:
-    """Return the readable checkpoints of trial 0, best first; add the reasons why others cannot be read to `problems`."""
-    found = []
-    for index in paths.sessions() if session is None else [session]:
-        path = paths.checkpoint(index, which)
+def _checkpoints(
+    training: Training, which: CheckpointName, session: int | None, problems: list[str]
+) -> list[tuple[Location, dict[str, Any]]]:
+    """Return the readable checkpoints of a training, best first; add the reasons why others cannot be read to `problems`."""
+    found, paths, trial = [], training.paths, training.trial
+    for index in paths.sessions(t=trial) if session is None else [session]:
+        path = paths.checkpoint(index, which, trial)
         try:
             if path.is_file():
                 bundle = state.load(path)

@@ -212,6 +212,15 @@ class RunPaths:
         """Whether this is the folder of a search, or of its confirmation, whose trials have different values."""
         return self.search_state.exists() or len(self.trials()) > 1
 
+    @property
+    def is_of_train(self) -> bool:
+        """Whether this is the folder of a run of train, not of dev or a search."""
+        try:
+            starts = self._saved_meta().get("run") or [{}]
+            return starts[0].get("mode", "train") == "train" and not self.holds_trials
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return not self.holds_trials
+
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
         """Return the numbers of the Sessions, or of their policies, that have a table."""
         return sorted(index for trial, index in self._tables(mode) if trial == t)

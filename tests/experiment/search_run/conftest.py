@@ -14,8 +14,8 @@ from rich.console import Console
 
 from slm_lab.experiment.execute.executor import Died, Event, Message, Resources
 from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.plan import Plan
-from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.stage import SearchTable, Stage
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update
 from slm_lab.spec.load.loader import load_spec

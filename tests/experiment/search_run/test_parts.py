@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.run.search import prepare
 from slm_lab.experiment.run.search.prepare import TrialShare, trial_resources
-from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.stage import SearchTable, Totals, shown_values
 from slm_lab.experiment.training.resolve import number_of_gpus
 from slm_lab.spec.models.spec import Spec

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.run.search.schedule import Asha, Exploit, Pbt, check_pbt, make_scheduler
-from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.run.search.search_state import SearchState
+from slm_lab.experiment.files.search_state import SearchState
 from tests.experiment.commands import ROOT, Command, until
 
 pytest.importorskip("optuna")

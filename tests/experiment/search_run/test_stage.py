@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment.execute.executor import Died, Event
+from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.run.search.schedule import Decision, Exploit
-from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.experiment.run.search.trial_task import Update
 from slm_lab.spec.report import Problem, SpecError
 from tests.experiment.search_run.conftest import failing, finishing

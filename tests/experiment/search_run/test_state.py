@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 
 
 def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:

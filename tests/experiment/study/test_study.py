@@ -14,7 +14,9 @@ from typing import cast
 import pytest
 
 from slm_lab.cli import main
+from slm_lab.experiment.deploy.load import load_agent
 from slm_lab.experiment.execute.executor import Context
+from slm_lab.experiment.files.bundle import rank, read_header
 from slm_lab.experiment.files.lock import RunLock, in_use
 from slm_lab.experiment.files.paths import RunFolder, StudyPaths, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
@@ -338,3 +340,21 @@ def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> N
     level = fast._replace(difference=Estimate(15.0, -5.0, 25.0))
     assert findings(loaded, [level])[0].endswith("apart (95 % interval of the difference -5 to 25).")
     assert findings(loaded, [slow._replace(solved=None)]) == []
+
+
+def test_the_agent_of_a_study_is_that_of_its_best_run(finished: StudyPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    returns = {}
+    for entry, seed in SEEDS:
+        agent = load_agent(finished.root, entry=entry, seed=seed)
+        assert f"{entry} of the study, in CartPole-v1, seed {seed}" in repr(agent)
+        returns[entry, seed] = rank(read_header(agent.path))
+    entry, seed = max(returns, key=lambda key: returns[key])
+    assert load_agent(finished.root).path == load_agent(finished.root, entry=entry, seed=seed).path
+    with pytest.raises(UserError, match=r"--entry fsat: .*did you mean 'fast'"):
+        load_agent(finished.root, entry="fsat")
+    with pytest.raises(UserError, match=r"--seed 7: .* have 0, 1"):
+        load_agent(finished.root, seed=7)
+    with pytest.raises(UserError, match=r"--trial 0: .* is the folder of a study"):
+        load_agent(finished.root, trial=0)
+    assert main([f"enjoy@{finished.root}", "--entry", "fast", "--seed", "1", "--episodes", "1"]) == 0
+    assert "fast of the study, in CartPole-v1, seed 1" in capsys.readouterr().out

@@ -150,8 +150,10 @@ class TaskActor:
         """Pass packed orders to the target, after the `number` earlier ones, which may arrive by a call in another thread."""
         with self._arrival:
             self._arrival.wait_for(lambda: self._orders == number)
-            for order in orders:
-                self.context.orders.put(unpack(order))
+            for order in map(unpack, orders):
+                if order is None:  # may arrive before the call of `stop`, which another thread executes
+                    self.context.stop.requested = True
+                self.context.orders.put(order)
             self._orders += len(orders)
             self._arrival.notify_all()
 

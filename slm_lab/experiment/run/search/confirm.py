@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.report.metrics import estimate
 from slm_lab.experiment.report.run import read_json
-from slm_lab.experiment.run.search.search_state import TrialState
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from slm_lab.experiment.run.search.search_state import TrialState
+from slm_lab.experiment.files.search_state import TrialState
 from slm_lab.experiment.session.resume import may_change
 from slm_lab.lib.log import notice
 from slm_lab.spec.load.search_space import SearchSpace, Values

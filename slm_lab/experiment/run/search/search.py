@@ -21,6 +21,7 @@ from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 from slm_lab.experiment.files.lock import ENDED, RunLock
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.provenance import provenance
+from slm_lab.experiment.files.search_state import SearchState, TrialState, best_first
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.trial_record import TrialRecord
 from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_error, lock_of
@@ -28,7 +29,6 @@ from slm_lab.experiment.run.search import confirm as confirming
 from slm_lab.experiment.run.search.prepare import TrialShare, check_in_process, trial_resources
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.run.search.schedule import Exploit, check_pbt, make_scheduler
-from slm_lab.experiment.run.search.search_state import SearchState, TrialState, best_first
 from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric, result_lines, shown_values
 from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis

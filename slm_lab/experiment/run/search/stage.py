@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Task
+from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report.progress import LiveTable, duration, number
 from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, TaskStart, run_plan
 from slm_lab.experiment.run.search.schedule import Decision, Exploit, Scheduler
-from slm_lab.experiment.run.search.search_state import SearchState, TrialState
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, metric_of, run_trial_task
 from slm_lab.spec.load.search_space import Values
 from slm_lab.spec.report import SpecError

@@ -37,7 +37,7 @@ def retro_analyze(words: list[str], arguments: Namespace) -> int:
     """Rebuild metrics and graphs from the files of runs; print the results of each run, or an error if it cannot be analyzed."""
     if not words:
         raise UsageError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000 or 'data/ppo_*', or latest")
-    from slm_lab.experiment.files.find import find_run
+    from slm_lab.experiment.files.find import newest_run
     from slm_lab.experiment.plan import UserError
     from slm_lab.experiment.report.retro_analyze import retro_analyze as analyze
     from slm_lab.experiment.report.run import run_folders
@@ -45,7 +45,7 @@ def retro_analyze(words: list[str], arguments: Namespace) -> int:
     folders, code = dict[Path, Path](), OK
     for word in words:
         try:
-            for folder in [find_run(word, None, arguments.data_dir).root] if word == "latest" else run_folders(word):
+            for folder in [newest_run(arguments.data_dir).root] if word == "latest" else run_folders(word):
                 folders.setdefault(folder.resolve(), folder)
         except UserError as error:
             print_error(str(error))

@@ -13,8 +13,8 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 EPISODES = 100
 """Number of finished episodes in the window."""
 CURRENT, FEWEST, OLDEST = 0.05, 20, 0.2
-"""The current return is over the episodes that ended in the last CURRENT of the frames, or over the last FEWEST if these are more, but
-never over episodes that ended before the last OLDEST of the frames, nor over more than EPISODES."""
+"""The current return is over the episodes that ended in the last CURRENT of the frames, or over the last FEWEST if these are more (with all
+that ended at the same frame), but never over episodes that ended before the last OLDEST of the frames, nor over more than EPISODES."""
 _RING = 256
 """Entries per process. Entries beyond the window give a reader time to copy the window before its oldest entry is overwritten."""
 _FRAME, _RETURN, _TOTAL = range(3)
@@ -80,14 +80,21 @@ class EpisodeWindow:
     @property
     def returns(self) -> list[float]:
         """Returns of the last EPISODES episodes of all processes, in order of the global frames at which they ended."""
+        self._exchange()
         return list(map(float, self._entries()[:, _RETURN]))
 
     def current(self, frame: int) -> CurrentReturn | None:
-        """Return the current return at a global frame; None if no episode has ended lately enough."""
+        """Return the current return at a global frame; None if no episode has ended recently enough.
+
+        It is over the episodes that `returns` had when it was last read.
+        """
         entries = self._entries()
-        recent = int(np.count_nonzero(entries[:, _FRAME] > (1.0 - CURRENT) * frame))
-        entries = entries[-max(recent, FEWEST) :]
-        return CurrentReturn.of(entries[entries[:, _FRAME] > (1.0 - OLDEST) * frame, _RETURN].tolist())
+        if not len(entries):
+            return None
+        frames = entries[:, _FRAME]
+        # with all episodes that ended at that frame: a part of them would be no sample of the envs
+        begin = min((1.0 - CURRENT) * frame, frames[-FEWEST:][0] - 1)
+        return CurrentReturn.of(entries[(frames > begin) & (frames > (1.0 - OLDEST) * frame), _RETURN].tolist())
 
     @property
     def own_returns(self) -> list[float]:
@@ -133,7 +140,6 @@ class EpisodeWindow:
 
     def _entries(self) -> np.ndarray:
         """Return the entries of the last EPISODES episodes of all processes, in order of global frames, [≤ EPISODES, 3]."""
-        self._exchange()
         entries = np.concatenate([self._last(worker)[1] for worker in range(len(self._count_W))])
         return np.asarray(entries[np.argsort(entries[:, _FRAME], kind="stable")][-EPISODES:])
 

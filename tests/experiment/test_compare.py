@@ -18,7 +18,7 @@ from slm_lab import cli
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import SeedResult, Setting, differing_keys, read_settings, summarize
+from slm_lab.experiment.report.compare import SeedResult, Setting, differing_keys, read_settings, summarize, usable_metric
 from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, estimate_text, text_table
 from slm_lab.experiment.report.metrics import Estimate, estimate
 from slm_lab.experiment.report.render_png import PNGRenderer
@@ -453,3 +453,22 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 )
 def test_differences_have_a_sign(one: Estimate | None, text: str) -> None:
     assert estimate_text(one, "+") == text
+
+
+def test_runs_without_the_column_are_compared_by_the_mean_that_all_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, new = make_run(tmp_path / "old", [[1, 2]]), make_run(tmp_path / "new", [[3, 4]])
+    table = RunPaths(old, "a2c").session_df(0)
+    table.write_text(table.read_text().replace("current_return", "earlier"))
+    settings = read_settings([str(new), str(old)], ["new", "old"])
+    assert usable_metric("current_return", settings) == "total_reward"
+    assert "old has no current_return" in caplog.text
+    assert usable_metric("return_new", settings) == "return_new"
+    assert usable_metric("current_return", settings[:1]) == "current_return"
+
+
+def test_the_current_return_is_that_of_evaluations_if_there_are_any(tmp_path: Path) -> None:
+    root = make_run(tmp_path / "a", [[1, 2, 3]])
+    paths = RunPaths(root, "a2c")
+    paths.session_df(0, "eval").write_text("frame,total_reward\n100,50\n300,70\n")
+    (seed,) = read_settings([str(root)])[0].seeds
+    assert (seed.final_return(), seed.final_return("total_reward")) == (70, 3)

@@ -155,7 +155,7 @@ def test_trial_graph_shows_sessions_mean_and_band(paths: RunPaths, make_spec: Ma
     assert layout["title"]["text"] == "small (CartPole-v1), trial 0: mean return"
     assert layout["legend"]["y"] < 0  # below the plot, where as many rows as a phone needs cover nothing
     assert layout["xaxis"]["title"]["text"] == "frames"
-    assert layout["yaxis"]["title"]["text"] == "mean return (episodes of the last 5 % of the frames)"
+    assert layout["yaxis"]["title"]["text"] == "mean return (recent episodes)"
 
 
 def write_shared(
@@ -187,7 +187,7 @@ def test_workers_of_one_net_are_one_experiment(paths: RunPaths, make_spec: MakeS
     assert (line["name"], line["x"]) == ("all workers", [200, 250, 400, 450, 600, 650])
     assert line["y"] == [30, 40, 50, 60, 70, 80]
     assert layout["xaxis"]["title"]["text"] == "global frames (of all workers together)"
-    assert layout["yaxis"]["title"]["text"] == "mean return (episodes of the last 5 % of the frames)"
+    assert layout["yaxis"]["title"]["text"] == "mean return (recent episodes)"
     traces, layout = read_figure(paths.trial_graph("mean_returns_ma", "html", axis="wall_t"))
     assert [(trace["name"], trace["x"]) for trace in traces] == [("all workers", [1, 1.5, 2, 2.5, 3, 3.5])]
     assert layout["xaxis"]["title"]["text"] == "wall-clock time (s)"

@@ -244,11 +244,11 @@ def test_the_agent_of_a_search_is_that_of_its_best_trial(tmp_path: Path, capsys:
     assert units(agent) == 2
     assert "trial 1 of the search" in repr(agent)
     assert units(load_agent(root, trial=2)) == 3
-    with pytest.raises(UserError, match=r"trial 3 of .* has no checkpoint"):
+    with pytest.raises(UserError, match=r"trial 3 of .* has no checkpoint; it is failed"):
         load_agent(root, trial=3)
-    with pytest.raises(UserError, match=r"--trial 4: .* has the trials 0 to 3"):
+    with pytest.raises(UserError, match=r"trial 4: the trials of .* are 0, 1, 2, 3"):
         load_agent(root, trial=4)
-    with pytest.raises(UserError, match=r"--entry fast: .* is not the folder of a study"):
+    with pytest.raises(UserError, match=r"entry fast: .* is not the folder of a study"):
         load_agent(root, entry="fast")
     assert cli.main([f"enjoy@{root}", "--episodes", "1"]) == 0
     assert "trial 1 of the search" in capsys.readouterr().out
@@ -265,10 +265,11 @@ def test_a_confirmed_trial_comes_before_a_better_one_that_was_not(tmp_path: Path
     assert units(load_agent(paths.confirmation, trial=1)) == 2
     alone = searched(tmp_path / "alone", [1.0, 2.0], confirmed=[5.0])
     assert units(load_agent(alone.root)) == 1, "its own values, not those of the search's spec"
+    assert units(load_agent(alone.confirmation)) == 1, "the folder of a single confirmation is not a run of train"
 
 
 def test_a_search_none_of_whose_trials_has_ended(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no trial of .* has ended"):
+    with pytest.raises(UserError, match=r"no trial of .* has ended with a checkpoint; trials: 1 failed"):
         load_agent(searched(tmp_path, [None]).root)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from slm_lab.experiment.report.metrics import (
     consistency,
     consistency_curve,
     last_value,
+    mean_current_return,
     mean_scalars,
     metric_curves,
     session_metrics,
@@ -107,3 +110,19 @@ def test_final_moving_average_is_the_last_there_is() -> None:
     table = {"frame": np.array([1.0, 2.0, 3.0]), "total_reward_ma": np.array([5.0, 6.0, np.nan])}
     assert last_value(table, "total_reward_ma") == 6
     assert last_value({"frame": np.empty(0)}, "total_reward_ma") is None
+
+
+def found(value: float | None, error: float | None = None) -> dict[str, float | None]:
+    return {"current_return": value, "current_return_se": error, "final_return": 0.0}
+
+
+def test_the_current_return_of_a_trial_is_a_mean_over_sessions() -> None:
+    """Its error is that over Sessions if there are several, else that over episodes; policies of a Session are not independent."""
+    several = mean_current_return({0: found(1.0, 9.0), 1: found(3.0, 9.0), 2: found(None)})
+    assert several == {"current_return": 2.0, "current_return_se": pytest.approx(math.sqrt(2.0) / math.sqrt(2.0))}
+    assert mean_current_return({0: found(None), 1: found(3.0, 9.0)}) == {"current_return": 3.0, "current_return_se": 9.0}
+    assert mean_current_return({0: found(None)}) == mean_current_return({}) == {"current_return": None, "current_return_se": None}
+    policies = {0: found(1.0, 3.0), 1: found(3.0, 4.0)}
+    assert mean_current_return(policies, 2) == {"current_return": 2.0, "current_return_se": 2.5}
+    sessions = {**policies, 2: found(4.0, 1.0), 3: found(6.0, 1.0)}
+    assert mean_current_return(sessions, 2) == {"current_return": 3.5, "current_return_se": pytest.approx(1.5)}

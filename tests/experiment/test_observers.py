@@ -15,6 +15,7 @@ from slm_lab.experiment.training.observers.base import COLUMNS, CURRENT_COLUMNS,
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevCheckError, DevChecks, ProgressReporter, SaveTimer
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder, RowBuilder
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.episodes import CurrentReturn, EpisodeWindow
 from slm_lab.lib.records import Episode, Metrics
 
 
@@ -79,6 +80,12 @@ def test_current_return_is_of_the_last_20_th_or_20_episodes_but_of_none_older_th
     assert rows_of(200, 1, 200, *map(float, range(1, 201)))[0]["current_return"] == np.mean(range(181, 201))
     # a fifth of 50 frames has 10
     assert rows_of(50, 1, 50, *map(float, range(1, 51)))[0]["current_return"] == np.mean(range(41, 51))
+    # of envs whose episodes end together, all that ended at a frame
+    window = EpisodeWindow()
+    for frame in (1000, 2000):
+        window.record(list(range(30)), frame)
+    assert [window.current(frame) for frame in (2000, 2400)] == [CurrentReturn.of(range(30))] * 2
+    assert window.current(2500) is None
     # at most 100
     assert rows_of(3000, 1, 3000, *map(float, range(1, 3001)))[0]["current_epi"] == 100
 
@@ -169,7 +176,7 @@ class Saved:
     def row(self, value: float | None, episodes: int = 20) -> None:
         self.clock.tick(10)
         self.weight += 1.0
-        self.observer.on_row(Row(0, "train", {"frame": self.clock.frame, **current(value, episodes)}))
+        self.observer.on_row(Row(0, "train", {"frame": self.clock.frame, "epi_new": 1, **current(value, episodes)}))
         self.observer.on_step([])
 
 
@@ -188,11 +195,12 @@ def test_checkpoints_keep_their_distance_in_time() -> None:
 
 
 def test_best_weights_are_those_of_the_highest_current_return() -> None:
-    """Of the rows of its mode, as soon as there is one over 5 episodes; they are saved once."""
+    """Of the rows of its mode in which an episode ended, as soon as there is one over 5 episodes; they are saved once."""
     saved = Saved()
     for value, count in ((None, 0), (50.0, 4), (1.0, 5), (60.0, 4), (3.0, 20), (2.0, 20)):
         saved.row(value, count)
-    saved.observer.on_row(Row(0, "eval", {"frame": 60, **current(99.0)}))
+    saved.observer.on_row(Row(0, "train", {"frame": 55, "epi_new": 0, **current(98.0)}))
+    saved.observer.on_row(Row(0, "eval", {"frame": 60, "epi_new": 1, **current(99.0)}))
     saved.observer.on_end()
     assert saved.written == []
     saved.observer.save_best()
@@ -201,7 +209,7 @@ def test_best_weights_are_those_of_the_highest_current_return() -> None:
     assert saved.observer.state_dict() == {"best_rank": [True, 3.0]}
     evaluated = Saved(mode="eval")
     for value in (2.0, 1.0):
-        evaluated.observer.on_row(Row(0, "eval", {"frame": 40, **current(value, 1)}))
+        evaluated.observer.on_row(Row(0, "eval", {"frame": 40, "epi_new": 1, **current(value, 1)}))
     assert evaluated.observer.best_rank == (True, 2.0), "an evaluation counts with any number of episodes"
     empty = Saved()
     empty.row(None)
@@ -377,7 +385,6 @@ def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
     reporter.due = 0.0
     reporter.on_step([])
     reporter.on_step([])
-    assert [(frame, row) for frame, _, row, _ in reports] == [(500, {"frame": 500}), (500, {"frame": 500, **current(9.0)}), (500, None)], (
-        "an evaluation leads"
-    )
+    evaluated = {"frame": 500, **current(9.0)}
+    assert [(frame, row) for frame, _, row, _ in reports] == [(500, {"frame": 500}), (500, evaluated), (500, evaluated), (500, None)]
     assert reports[0][1] == pytest.approx(500)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import IO, cast
 
 import pytest
@@ -8,7 +9,7 @@ from rich.console import Console
 
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Progress, Row, SessionEnded
 from slm_lab.experiment.report import progress as progress_module
-from slm_lab.experiment.report.progress import ProgressDisplay, number
+from slm_lab.experiment.report.progress import ProgressDisplay, estimate_number, number
 from slm_lab.experiment.report.screen import Screen
 from slm_lab.experiment.training.observers.builtin import ProgressReporter
 from slm_lab.lib.clock import Clock
@@ -186,3 +187,21 @@ def test_a_screen_that_is_gone_is_silent() -> None:
     with ProgressDisplay(1, 1000, Console(file=cast(IO[str], screen), force_terminal=True)) as progress:
         progress.say("hello")
     assert isinstance(screen.error, BrokenPipeError)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (None, None, "-"),
+        (500.0, 0.0, "500"),
+        (487.24, 6.14, "487.2 ± 6.1"),
+        (487.24, 0.999, "487.2 ± 1.0"),
+        (-301.0, 1234.5, "-300 ± 1200"),
+        (1e20, 1e18, "1e+20 ± 1e+18"),
+        (1.0, math.nan, "1"),
+        (1.0, math.inf, "1"),
+        (2.5e-9, 1e-10, "2.5e-09 ± 1e-10"),
+    ],
+)
+def test_an_estimate_has_as_many_digits_as_its_error_allows(value: float | None, error: float | None, text: str) -> None:
+    assert estimate_number(value, error) == text

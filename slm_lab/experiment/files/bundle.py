@@ -284,6 +284,6 @@ def rank(weights: Mapping[str, Any] | None) -> tuple[bool, float]:
 
     Args: weights: a bundle or its header; None ranks lowest, with weights saved before any episode ended.
     """
-    if weights is None or (value := weights.get("current_return")) is None:
+    if weights is None or (value := weights.get("current_return")) is None or not math.isfinite(value):
         return False, -math.inf
     return weights["mode"] == "eval" or weights["current_epi"] >= ENOUGH_EPISODES, float(value)

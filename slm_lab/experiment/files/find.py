@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +37,19 @@ _STAMPED = re.compile(r".+_(\d{4}_\d{2}_\d{2}_\d{6})")
 
 
 def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the run in a folder (as given, or under the data folder), or the latest run of `spec_name` (of all specs if None).
+    """Return the run in a folder (as given, or under the data folder), or the latest run of train of `spec_name` (of all specs if None).
 
     Raises UserError; SpecError if the saved spec of the folder cannot be read.
     """
     return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
+
+
+def newest_run(data_dir: Path) -> RunPaths:
+    """Return the newest run of any mode. Raises UserError if there is none."""
+    for folder in _newest_first(data_dir):
+        if (paths := run_paths_in(folder)) is not None:
+            return RunPaths(folder, spec_names(paths.spec)[0])
+    raise UserError(f"no run in {data_dir}; train one first")
 
 
 def notify_if_unfinished(paths: RunPaths) -> None:
@@ -70,7 +79,7 @@ def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
                 return paths
         others = names_with_runs(data_dir, spec_name)
         hint = f"did you mean {' or '.join(others)}?" if others else _no_train(known[::-1])
-        raise UserError(f"no run of '{spec_name}' in {data_dir}; {hint}")
+        raise UserError(f"no run of train of '{spec_name}' in {data_dir}; {hint}")
     for folder in (Path(where), data_dir / where):
         paths = RunPaths(folder, spec_name)
         if paths.spec.is_file() and not belongs_to_other_spec(folder, spec_name):
@@ -97,7 +106,7 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
 
 
 def _no_train(others: Sequence[Path]) -> str:
-    return f"the latest of dev, search or study is {others[0]}: give this folder to use it" if others else "train it first"
+    return f"the newest of dev or search is {others[0]}: give this folder to use it" if others else "train it first"
 
 
 def _newest_first(data_dir: Path) -> list[Path]:
@@ -179,73 +188,79 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
     """
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
-            return _of_study(study, choice)
+            return _of_study(study, spec_name, choice)
     paths = find_run(str(where), spec_name, data_dir)
     for option, value in zip(Choice._fields[1:], choice[1:], strict=True):
         if value is not None:
-            raise UserError(f"--{option} {value}: {paths.root} is not the folder of a study")
+            raise UserError(f"{option} {value}: {paths.root} is not the folder of a study")
     return _of_search(paths, choice.trial) if paths.holds_trials else _of_train(paths, choice.trial)
 
 
 def _of_train(paths: RunPaths, trial: int | None) -> Training:
     if trial:
-        raise UserError(f"--trial {trial}: {paths.root} is a run of train, whose only trial is 0")
+        raise UserError(f"trial {trial}: {paths.root} is a run of train, whose only trial is 0")
     return Training(paths)
 
 
 def _of_search(paths: RunPaths, trial: int | None) -> Training:
+    """Return a trial of a search, or of its confirmations; if the trial was confirmed, the confirmation."""
     confirmed = RunPaths(paths.confirmation, paths.spec_name)
     if paths.search_state.is_file():
-        state = SearchState.load(paths.search_state)
-        ranked = [(confirmed, one.trial) for one in best_first(state.confirmations)]
-        ranked += [(paths, one.trial) for one in best_first(state.trials)]
-        known = [one.trial for one in state.trials]
+        search = SearchState.load(paths.search_state)
+        ranked = [(confirmed, one.trial) for one in best_first(search.confirmations)]
+        ranked += [(paths, one.trial) for one in best_first(search.trials)]
+        status: dict[int, str] = {one.trial: one.status for one in search.trials}
     else:  # the folder of confirmations
-        known = paths.trials()
-        ranked = sorted(((paths, one) for one in known), key=lambda one: _best_rank(*one), reverse=True)
-    if trial is not None and trial not in known:
-        raise UserError(
-            f"--trial {trial}: {paths.root} has the trials {known[0]} to {known[-1]}" if known else f"{paths.root} has no trial"
-        )
-    usable = [one for one in ranked if trial in (None, one[1]) and checkpoints(one[0], trial=one[1])]
-    if trial is not None and not usable and checkpoints(paths, trial=trial):
-        usable = [(paths, trial)]  # failed, or still training
-    if not usable:
-        kept = "a search keeps the checkpoints of its best trials only (meta.search_keep)"
-        raise UserError(
-            f"no trial of {paths.root} has ended" if trial is None else f"trial {trial} of {paths.root} has no checkpoint: {kept}"
-        )
-    where, best = usable[0]
-    return Training(where, best, f"trial {best} of the search{', confirmed' if where is confirmed else ''}", of_search=True)
+        status = dict.fromkeys(paths.trials(), "finished")
+        ranked = sorted(((paths, one) for one in status), key=lambda one: _best_rank(*one), reverse=True)
+    if trial is not None:
+        if trial not in status:
+            raise UserError(f"trial {trial}: the trials of {paths.root} are {', '.join(map(str, status)) or 'none'}")
+        ranked = [one for one in ranked if one[1] == trial] or [(paths, trial)]
+    best = next((one for one in ranked if checkpoints(one[0], trial=one[1])), None)
+    if best is None:
+        counts = Counter(status.values() if trial is None else [status[trial]])
+        ended = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none yet"
+        kept = "; of finished trials only the checkpoints of the best are kept (meta.search_keep)" if "finished" in counts else ""
+        if trial is None:
+            raise UserError(f"no trial of {paths.root} has ended with a checkpoint; trials: {ended}{kept}")
+        raise UserError(f"trial {trial} of {paths.root} has no checkpoint; it is {status[trial]}{kept}")
+    where, number = best
+    return Training(where, number, f"trial {number} of the search{', confirmed' if where is confirmed else ''}", of_search=True)
 
 
-def _of_study(study: StudyPaths, choice: Choice) -> Training:
+def _of_study(study: StudyPaths, name: str | None, choice: Choice) -> Training:
+    if name is not None and name != study.name:
+        raise UserError(f"{study.root} is a study of '{study.name}', not of '{name}'")
     if choice.trial is not None:
-        raise UserError(f"--trial {choice.trial}: {study.root} is the folder of a study, whose runs have --entry, --env and --seed")
+        raise UserError(f"trial {choice.trial}: {study.root} is the folder of a study; its runs have an entry, an env and a seed")
     found = list(_runs_of_study(study))
-    for option, key in (("entry", "entry"), ("env", "env"), ("seed", "random_seed")):
-        value = getattr(choice, option)
-        known = list(dict.fromkeys(str(about[key]) for about, _ in found))
-        if value is not None and str(value) not in known:
-            raise UserError(f"--{option} {value}: the runs of {study.root} have {', '.join(known) or 'none'}{nearest(str(value), known)}")
-        found = [(about, paths) for about, paths in found if value is None or str(about[key]) == str(value)]
-        if option == "env" and value is None and len(known) > 1:
-            raise UserError(f"{study.root} has several envs; choose one with --env: {', '.join(known)}")
-    found = [(about, paths) for about, paths in found if checkpoints(paths)]
+    for part, wanted in (("entry", choice.entry), ("env", choice.env), ("seed", choice.seed)):
+        known = list(dict.fromkeys(about[part] for about, _ in found))
+        if wanted is not None:
+            if wanted not in known:
+                near = nearest(str(wanted), map(str, known))
+                raise UserError(f"{part} {wanted}: the runs of {study.root} have {', '.join(map(str, known)) or 'none'}{near}")
+            found = [one for one in found if one[0][part] == wanted]
+        elif part == "env" and len(known) > 1:
+            raise UserError(f"{study.root} has runs in several envs; choose one of {', '.join(known)} (--env), or give the folder of a run")
+    found = [one for one in found if checkpoints(one[1])]
     if not found:
-        raise UserError(f"no run of {study.root} has a checkpoint here")
+        raise UserError(f"no finished run of {study.root} has a checkpoint here")
     about, paths = max(found, key=lambda one: _best_rank(one[1]))
-    return Training(paths, name=f"{about['entry']} of the study, in {about['env']}, seed {about['random_seed']}")
+    return Training(paths, name=f"{about['entry']} of the study, in {about['env']}, seed {about['seed']}")
 
 
-def _runs_of_study(study: StudyPaths) -> Iterator[tuple[Mapping[str, Any], RunPaths]]:
-    """Yield what each run of a study is, and its folder."""
+def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths]]:
+    """Yield entry, env and seed of each run of a study that did not fail, and its folder."""
     for folder in sorted(study.runs.iterdir()) if study.runs.is_dir() else ():
         run = RunFolder(folder)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             about = json.loads(run.identity.read_text(encoding="utf-8"))
-            if starts := run.starts():
-                yield about, starts[-1]
+            part = {"entry": about["entry"], "env": about["env"], "seed": about["random_seed"]}
+            for paths in run.starts()[-1:]:
+                if json.loads(paths.trial_metrics().read_text(encoding="utf-8")).get("status") != "failed":
+                    yield part, paths
 
 
 def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[bool, float]:
@@ -274,20 +289,20 @@ def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
             found = [file for index in paths.sessions(t=trial) if (file := paths.checkpoint(index, "best", trial)).is_file()]
             if not found:
                 raise UserError(f"meta.init_from: {where} has no checkpoint")
-            best = max(found, key=lambda file: state.rank(_read(file, paths, state.read_header)))
-            return best, _playable(best, paths)
+            best = max(found, key=lambda file: state.rank(_read(file, training, state.read_header)))
+            return best, _playable(best, training)
     raise UserError(f"meta.init_from: '{where}' is neither a run folder nor a checkpoint file")
 
 
-def _playable(path: Location, paths: RunPaths | None = None) -> dict[str, Any]:
-    bundle = _read(path, paths, state.load)
+def _playable(path: Location, training: Training | None = None) -> dict[str, Any]:
+    bundle = _read(path, training, state.load)
     return dict(bundle["policies"][0]) if "policies" in bundle else bundle
 
 
-def _read(path: Location, paths: RunPaths | None, read: Callable[[Location], dict[str, Any]]) -> dict[str, Any]:
+def _read(path: Location, training: Training | None, read: Callable[[Location], dict[str, Any]]) -> dict[str, Any]:
     try:
         return read(path)
     except state.BundleError as error:
-        other = None if paths is None else readable_checkpoint(paths)
+        other = None if training is None else readable_checkpoint(training.paths, None, training.trial)
         instead = "give another checkpoint file" if other is None else f"this one can be read: {other}"
         raise UserError(f"meta.init_from: {error}; {instead}") from None

@@ -210,7 +210,8 @@ class RunPaths:
     @property
     def holds_trials(self) -> bool:
         """Whether this is the folder of a search, or of its confirmation, whose trials have different values."""
-        return self.search_state.exists() or len(self.trials()) > 1
+        is_confirmation = self.root.name == "confirm" and any(self.root.parent.glob("*_search_state.json"))
+        return self.search_state.exists() or is_confirmation or len(self.trials()) > 1
 
     @property
     def is_of_train(self) -> bool:

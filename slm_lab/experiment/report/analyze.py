@@ -40,7 +40,7 @@ from slm_lab.experiment.report.writer import Writer, finite, json_bytes
 from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("current_return", "current_return_se", "final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
-EPISODES = "episodes of the last 5 % of the frames"
+EPISODES = "recent episodes"
 """The episodes over which current_return of a row is the mean, see EpisodeWindow.current."""
 
 
@@ -109,12 +109,16 @@ def analyze_trial(
     return metrics
 
 
-def return_text(metrics: Mapping[str, Any], spec: Spec) -> str:
-    """Return the current return of a trial with its standard error and what it is over, in words."""
+def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES) -> str:
+    """Return the current return of a trial with its standard error and what it is over, in words.
+
+    Args: episodes: description of the training episodes over which it is the mean.
+    """
     value, sessions = metrics["current_return"], metrics["sessions"]
     if value is None:
-        return "no episode ended" if metrics["final_return"] is None else "no episode ended lately"
-    over = ["evaluation" if spec.meta.rigorous_eval else "episodes of the last 5 %"]
+        return "no episode ended" if metrics["final_return"] is None else "no episode ended recently"
+    over = ["evaluation" if spec.meta.rigorous_eval else episodes]
+    over += [f"mean of {spec.policies} policies"] if spec.policies > 1 else []
     over += [f"mean of {sessions} sessions"] if sessions > 1 and not spec.meta.distributed else []
     return f"return {estimate_number(value, metrics['current_return_se'])} ({', '.join(over)})"
 
@@ -166,10 +170,10 @@ class _Trial:
         status = {index: self._status(index) for index in self.train}
         may_be_missing = self.stop is None or self.stop_requested
         stopped = "stopped" in status.values() or (may_be_missing and len(sessions) + len(self.failures) < self.spec.meta.max_session)
-        of_tables = [self._scalars(index, strengths) for index in metric_tables]
+        of_tables = {index: self._scalars(index, strengths) for index in metric_tables}
         metrics: dict[str, Any] = {
-            **(mean_scalars(of_tables) or _NO_SCALARS),
-            **mean_current_return(of_tables),
+            **(mean_scalars(list(of_tables.values())) or _NO_SCALARS),
+            **mean_current_return(of_tables, policies),
             "consistency": None
             if self.run.distributed
             else consistency(common_strengths([strengths[index] for index in self.successful_tables])),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,14 +52,14 @@ class SeedResult:
     def curve(self, column: str, x_column: str) -> Curve:
         """Return the column over frame, global_frame, wall_t (seconds) or opt_step; for several tables their mean, if all have it.
 
-        The column "evaluation" is the return of the evaluation rows.
+        The column "evaluation" is the return of the evaluation rows, and current_return too if there are any.
         """
         curves = self._curves(column, x_column)
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
     def _curves(self, column: str, x_column: str = "frame") -> list[Curve]:
         """Return the column of each table, or of each evaluation table."""
-        if column == "evaluation":
+        if column == "evaluation" or (column == "current_return" and self.evaluation):
             return [_curve(table, "total_reward", x_column) for table in self._evaluation]
         return [_curve(table, column, x_column) for table in self.tables]
 
@@ -105,6 +105,17 @@ class SeedResult:
         steps = self._curves("opt_step", "wall_t")
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
+
+
+def usable_metric(metric: str, settings: Iterable[Setting]) -> str:
+    """Return `metric`, or total_reward, with a notice, in place of current_return if a run has no such column: the two differ."""
+    if metric == "current_return":
+        for setting in settings:
+            for seed in setting.all_seeds:
+                if not seed.evaluation and not all("current_return" in table for table in seed.tables):
+                    notice(f"{setting.name} has no current_return; comparing total_reward, the mean return of the last 100 episodes")
+                    return "total_reward"
+    return metric
 
 
 @dataclass(frozen=True)

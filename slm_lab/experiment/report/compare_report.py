@@ -15,7 +15,7 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import RULES, Setting, Summary, read_settings, summarize
+from slm_lab.experiment.report.compare import RULES, Setting, Summary, read_settings, summarize, usable_metric
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Curve, Estimate
 from slm_lab.experiment.report.progress import number
@@ -25,7 +25,7 @@ from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_byt
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Values of --by."""
 METRICS = {
-    "current_return": "mean return (episodes of the last 5 % of the frames)",
+    "current_return": "mean return (evaluation, or recent episodes)",
     "total_reward": "mean return (last 100 episodes)",
     "return_new": "mean return (episodes since the last row)",
 }
@@ -62,6 +62,7 @@ def compare(
     for setting in settings:
         if metric == "return_new" and (old := [run.paths.root for run in setting.runs if not run.has_new_returns]):
             raise UserError(f"{old[0]}: SLM Lab wrote this run, without return_new; compare total_reward")
+    metric = usable_metric(metric, settings)
     summaries = [summarize(setting, solve, metric) for setting in settings]
     graphs = comparison_graphs(settings, by, solve, metric)
     try:

@@ -16,8 +16,6 @@ from slm_lab.experiment.report.metrics import Curve, evenly
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 """Okabe and Ito's palette, also distinguishable with colour blindness."""
-NEW_COLOUR = "#D55E00"
-"""Colour of the returns of new episodes, drawn behind the mean return."""
 POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5

@@ -7,7 +7,7 @@ None.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -209,12 +209,22 @@ def current_return(table: Table) -> Scalars:
     return {"current_return": last_value(table, "current_return"), "current_return_se": error}
 
 
-def mean_current_return(tables: Sequence[Scalars]) -> Scalars:
-    """Return the mean of current returns, with its standard error: over trainings if there are several, else that of the episodes."""
-    means = [one["current_return"] for one in tables if one["current_return"] is not None]
-    if len(means) < 2:
-        return next((one for one in tables if one["current_return"] is not None), dict.fromkeys(("current_return", "current_return_se")))
-    return {"current_return": float(np.mean(means)), "current_return_se": float(np.std(means, ddof=1)) / math.sqrt(len(means))}
+def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Scalars:
+    """Return the mean of current returns, with its standard error: over Sessions if there are several, else over episodes.
+
+    Args: tables: index of each table (Session · policies + policy) → its metrics. The policies of a Session count as one training.
+    """
+    of_session: dict[int, list[Scalars]] = {}
+    for index, one in tables.items():
+        if one["current_return"] is not None:
+            of_session.setdefault(index // policies, []).append(one)
+    means = [float(np.mean([one["current_return"] for one in several])) for several in of_session.values()]
+    if len(means) > 1:
+        return {"current_return": float(np.mean(means)), "current_return_se": float(np.std(means, ddof=1)) / math.sqrt(len(means))}
+    errors = [one["current_return_se"] for several in of_session.values() for one in several]
+    known = [error for error in errors if error is not None]
+    joint = math.sqrt(sum(error**2 for error in known)) / len(known) if known and len(known) == len(errors) else None
+    return {"current_return": means[0] if means else None, "current_return_se": joint}
 
 
 def last_value(table: Table, column: str) -> float | None:

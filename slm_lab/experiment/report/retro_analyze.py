@@ -103,10 +103,10 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
     files = [str(file) for file in (*graphs, paths.trial_metrics(t)) if file.is_file()]
     left = unfinished(paths.root, paths.lock)
-    aside = ("final_return", "frame", "sessions", "failed")
+    aside = ("current_return", "current_return_se", "frame", "sessions", "failed")
     others = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in aside}
     summary = "  ".join(f"{name} {number(value)}" for name, value in others.items())
-    return "\n".join(filter(None, [_headline(run, spec, metrics, several), summary, *files, f"note: {left}" if left else ""]))
+    return "\n".join(filter(None, [_headline(run, spec, metrics, several, episodes), summary, *files, f"note: {left}" if left else ""]))
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
@@ -142,10 +142,10 @@ def _known(section: Any, model: type[BaseModel]) -> dict[str, Any]:
     return {key: value for key, value in items if key in model.model_fields and value is not None}
 
 
-def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool) -> str:
+def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, episodes: str) -> str:
     """Return a text with the current return and how the Sessions ended."""
     frames = spec.trial_frames if run.distributed else spec.session_frames
-    result = f"{return_text(metrics, spec)} after {metrics['frame'] or 0:,} of {frames:,} frames; " if metrics["sessions"] else ""
+    result = f"{return_text(metrics, spec, episodes)} after {metrics['frame'] or 0:,} of {frames:,} frames; " if metrics["sessions"] else ""
     statuses = Counter(Run(run.paths, run.trial).sessions.values())
     missing = spec.meta.max_session - sum(statuses.values())
     parts = [f"{count} {status}" for status, count in statuses.items()] + ([f"{missing} without rows"] if missing > 0 else [])

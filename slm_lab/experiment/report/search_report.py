@@ -38,7 +38,10 @@ _POINTS = 300
 _OUTLIERS = 10
 """Percentile below which all trials have the colour of the worst trial."""
 _BEST_COLOURS = ("#440154", "#3B528B", "#0072B2", "#21918C", "#009E73", "#5EC962", "#E69F00", "#D55E00", "#CC79A7", "#882255")
-_RETURN_LABELS = {"mean_returns": "mean return (last 100 episodes)", "mean_returns_ma": "mean return, moving average (last 100 rows)"}
+_RETURN_LABELS = {
+    "mean_returns": "mean return (evaluation, or recent episodes)",
+    "mean_returns_ma": "mean return, moving average (last 100 rows)",
+}
 
 
 @dataclass(frozen=True)

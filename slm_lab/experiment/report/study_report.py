@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
-from slm_lab.experiment.report.compare import RULES, Setting, seeds_of, summarize
+from slm_lab.experiment.report.compare import RULES, Setting, seeds_of, summarize, usable_metric
 from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, number_text, rows_csv
 from slm_lab.experiment.report.figure import Figure
 from slm_lab.experiment.report.metrics import Estimate, average, difference
@@ -23,7 +24,7 @@ from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.spec.models.study import Study
 
 SCORES = {
-    "current_return": "mean return of the most recent episodes at the end (of the last 5 % of the frames)",
+    "current_return": "mean return at the end, in evaluation if there is one, else of the most recent episodes",
     "total_reward": "mean return of the last 100 episodes at the end",
     "total_reward_ma": "mean of total_reward over the last 100 rows",
     "return_new": "mean return of the episodes since the row before, at the end",
@@ -81,6 +82,8 @@ def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], 
     found = study_settings(study, results)
     if not found and not failed:
         return ["no run has ended yet: there is nothing to compare"]
+    metric = usable_metric(study.metric, found.values())
+    study = replace(study, spec=study.spec.model_copy(update={"metric": metric}))
     rows = study_rows(study, found, failed)
     writer = Writer(paths.root)
     markdown = markdown_table(study, rows)

@@ -135,7 +135,13 @@ class PolicyLearner:
         sink.open(self.table, self.clock.frame)
         clock, agent, limit = self.clock, self.agent, self.spec.meta.max_seconds
         learns = self.spec.agent.algorithm.learns
-        progress = ProgressReporter(clock, lambda *report: sink(Progress(self.table, *report)), learns=learns, max_seconds=limit)
+        progress = ProgressReporter(
+            clock,
+            lambda *report: sink(Progress(self.table, *report)),
+            learns=learns,
+            evaluates=self.evaluator is not None,
+            max_seconds=limit,
+        )
         self._observers = [
             # before the recorder, so that the time of the last row is not below the limit
             *([] if limit is None else [TimeLimit(clock, limit, self._end_here)]),

@@ -138,7 +138,10 @@ def _check(spec: StudySpec, report: Report) -> None:
     solves: list[KeyPath] = [("solve",)] if spec.solve is not None else []
     solves += [("envs", index, "solve") for index, env in enumerate(spec.envs) if env.solve is not None]
     for path in solves if spec.metric is None else ():
-        report.fail(path, "needs 'metric': the column that is compared with it (evaluation, return_new, total_reward or total_reward_ma)")
+        report.fail(
+            path,
+            "needs 'metric': the column that is compared with it (current_return, evaluation, return_new, total_reward or total_reward_ma)",
+        )
     for index, env in enumerate(spec.envs):
         for label in env.published if isinstance(env.published, dict) else ():
             if label not in labels:

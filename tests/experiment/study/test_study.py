@@ -350,11 +350,12 @@ def test_the_agent_of_a_study_is_that_of_its_best_run(finished: StudyPaths, caps
         returns[entry, seed] = rank(read_header(agent.path))
     entry, seed = max(returns, key=lambda key: returns[key])
     assert load_agent(finished.root).path == load_agent(finished.root, entry=entry, seed=seed).path
-    with pytest.raises(UserError, match=r"--entry fsat: .*did you mean 'fast'"):
+    with pytest.raises(UserError, match=r"entry fsat: .*did you mean 'fast'"):
         load_agent(finished.root, entry="fsat")
-    with pytest.raises(UserError, match=r"--seed 7: .* have 0, 1"):
+    with pytest.raises(UserError, match=r"seed 7: .* have 0, 1"):
         load_agent(finished.root, seed=7)
-    with pytest.raises(UserError, match=r"--trial 0: .* is the folder of a study"):
+    with pytest.raises(UserError, match=r"trial 0: .* is the folder of a study"):
         load_agent(finished.root, trial=0)
+    assert main([str(finished.study), "other", f"enjoy@{finished.root}"]) == 2
     assert main([f"enjoy@{finished.root}", "--entry", "fast", "--seed", "1", "--episodes", "1"]) == 0
     assert "fast of the study, in CartPole-v1, seed 1" in capsys.readouterr().out

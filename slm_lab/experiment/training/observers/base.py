@@ -32,8 +32,7 @@ COLUMNS = (
 )
 """Columns of every table. total_reward is the mean return of the last 100 episodes; epi_new and return_new are the number and the mean
 return of the episodes since the previous row; current_return, current_return_se and current_epi are those of the most recent episodes. All
-cover the episodes of all Sessions that train the net. In an
-evaluation row, they cover the episodes of that evaluation."""
+cover the episodes of all Sessions that train the net. In an evaluation row, they cover the episodes of that evaluation."""
 SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
 """Further columns if several Sessions train one net: frames of all Sessions; mean return of the last 100 episodes of this Session; means
 per update of the number of global updates by other Sessions between pull and push, of the milliseconds of waiting for the lock, and of the

@@ -65,7 +65,7 @@ class Checkpointer(Observer):
         self.interrupted = False
 
     def on_row(self, row: Row) -> None:
-        if row.mode == self.mode and not self.interrupted:
+        if row.mode == self.mode and row.values["epi_new"] and not self.interrupted:
             found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": self.mode}
             if rank(found) > self.best_rank:
                 self.best_rank = rank(found)
@@ -117,7 +117,7 @@ class ProgressReporter(Observer):
     (unknown) before the first update. Time before the first update, such as filling a replay buffer, counts until the second.
 
     Args:
-        learns: whether there are updates.
+        learns: whether there are updates. evaluates: whether there are evaluations.
         max_seconds: limit of training time, from which the seconds left are counted.
     """
 
@@ -127,14 +127,16 @@ class ProgressReporter(Observer):
         report: Callable[[int, float, RowValues | None, float], None],
         *,
         learns: bool = True,
+        evaluates: bool = False,
         max_seconds: float | None = None,
     ) -> None:
         self.clock, self.report, self.learns = clock, report, learns
         self.max_seconds = math.inf if max_seconds is None else max_seconds
         self.due = perf_counter() + _INTERVAL
         self.updates = 0
-        self.evaluated: RowValues = {}
-        """Columns of the current return from the last evaluation."""
+        self.row: RowValues = {}
+        self.evaluated: RowValues = dict.fromkeys(CURRENT_COLUMNS) if evaluates else {}
+        """Columns of the current return from the last evaluation, which replace those of training."""
         self.last = (clock.moment, clock.frame)
         """Time and frame of the last update."""
         self.marks = deque([self.last])
@@ -153,10 +155,11 @@ class ProgressReporter(Observer):
             self._report(None)
 
     def on_row(self, row: Row) -> None:
-        if row.mode == "eval":  # leads over the episodes of training
+        if row.mode == "eval":
             self.evaluated = {name: row.values[name] for name in CURRENT_COLUMNS}
         else:
-            self._report(row.values | self.evaluated)
+            self.row = row.values
+        self._report(self.row | self.evaluated)
 
     def _mark(self) -> None:
         marks, now = self.marks, self.clock.moment

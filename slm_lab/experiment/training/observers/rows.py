@@ -147,8 +147,9 @@ class Recorder(Observer):
 
     def _write(self, *, last: bool = False) -> None:
         """Write a row. A continued run does not have the `last` row; its next row counts the same episodes again."""
+        total_reward = mean(self.window.returns)
         current = self.window.current(self.clock.global_frame)
-        row = self.table.row(mean(self.window.returns), *self.window.new(count_again=last), current)
+        row = self.table.row(total_reward, *self.window.new(count_again=last), current)
         if "worker_reward" in row:
             row["worker_reward"] = mean(self.window.own_returns)
         row.update((name, mean.drain()) for name, mean in self.means.items())

@@ -160,7 +160,7 @@ KEYS: dict[str, dict[str, dict[str, Any]]] = {
             "log_frequency": 10_000,
             "eval_frequency": 10_000,
             "rigorous_eval": 0,
-            "random_seed": Said("the wall clock, always", "drawn and saved"),
+            "random_seed": Said("the wall clock, always", "0 if absent: equal runs give equal numbers"),
             "search_resources": Said("1 core, no GPU"),
             "search_scheduler": None,
         }
@@ -226,7 +226,8 @@ NOTES: dict[tuple[str, str], str] = {
     ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
     ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
     " they count each Session's, and \"synced\" adds gradients up.",
-    ("meta", "log_frequency"): "Absent, and fewer than 10,000 frames in a Session: a tenth of these, with a notice.",
+    ("meta", "log_frequency"): "Absent, and fewer than 500,000 frames in a Session: a fiftieth of these. total_reward_ma is a mean over 100"
+    " rows.",
     ("meta", "rigorous_eval"): "Number of environments; there it is num_envs. The score is the mean over the episodes of an evaluation;"
     " there over the last 100 of all evaluations. Observations are normalised by the statistics of"
     " training; there by others. SoftActorCritic acts by its policy from the beginning.",

@@ -106,8 +106,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
         notice(f"{file} {name} is not compared with the saved spec: {str(error).splitlines()[-1].strip()}")
         return
     for path, (one, other) in differences(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
-        if path != "meta.random_seed" or one is not None:
-            notice(f"{path}: {one} in {file}, {other} in the saved spec, which is used")
+        notice(f"{path}: {one} in {file}, {other} in the saved spec, which is used")
 
 
 def _search(request: Request, arguments: Namespace) -> None:

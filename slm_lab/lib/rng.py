@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from secrets import randbits
 from typing import Any
 
 import numpy as np
-
-
-def draw_seed() -> int:
-    """Draw a random_seed for a spec without one."""
-    return randbits(31)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class SpecContract:
 
     def test_another_seed_gives_other_rows(self, tmp_path: Path) -> None:
         spec = self.spec()
-        seed = (spec.meta.random_seed or 0) + 1
+        seed = spec.meta.random_seed + 1
         changed = spec.model_copy(update={"meta": spec.meta.model_copy(update={"random_seed": seed})})
         one, other = (slm_lab.Trial(each, tmp_path / name).run().paths for name, each in (("one", spec), ("other", changed)))
         assert _rows(one.root) != _rows(other.root)

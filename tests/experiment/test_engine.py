@@ -20,6 +20,9 @@ from slm_lab.experiment.run.sessions import SessionsJob
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.resolve import completed
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import rows
 
@@ -130,3 +133,20 @@ def test_processes_that_only_start_others_import_no_torch(module: str) -> None:
     """Sessions, and the check of the builds of a search, run in other processes; to import torch takes 2 s."""
     script = f"import sys, slm_lab.experiment.run.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("frames", "given", "expected"), [(60_000, None, 1200), (40, None, 1), (10**6, None, 10_000), (60_000, 5000, 5000)]
+)
+def test_a_run_has_50_rows_unless_the_spec_says_otherwise(make_spec: MakeSpec, frames: int, given: int | None, expected: int) -> None:
+    """Also a trial of a search, whose spec is complete but for that."""
+    body = dump_spec(make_spec(env={"max_frame": frames}))["small"]
+    body["meta"] = {} if given is None else {"log_frequency": given}
+    assert completed(load_spec({"small": body}, "small")).meta.log_frequency == expected
+    search = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
+    space = SearchSpace(load_spec({"small": {**body, "search": search}}, "small"))
+    trial = completed(space.apply({space.keys[0]: 0.95}))
+    assert trial.meta.log_frequency == expected
+    assert load_spec(dump_spec(trial), "small") == trial, "the saved spec names it"
+    if frames == 1000:
+        assert len(Session(trial).run().rows) == 50

@@ -24,7 +24,6 @@ from slm_lab.experiment.report.baseline import cache_folder, known_baseline, mea
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
-from slm_lab.experiment.training import resolve
 from slm_lab.experiment.training.observers.rows import Recorder
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Episode
@@ -210,18 +209,3 @@ def test_a_baseline_that_is_not_finite_is_not_cached(reward: float, tmp_path: Pa
     assert measure_baseline(spec) is None
     assert not cache_folder().exists()
     assert known_baseline(spec) is None
-
-
-def test_log_frequency_of_a_short_run(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
-    """Without one in the spec there are ten rows, with a notice; one in the spec is kept."""
-    spec = make_spec()
-    meta = {key: value for key, value in spec.meta.model_dump(exclude_unset=True).items() if key != "log_frequency"}
-    without = Spec.model_validate({**spec.model_dump(exclude={"meta"}, exclude_none=True), "meta": meta})
-    session = Session(without)
-    assert len(session.run().rows) == 10
-    assert session.spec.meta.log_frequency == 100
-    assert [message for message in caplog.messages if "log_frequency" in message]
-    assert len(Session(make_spec(meta={"log_frequency": 10_000})).run().rows) == 1
-    assert resolve.completed(session.spec) is session.spec
-    long = without.model_copy(update={"env": without.env.model_copy(update={"max_frame": 200_000})})
-    assert resolve.completed(long) is long

@@ -179,11 +179,10 @@ def test_what_the_user_can_correct(make_spec: MakeSpec) -> None:
     assert [problem.path for problem in caught.value.problems] == ["pendulum.env.gravitas", "other.env.levitas"]
 
 
-def test_a_drawn_seed_is_shown_and_kept_and_a_session_runs_twice(make_spec: MakeSpec, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_default_seed_is_0_and_a_session_runs_twice(make_spec: MakeSpec) -> None:
     """The second run of a Session, and that of another one with its seed, equal the first."""
-    session = Session(make_spec(meta={"random_seed": None}, env={"max_frame": 300})).build()
-    seed = session.spec.meta.random_seed
-    assert caplog.messages == [f"small: no meta.random_seed given; using {seed}"]
+    session = Session(make_spec(env={"max_frame": 300})).build()
+    assert type(session.spec.meta)().random_seed == 0
     rewards = [[row["total_reward"] for row in session.run().rows]]
     again = Session(session.spec)
     rewards += [[row["total_reward"] for row in again.run().rows] for _ in range(2)]

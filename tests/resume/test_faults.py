@@ -18,8 +18,8 @@ import pytest
 
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, runs
-from slm_lab.experiment.session.resume import Resumption, resumed_lines
-from slm_lab.spec.load.loader import load_spec
+from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines
+from slm_lab.spec.load.loader import dump_spec, load_spec
 from tests.experiment.commands import frame_of, session_processes
 from tests.resume.conftest import Project
 from tests.resume.kills import Case, check_complete, check_equal
@@ -228,8 +228,29 @@ def test_fewer_frames_than_a_session_has_trained(project: Project) -> None:
     assert paths.spec.read_bytes() == spec
 
 
+def test_schedules_that_end_with_a_run_are_extended_with_it(tmp_path: Path) -> None:
+    body = ppo(1200).body()
+    body["agent"]["net"]["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": 1200}
+    body["agent"]["algorithm"]["entropy_coef_spec"] = {
+        "name": "linear_decay", "start_val": 0.1, "end_val": 0.0, "start_step": 0, "end_step": 600
+    }  # fmt: skip
+    paths = RunPaths(tmp_path, "small")
+    paths.make_dirs()
+    paths.spec.write_text(json.dumps(dump_spec(load_spec({"small": body}, "small"))))
+
+    def ends(*sets: str) -> tuple[int, float]:
+        spec = read_run(paths, sets).spec
+        agent = dump_spec(spec)[spec.name]["agent"]
+        return agent["net"]["lr_scheduler_spec"]["frame"], agent["algorithm"]["entropy_coef_spec"]["end_step"]
+
+    frame = "agent.net.lr_scheduler_spec.frame"
+    assert ends() == (1200, 600)
+    assert ends("env.max_frame=2400") == (2400, 600), "the entropy bonus did not end with the run"
+    assert ends("env.max_frame=2400", f"{frame}=1200") == (1200, 600), "as asked for"
+    assert ends("env.max_frame=600") == (1200, 600)
+
+
 def test_keys_that_keep_the_previous_number_of_frames_are_listed(tmp_path: Path) -> None:
-    """A schedule of the saved spec is not extended with the run."""
     body = ppo(1200).body()
     body["agent"]["net"]["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": 1200}
     spec = load_spec({"small": body}, "small", ["env.max_frame=2400"])

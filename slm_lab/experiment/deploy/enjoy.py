@@ -170,7 +170,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
 
 
 def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions) -> list[float]:
-    seeds = session_seeds(spec.meta.random_seed or 0, 0, 0)
+    seeds = session_seeds(spec.meta.random_seed, 0, 0)
     episodes = EPISODES if options.episodes is None else options.episodes
     num_envs = 1 if options.show is not None else min(episodes, MAX_ENVS)
     gamma = spec.agent.algorithm.gamma

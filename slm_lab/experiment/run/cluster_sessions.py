@@ -91,7 +91,6 @@ class _ClusterHost:
     def _serve(self, number: int) -> Remote:
         """Start a process of the parameter server. Ray restarts the process if it dies."""
         job, meta = self.job, self.job.spec.meta
-        assert meta.random_seed is not None
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
         options = {"max_restarts": meta.max_restart, "max_task_retries": -1, "enable_task_events": False}  # events are for the dashboard
         return self.executor.serve(ParameterServer, job.spec, seeds, number, node=None if number else self.cluster.own, **options)

@@ -181,7 +181,7 @@ def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Pl
     from slm_lab.experiment.run.build_report import quick
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
-    from slm_lab.experiment.training.resolve import completed, with_seed
+    from slm_lab.experiment.training.resolve import completed
 
     problems: list[Problem] = []
     reports: list[T] = []
@@ -191,7 +191,7 @@ def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Pl
             with _store_to_check(spec) as store, watched(spec, stop := Stop(), _show_notice) as beat:
                 with build_errors(spec.env.name, stop):
                     context = SessionContext(beat=beat, store=store)
-                    session = Session(quick(completed(with_seed(spec, 0), beat)), plan=plan, context=context).build()
+                    session = Session(quick(completed(spec, beat)), plan=plan, context=context).build()
                 try:
                     reports += [report(session)] if not problems else []
                 finally:

@@ -173,10 +173,10 @@ def build_problems(spec: Spec, plan: Plan, place: str, prefix: str = "") -> list
     Args: place: where the user reads the problems, such as "search.agent.net.lr". prefix: put before each message.
     """
     from slm_lab.experiment.session.session import Session
-    from slm_lab.experiment.training.resolve import completed, with_seed
+    from slm_lab.experiment.training.resolve import completed
 
     try:
-        Session(with_seed(completed(spec), 0), plan=plan).build().close()
+        Session(completed(spec), plan=plan).build().close()
     except SpecError as error:
         return [Problem(place, f"{prefix}{problem}", problem.code) for problem in error.problems]
     except UserError as error:

@@ -32,7 +32,6 @@ from slm_lab.experiment.training.observers.base import ObserverFactory, check_fa
 from slm_lab.experiment.training.resolve import completed
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notices_to
-from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 
@@ -122,7 +121,6 @@ class Trial(Experiment):
         self.plan = plan or Plan(data_dir=Path(data_dir))
         sent = (self.plan.engine or choose_engine(spec, self.plan)) != "inline"
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
-        self._drawn = spec.meta.random_seed is None
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
         """The files of the run; None until its folder exists."""
@@ -200,8 +198,6 @@ class Trial(Experiment):
         display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
         with display, notices_to(display.notice):
             display.start(self.spec.name)
-            if self._drawn:
-                display.notice(f"no meta.random_seed given; using {self.spec.meta.random_seed}")
             with watched(self.spec, stop, display) as beat, build_errors(self.spec.env.name, stop):
                 self.spec = completed(self.spec, beat)
             restore_handlers()
@@ -327,13 +323,10 @@ def _summary(metrics: dict[str, Any], max_frame: int) -> str:
 
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:
-    """Return the spec with the values that the run sets: a random seed if the spec has none, and one Session in mode dev."""
-    update: dict[str, Any] = {}
-    if spec.meta.random_seed is None:
-        update["random_seed"] = draw_seed()
-    if plan.mode == "dev":
-        update["max_session"] = 1
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update=update)})
+    """Return the spec of the run: in mode dev with one Session."""
+    if plan.mode != "dev":
+        return spec
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"max_session": 1})})
 
 
 def load_analysis() -> None:

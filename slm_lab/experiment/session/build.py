@@ -35,13 +35,12 @@ from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories, load_observers
 from slm_lab.experiment.training.observers.builtin import SaveTimer
 from slm_lab.experiment.training.population import Population
-from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device, with_seed
+from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.limits import cores
-from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
-from slm_lab.lib.rng import Seeds, draw_seed, session_seeds
+from slm_lab.lib.rng import Seeds, session_seeds
 from slm_lab.lib.store import Shareable, Store
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
@@ -96,10 +95,6 @@ class SessionParts:
 
     def build(self) -> None:
         """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError; call `close` also in this case."""
-        if self.spec.meta.random_seed is None:
-            seed = draw_seed()
-            self.spec = with_seed(self.spec, seed)
-            notice(f"{self.spec.name}: no meta.random_seed given; using {seed}")
         self.spec = completed(self.spec)
         with suppress(PydanticSerializationError):  # env arguments that are objects: such a spec cannot be saved either
             self.dumped = dump_spec(self.spec)
@@ -163,7 +158,6 @@ class SessionParts:
         return self._seeds(self.index * self.spec.policies + policy, self.context.restart)
 
     def _seeds(self, table: int, restart: int = 0) -> Seeds:
-        assert self.spec.meta.random_seed is not None
         return session_seeds(self.spec.meta.random_seed, 0 if self.plan.common_seeds else self.trial, table, restart)
 
     def _seeded(self, policy: int) -> Seeds:

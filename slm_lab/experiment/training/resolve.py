@@ -10,14 +10,13 @@ from collections.abc import Callable
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.plan import Plan, UserError
-from slm_lab.lib.log import notice
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 from slm_lab.spec.rules.resolve import complete
 
-_ROWS = 10
+_ROWS = 50
 """Minimum number of rows of a Session if the spec does not say how often to write one."""
 
 
@@ -25,12 +24,12 @@ def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> S
     """Return the spec to be saved, with the values that it leaves to the run; a complete spec is returned unchanged.
 
     The search section is removed, and values that depend on a searched key follow from the spec's own values. A short spec gets the
-    recommended net and keys for the spaces of its env, which is built once and closed. If meta.log_frequency is absent and a Session has
-    fewer frames than its default, it is set to a tenth of these frames, with a notice. Raises SpecError if the env cannot be built.
+    recommended net and keys for the spaces of its env, which is built once and closed. If meta.log_frequency is absent, a Session writes at
+    least 50 rows. Raises SpecError if the env cannot be built.
 
     Args: beat: called with each phase that begins, see execute.heartbeat.
     """
-    return _with_net(_with_log_frequency(_without_search(spec)), beat)
+    return _with_net(_without_search(_with_log_frequency(spec)), beat)
 
 
 def _without_search(spec: Spec) -> Spec:
@@ -64,11 +63,10 @@ def check_clear(source: str, observation: ObservationSpace) -> None:
 
 
 def _with_log_frequency(spec: Spec) -> Spec:
-    if "log_frequency" in spec.meta.model_fields_set or spec.session_frames >= spec.meta.log_frequency:
+    if "log_frequency" in spec.meta.model_fields_set:
         return spec
-    most = max(1, spec.session_frames // _ROWS)
-    notice(f"{spec.name}: no meta.log_frequency given; using {most:,}, a tenth of a session's frames")
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": most})})
+    frames = min(spec.meta.log_frequency, max(1, spec.session_frames // _ROWS))
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": frames})})
 
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:
@@ -96,12 +94,6 @@ def number_of_gpus(plan: Plan) -> int:
 def alone(spec: Spec) -> Spec:
     """Return `spec` for a single Session without rollout workers or shared nets, which starts no processes but those of its env."""
     return spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})})
-
-
-def with_seed(spec: Spec, seed: int) -> Spec:
-    """Return `spec`, with a seed if it has none."""
-    meta = spec.meta
-    return spec if meta.random_seed is not None else spec.model_copy(update={"meta": meta.model_copy(update={"random_seed": seed})})
 
 
 def resolve_inference(spec: Spec, device: str) -> Spec:

@@ -68,11 +68,13 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
 
-    Keys for which a short spec uses recommended values are left out here too.
+    Keys whose values a run chooses are left out here too: those of a short spec, and meta.log_frequency if it is absent.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.is_short:
         body["agent"]["algorithm"] = spec.agent.algorithm.model_dump(mode="json", exclude_unset=True)
+    if "log_frequency" not in spec.meta.model_fields_set:
+        del body["meta"]["log_frequency"]
     search = body.pop("search", None)
     drop_nulls(body)
     return {spec.name: body | ({"search": search} if search else {})}

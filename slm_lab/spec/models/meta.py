@@ -57,7 +57,7 @@ class MetaSpec(SpecModel):
     """Trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of their
     values; max_trial limits this number if it is above 1."""
     log_frequency: Positive = 10_000
-    """Frames between rows of a Session's table."""
+    """Frames between rows of a Session's table; absent, and fewer than 500,000 frames in a Session: a fiftieth of these."""
     eval_frequency: Positive = 10_000
     """Frames between evaluations, with rigorous_eval."""
     rigorous_eval: Count = 0
@@ -69,8 +69,8 @@ class MetaSpec(SpecModel):
     to the column info_{key} of the tables and to a graph."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; absent: no limit."""
-    random_seed: Seed | None = None
-    """Random seed; absent: drawn, printed and saved."""
+    random_seed: Seed = 0
+    """Random seed of the first Session; each further Session, trial and restart has its own, derived from it."""
     save_interval: NonNegative = 10.0
     """Minimum seconds between checkpoints."""
     save_replay: Flag = False

@@ -189,7 +189,7 @@ def make_scheduler(spec: Spec, space: SearchSpace, reports: Reports) -> Schedule
     wanted, frames = spec.meta.search_scheduler, spec.session_frames
     if spec.meta.search_algorithm == "pbt":
         interval = max(1, frames // _PERTURBATIONS) if wanted is None else wanted.grace_period
-        return Pbt(space, interval, spec.meta.random_seed or 0, reports)
+        return Pbt(space, interval, spec.meta.random_seed, reports)
     if wanted is None:
         return None
     if wanted.grace_period >= frames:

@@ -33,10 +33,8 @@ from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric
 from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis
 from slm_lab.experiment.session.resume import differences, run_in, start_history
-from slm_lab.experiment.training.resolve import with_seed
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notices_to
-from slm_lab.lib.rng import draw_seed
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace, Values
 from slm_lab.spec.models.spec import Spec
@@ -84,8 +82,7 @@ class Search(Experiment):
     ) -> None:
         check_spec(spec)
         self.plan = plan or Plan()
-        self._drawn = spec.meta.random_seed is None
-        self.spec = with_seed(spec, draw_seed())
+        self.spec = spec
         self.paths, self.lock = paths, lock
         """The files of the search and the lock of its folder; None until the folder exists."""
         self._continued = state is not None
@@ -149,7 +146,7 @@ class Search(Experiment):
         check_installed(*["ray"] * schedules, *["optuna"] * (meta.search_algorithm == "optuna"))
         self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
         algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # only for the initial values
-        proposer = make_proposer(self.space, algorithm, meta.random_seed or 0)
+        proposer = make_proposer(self.space, algorithm, meta.random_seed)
         if self.state.proposer:
             proposer.load_state_dict(self.state.proposer)
         self._proposer = proposer
@@ -159,8 +156,6 @@ class Search(Experiment):
         with table, notices_to(table.notice):
             begin = perf_counter()
             ensure_server()  # it loads torch in the meantime
-            if self._drawn:
-                table.notice(f"no meta.random_seed given; using {meta.random_seed}")
             with LocalExecutor(stall_notice=None) as here, self._executor(here, table, stop) as executor:
                 self._run_stages(executor, table, stop, begin)
         return self._analyze(table, stop)
@@ -293,7 +288,7 @@ class Search(Experiment):
         """Train the best trials again, with other seeds."""
         state = self.state
         if state.confirm_seed is None:
-            state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed or 0)
+            state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed)
         chosen = confirming.choose(best_first(state.trials), state.confirm, state.confirmations)
         if not chosen:
             return

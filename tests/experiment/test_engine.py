@@ -136,7 +136,7 @@ def test_processes_that_only_start_others_import_no_torch(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frames", "given", "expected"), [(60_000, None, 1200), (40, None, 1), (10**6, None, 10_000), (60_000, 5000, 5000)]
+    ("frames", "given", "expected"), [(60_000, None, 1200), (1000, None, 20), (10**6, None, 10_000), (60_000, 5000, 5000)]
 )
 def test_a_run_has_50_rows_unless_the_spec_says_otherwise(make_spec: MakeSpec, frames: int, given: int | None, expected: int) -> None:
     """Also a trial of a search, whose spec is complete but for that."""

@@ -52,3 +52,9 @@ def not_writable(folder: Path) -> str | None:
     except (OSError, AttributeError):  # not on Windows
         read_only = False
     return os.strerror(errno.EROFS).lower() if read_only else "no permission"
+
+
+def shown(path: Path) -> Path:
+    """Return a path as users read it: relative to the working directory if it is inside."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -179,7 +179,7 @@ class Trial(Experiment):
         return TrialResult(metrics, self.paths, self.index)
 
     def _interrupted(self) -> str:
-        return _NOTHING if self.paths is None else f"interrupted; partial results are in {self._shown}"
+        return _NOTHING if self.paths is None else f"interrupted; continue it with slm-lab train@{self._shown}"
 
     @property
     def _engine(self) -> str:
@@ -285,20 +285,19 @@ class Trial(Experiment):
 
         with notices_to(display.notice):
             metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
-        graphs = [paths.trial_graph(what, ext, self.index) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
-        files = [paths.root, *graphs, paths.trial_metrics(self.index)]
-        shown = [
-            str(self._shown / file.relative_to(paths.root))
-            for file in files
-            if file.is_dir() or (file.is_file() and file.stat().st_size > 0)
-        ]
+        graph = paths.trial_graph("mean_returns", "html", self.index)
         if metrics:
             display.say(_headline(metrics, self.spec, seconds))
-            if graphs[0].is_file() and metrics["sessions"]:
-                display.say(f"open {shown.pop(1)}")
-            display.say(_summary(metrics, self.spec.trial_frames))
-        for line in shown:
-            display.say(line)
+            for line in _summary(metrics, self.spec.trial_frames):
+                display.say(f"  {line}")
+        if metrics.get("sessions") and graph.is_file():
+            display.say(f"open {self._shown / graph.relative_to(paths.root)}")
+        display.say(f"all files: {self._shown}")
+        if self.plan.mode == "dev" and metrics.get("status") == "done" and self.spec.agent.algorithm.learns:
+            display.say("checked: there were updates, every loss and gradient was finite, and weights and due target nets changed")
+        elif metrics.get("status") == "done":
+            display.say(f"play it:   slm-lab enjoy@{self._shown}")
+            display.say(f"train on:  slm-lab train@{self._shown} --set env.max_frame={2 * self.spec.env.max_frame}")
         return metrics
 
 
@@ -316,10 +315,11 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
     return f"{return_text(metrics, spec)} after {frame or 0:,} frames, {duration(seconds)}{ended}{stopped}"
 
 
-def _summary(metrics: dict[str, Any], max_frame: int) -> str:
-    """Return the metrics except the current return in one line; undefined metrics are omitted."""
+def _summary(metrics: dict[str, Any], max_frame: int) -> list[str]:
+    """Return the metrics except the current return, two in a line; undefined metrics are omitted."""
     shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and not name.startswith("current_return")}
-    return "  ".join(f"{name} {number(value)}{f'/{max_frame}' if name == 'frame' else ''}" for name, value in shown.items())
+    cells = [f"{name:<20}{number(value) + (f'/{max_frame}' if name == 'frame' else ''):<16}" for name, value in shown.items()]
+    return ["".join(cells[at : at + 2]).rstrip() for at in range(0, len(cells), 2)]
 
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:

@@ -33,7 +33,7 @@ from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric
 from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis
 from slm_lab.experiment.session.resume import differences, run_in, start_history
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import replace_file, shown
 from slm_lab.lib.log import notices_to
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace, Values
@@ -369,6 +369,16 @@ class Search(Experiment):
             summary = write_search(self.paths, self.spec, records, self.state.metric)
         for line in result_lines(self.state, summary):
             table.say(line)
+        root = shown(self.paths.root)
+        graph = self.paths.experiment_graph("", "html")
+        for file in (graph, self.paths.best_spec):
+            if file in summary.files:
+                table.say(f"open {shown(file)}" if file is graph else f"spec of the best trial: {shown(file)}")
+        table.say(f"all files: {root}")
+        if summary.best is not None:
+            table.say(f"play it:   slm-lab enjoy@{root}")
+            if not self.state.confirm:
+                table.say(f"confirm:   slm-lab search@{root} --confirm 3")
         unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
         if stop.requested and (unfinished or len(records) < self.space.trials):
             raise KeyboardInterrupt

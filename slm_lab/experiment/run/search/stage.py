@@ -105,7 +105,7 @@ class SearchTable(LiveTable):
 
 
 def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
-    """Return the final lines of a search: numbers of trials, the best trials, importance of the keys, files."""
+    """Return the final lines of a search: numbers of trials, the best trials, importance of the keys."""
     records = summary.ranked
     counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
     seconds = sum(record.seconds for record in records)
@@ -120,7 +120,7 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
         shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
         method = f"PED-ANOVA, best {summary.importance.best} of {summary.importance.trials} trials"
         lines.append(f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}")
-    return [*lines, *map(str, summary.files)]
+    return lines
 
 
 def shown_values(values: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from slm_lab.experiment.report.study_result import ResultRun, write_result
 from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, as_text, cleanup_on_error, lock_of, run_plan
 from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes, check_in_process, has_failed, key_of, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
-from slm_lab.lib.files import replace_file, with_checksum
+from slm_lab.lib.files import replace_file, shown, with_checksum
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notices_to
 from slm_lab.spec.load.study_file import differing
@@ -368,6 +369,9 @@ class StudyExperiment(Experiment):
         failed = [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
         for line in write_report(self.study, paths, results, failed):
             table.say(line)
+        if results:
+            env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""
+            table.say(f"play the best run: slm-lab enjoy@{shown(paths.root)}{env}")
 
 
 def gpu_share(run: StudyRun) -> float:

@@ -15,7 +15,7 @@ from slm_lab.lib.limits import processor
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
-ONEDNN_LEAST, ONEDNN_LEAST_HALF_WIDTH = 128, 512
+ONEDNN_MIN_SIZE, ONEDNN_LEAST_HALF_WIDTH = 128, 512
 """Smallest size of each of the three dimensions for which oneDNN computes a product. oneDNN packs the weight in each call, which costs more
 than it saves for few rows: with layers of 256 × 256 on AVX2 it reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, 0.9 with 256.
 The second number is for AMD processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both libraries reach
@@ -35,11 +35,11 @@ def prefers_onednn(processor: str, capability: str) -> bool:
     return "AuthenticAMD" in processor and capability.startswith("AVX512")
 
 
-def onednn_least(processor: str, capability: str) -> int:
+def onednn_min_size(processor: str, capability: str) -> int:
     """Return the smallest size of each dimension for which oneDNN computes products, if it is used. Args: see `prefers_onednn`."""
     family = re.search(r"^cpu family\s*: (\d+)", processor, re.MULTILINE)
     half_width = prefers_onednn(processor, capability) and family is not None and int(family[1]) < FULL_WIDTH
-    return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_LEAST
+    return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_MIN_SIZE
 
 
 def resolve_matmul(asked: str, device: str = "cpu") -> str:
@@ -63,7 +63,7 @@ def resolve_matmul(asked: str, device: str = "cpu") -> str:
 def use_matmul(net: nn.Module, asked: str, device: str) -> None:
     """Let a net compute its products with the library that `resolve_matmul` returns."""
     if resolve_matmul(asked, device) == "onednn":
-        least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
+        least = onednn_min_size(processor(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
             if isinstance(module, Body | StackedCritics):
                 module.matmul_mode.onednn = least

@@ -1,6 +1,6 @@
 """Vector envs with one interface for all backends."""
 
-from slm_lab.env.backend import Backend, EnvTarget, RawStep
+from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.make import BACKENDS, make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.outcome import InvalidOutcome, InvalidReward
@@ -10,7 +10,7 @@ __all__ = [
     "BACKENDS",
     "Backend",
     "Env",
-    "EnvTarget",
+    "EnvRequest",
     "InvalidOutcome",
     "InvalidReward",
     "Normalizers",

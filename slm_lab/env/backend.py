@@ -16,7 +16,7 @@ from slm_lab.env.wrappers import Wrap
 
 
 @dataclass(frozen=True)
-class EnvTarget:
+class EnvRequest:
     """The envs to build."""
 
     id: str
@@ -103,7 +103,7 @@ class Backend(ABC):
     name: ClassVar[str] = ""
     """Name in a spec; empty for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
-    """Whether the backend applies `EnvTarget.wraps`; if not, it is not used for targets with wrappers."""
+    """Whether the backend applies `EnvRequest.wraps`; if not, it is not used for targets with wrappers."""
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return anything; if not, meta.log_info is an error."""
     lone: LoneEnv | None = None
@@ -119,17 +119,17 @@ class Backend(ABC):
     """Space of one env."""
 
     @classmethod
-    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
         """Return why this backend cannot build the target; None if it can."""
         return None
 
     @classmethod
-    def preferred(cls, target: EnvTarget) -> bool:
+    def preferred(cls, target: EnvRequest) -> bool:
         """Return whether "auto" should choose this backend if it supports the target."""
         return True
 
     @abstractmethod
-    def __init__(self, target: EnvTarget) -> None: ...
+    def __init__(self, target: EnvRequest) -> None: ...
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:

@@ -25,7 +25,7 @@ from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
-from slm_lab.env.backend import Backend, EnvTarget, RawStep
+from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.outcome import (
     FLAGS,
     NUMBERS,
@@ -286,14 +286,14 @@ class _GymVectorBackend(Backend):
     """Row → info of the last step of its last episode."""
 
     @classmethod
-    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
         if target.registration is None:
             return f"{target.id} is not registered with Gymnasium"
         if target.registration.entry_point is None:
             return f"{target.id} is registered as a vector env only"
         return None
 
-    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: EnvTarget) -> None:
+    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: EnvRequest) -> None:
         self._vec, self._infos = vec, {}
         self._exposes_rng = target.atari is None  # the emulator has its own random stream
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
@@ -327,7 +327,7 @@ class Sync(_GymVectorBackend):
 
     name = "sync"
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         make = SingleEnv.from_target(target)
         vec = _Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self._use(vec, target)
@@ -447,14 +447,14 @@ class Async(_GymVectorBackend):
     name = "async"
 
     @classmethod
-    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
         return super().unsupported_reason(target) or target.main_module_reason
 
     @classmethod
-    def preferred(cls, target: EnvTarget) -> bool:
+    def preferred(cls, target: EnvRequest) -> bool:
         return False
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         with _worker_death():
             make = SingleEnv.from_target(target)
             try:
@@ -494,7 +494,7 @@ class Native(Backend):
     checks = True
 
     @classmethod
-    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
         registration = target.registration
         if registration is None or registration.vector_entry_point is None:
             return f"{target.id} has no vector env of its own"
@@ -511,11 +511,11 @@ class Native(Backend):
         return f"the vector env of {target.id} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def preferred(cls, target: EnvTarget) -> bool:
+    def preferred(cls, target: EnvRequest) -> bool:
         """A step of CartPoleVectorEnv takes as long for one env as for eight; Sync takes 0.4 of that for one env, the same for four."""
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         limit: dict[str, Any] = {"max_episode_steps": target.time_limit} if target.max_t is not None else {}
         vec = gym.make_vec(target.id, target.num_envs, vectorization_mode="vector_entry_point", **limit, **target.kwargs)
         self._vec = vec

@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 
 from slm_lab.env.arguments import accepted_arguments, boolean_arguments, env_creator, unexpected_argument, unknown_key_message
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
-from slm_lab.env.backend import Backend, EnvTarget
+from slm_lab.env.backend import Backend, EnvRequest
 from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
@@ -99,7 +99,7 @@ def make_env(
     return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
 
 
-def _without_effect(spec: EnvSpec, target: EnvTarget, observation: ObservationSpace) -> Problem | None:
+def _without_effect(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
     """Return a problem for the first key that has no effect on these observations; None if there is none."""
     if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
@@ -153,7 +153,7 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
         raise SpecError(spec.name, [Problem("env.num_envs" if num_envs in (None, spec.num_envs) else "meta.rigorous_eval", message)])
 
 
-def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvTarget:
+def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvRequest:
     """Look up the id and check the constructor's arguments. Raises SpecError."""
     registration = _registration(spec)
     kwargs, atari = spec.kwargs, None
@@ -161,7 +161,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvTarget:
         atari, kwargs = _atari(spec), {}
     elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # user backends have their own
         _check_arguments(spec, registration)
-    return EnvTarget(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec))
+    return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec))
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
@@ -174,7 +174,7 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
     return []
 
 
-def choose_backend(spec: EnvSpec, target: EnvTarget) -> type[Backend]:
+def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
     """Return the spec's backend; for "auto" the first in BACKENDS that supports the target and is preferred. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
@@ -188,7 +188,7 @@ def choose_backend(spec: EnvSpec, target: EnvTarget) -> type[Backend]:
     raise _problem(spec, "name", f"no backend supports {spec.name}: {Sync.unsupported_reason(target)}")
 
 
-def _unsupported_reason(backend: type[Backend], target: EnvTarget) -> str | None:
+def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | None:
     if target.wraps and not backend.applies_wraps:
         keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in target.wraps))
         return f"its envs cannot be wrapped ({keys}); sync and async can"
@@ -291,7 +291,7 @@ def _texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
     ]
 
 
-def _build(spec: EnvSpec, backend: type[Backend], target: EnvTarget) -> Backend:
+def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend:
     try:
         with quiet_gymnasium():
             return backend(target)

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from slm_lab.env.atari import frame_limit
-from slm_lab.env.backend import Backend, EnvTarget, RawStep
+from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.outcome import row_info, row_of
 from slm_lab.env.single import quiet_gymnasium, register_atari
 
@@ -25,14 +25,14 @@ class Ale(Backend):
     reports_info = False
 
     @classmethod
-    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
         if target.atari is None:
             return f"{target.id} is not a preprocessed Atari game (ALE/…)"
         if target.atari.mode is not None or target.atari.difficulty is not None:
             return "ALE's vector env has no arguments mode and difficulty"
         return None
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         register_atari()
         settings = target.atari
         assert settings is not None
@@ -75,7 +75,7 @@ class EnvPool(Backend):
     fresh = checks = True
 
     @classmethod
-    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
         if importlib.util.find_spec("envpool") is None:
             return "envpool is not installed: pip install 'slm-lab[envpool]'"
         if target.registration is not None and target.atari is None and not target.entry_point.startswith("gymnasium.envs."):
@@ -92,12 +92,12 @@ class EnvPool(Backend):
         return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
-    def preferred(cls, target: EnvTarget) -> bool:
+    def preferred(cls, target: EnvRequest) -> bool:
         """Prefer envpool if a step costs more than passing it to a thread, and the import (2 s): Acrobot gains 6 times, Pendulum hardly."""
         heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.classic_control.acrobot")
         return target.num_envs > 1 and target.entry_point.startswith(heavy)
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         import envpool
 
         name, self._config = _pool_config(target)
@@ -190,7 +190,7 @@ def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
     return obs
 
 
-def _pool_config(target: EnvTarget) -> tuple[str, dict[str, Any]]:
+def _pool_config(target: EnvRequest) -> tuple[str, dict[str, Any]]:
     """Return envpool's name of the env and its arguments."""
     settings = target.atari
     if settings is None:

@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from slm_lab.env.atari import AtariFrames, AtariSettings, frame_limit
-from slm_lab.env.backend import EnvTarget
+from slm_lab.env.backend import EnvRequest
 from slm_lab.env.layout import mark_stack
 from slm_lab.env.wrappers import Wrap
 from slm_lab.lib.log import notice
@@ -62,7 +62,7 @@ class SingleEnv:
     """Working directory when the vector env was built. Each env is constructed there, even if another env called os.chdir."""
 
     @classmethod
-    def from_target(cls, target: EnvTarget) -> SingleEnv:
+    def from_target(cls, target: EnvRequest) -> SingleEnv:
         """Return the constructor of a single env of the target."""
         try:
             folder: str | None = os.getcwd()

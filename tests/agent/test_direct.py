@@ -187,7 +187,7 @@ def both_passes(
 @pytest.mark.parametrize("name", critic_specs(CONTINUOUS))
 def test_critics_are_those_of_autograd(name: str, action: ActionSpace, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Values, gradients of weights, and those of actions: all rows of one critic, some of each, and none."""
-    monkeypatch.setattr(direct, "APART", 0 if apart else 2**40)
+    monkeypatch.setattr(direct, "SEPARATE_CRITICS_SIZE", 0 if apart else 2**40)
     torch.manual_seed(1)
     critics = build_critics(critic_specs(action)[name], VECTOR, action)
     flat = FlatParams(critics)

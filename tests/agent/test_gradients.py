@@ -161,7 +161,7 @@ CASES: dict[str, dict[str, Any]] = {
 )
 @pytest.mark.parametrize("name", CASES)
 def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "APART", 0 if apart else 2**40)
+    monkeypatch.setattr(direct, "SEPARATE_CRITICS_SIZE", 0 if apart else 2**40)
     monkeypatch.setattr(direct, "DIRECT", on)
     keys = {"gamma": GAMMA, **CASES[name]}
     discrete = keys.get("action") is DISCRETE

@@ -18,7 +18,7 @@ from slm_lab.agent.net.body import Body, build_body
 from slm_lab.agent.net.q_nets import SeparateCritics, StackedCritics, build_critics
 from slm_lab.agent.ops import linear
 from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
-from slm_lab.agent.torch_settings import ONEDNN_LEAST, has_bfloat16, onednn_least, prefers_onednn, resolve_matmul
+from slm_lab.agent.torch_settings import ONEDNN_MIN_SIZE, has_bfloat16, onednn_min_size, prefers_onednn, resolve_matmul
 from slm_lab.lib.limits import processor
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
@@ -27,8 +27,8 @@ from slm_lab.spec.report import SpecError
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, ToyEnv, agent_of, changed, drive, info, spec
 from tests.agent.test_linear import all_grads, chain_of
 
-ONEDNN, BFLOAT16 = MatmulMode(onednn=ONEDNN_LEAST), MatmulMode(bfloat16=True)
-LEAST = ONEDNN_LEAST
+ONEDNN, BFLOAT16 = MatmulMode(onednn=ONEDNN_MIN_SIZE), MatmulMode(bfloat16=True)
+LEAST = ONEDNN_MIN_SIZE
 PPO = {"name": "PPO", "time_horizon": 16, "minibatch_size": 24, "training_epoch": 2}
 SAC = {"name": "SoftActorCritic", "training_frequency": 3, "training_start_step": 30, "training_iter": 1}
 
@@ -45,7 +45,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return real(x, weight, bias)
 
     monkeypatch.setattr(linear, "_onednn", counted)
-    monkeypatch.setattr(torch_settings, "onednn_least", lambda *_: LEAST)
+    monkeypatch.setattr(torch_settings, "onednn_min_size", lambda *_: LEAST)
     return sizes
 
 
@@ -77,7 +77,7 @@ def test_the_choice_by_processor(
         pytest.skip("an option of these tests chooses instead")
     described = f"processor\t: 0\nvendor_id\t: {maker}\nmodel name\t: X"
     assert prefers_onednn(described, capability) == onednn
-    assert onednn_least(described, capability) == least
+    assert onednn_min_size(described, capability) == least
     monkeypatch.setattr(torch_settings, "processor", lambda: described)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert (resolve_matmul("auto") == "onednn") == onednn
@@ -180,7 +180,7 @@ def test_agents_learn_the_same(
         agent = agent_of(with_matmul(toy, asked), env_info)
         drive(agent, ToyEnv(env_info, 1), 20 if memory == "Replay" else 100)
         assert bool(products) == (asked == "onednn")
-        assert all(module.matmul_mode == MatmulMode(onednn=ONEDNN_LEAST if asked == "onednn" else 0) for module in nets(agent))
+        assert all(module.matmul_mode == MatmulMode(onednn=ONEDNN_MIN_SIZE if asked == "onednn" else 0) for module in nets(agent))
         weights[asked] = [
             value.detach() for part in agent.algorithm.parts().values() if hasattr(part, "flat") for value in part.flat.params
         ]

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env import Backend, EnvTarget, RawStep
+from slm_lab.env import Backend, EnvRequest, RawStep
 
 
 class Counting(Backend):
     fresh = True
 
     @classmethod
-    def unsupported_reason(cls, target: EnvTarget) -> str | None:
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
         return None if target.plain_id == "Counting-v0" else "not a counting env"
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (1,))
         self.action_space = spaces.Discrete(2)
         self.start = float(target.kwargs.get("start", 0))

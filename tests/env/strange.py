@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from slm_lab.env import Backend, EnvTarget, RawStep
+from slm_lab.env import Backend, EnvRequest, RawStep
 
 PREFIX = "tests.env.strange:"
 SPACES: dict[str, spaces.Space[Any]] = {
@@ -193,7 +193,7 @@ class StrangeVector(VectorEnv[Any, Any, Any]):
 class StrangeBackend(Backend):
     """A backend of a user; `kind` names what is wrong with what it returns."""
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         self.observation_space, self.action_space = SPACES["box"], Strange.action_space
         self.kind, self.n = target.kwargs["kind"], target.num_envs
 

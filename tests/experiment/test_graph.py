@@ -20,7 +20,7 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.report import analyze
 from slm_lab.experiment.report.analyze import analyze_trial
 from slm_lab.experiment.report.baseline import Baseline
-from slm_lab.experiment.report.figure import MEAN_COLOUR, Figure, Line, Panel, visible_lines, y_range
+from slm_lab.experiment.report.figure import MEAN_COLOUR, Figure, Line, Panel, trimmed_lines, y_range
 from slm_lab.experiment.report.metrics import Curve
 from slm_lab.experiment.report.render_html import plotly_json, render_html
 from slm_lab.experiment.report.render_png import PNGRenderer, format_tick
@@ -437,22 +437,22 @@ def test_core_range_begins_where_the_line_has_settled() -> None:
         "y", [Line("b", Curve(frame, 1 / frame)), Line("c", Curve(frame, 0.1 * strays), band=(0.098 * strays, 0.102 * strays))], True
     )
     low, high = y_range(quotients)
-    for line in visible_lines(quotients):
+    for line in trimmed_lines(quotients):
         assert len(line.curve.frame) > 150
         assert line.curve.frame[-1] == 200
         assert low < line.curve.value.min() <= line.curve.value.max() < high
-    line = visible_lines(quotients)[1]
+    line = trimmed_lines(quotients)[1]
     assert line.curve.frame[0] == 4
     assert line.band is not None
     assert len(line.band[0]) == 197
     x = plotly_json(Figure("a", (quotients,)))["data"][-1]["x"]
     assert (x[0], x[-1]) == (4, 200)
-    assert visible_lines(Panel("y", quotients.lines)) == quotients.lines
+    assert trimmed_lines(Panel("y", quotients.lines)) == quotients.lines
     assert y_range(Panel("y", quotients.lines))[1] > 5
     late = np.full(100, 0.9)
     late[70] = -9.0
     stray = Panel("y", [Line("b", Curve(frame[:100], late)), Line("c", Curve(frame[:100], np.linspace(0.8, 1.0, 100)))], True)
-    assert len(visible_lines(stray)[0].curve.frame) == 100
+    assert len(trimmed_lines(stray)[0].curve.frame) == 100
     assert y_range(stray)[0] > 0
 
 

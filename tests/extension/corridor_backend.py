@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from slm_lab.env import Backend
-from slm_lab.env.backend import EnvTarget, RawStep
+from slm_lab.env.backend import EnvRequest, RawStep
 
 LENGTH = 6
 
@@ -19,7 +19,7 @@ class Corridors(Backend):
 
     fresh = True
 
-    def __init__(self, target: EnvTarget) -> None:
+    def __init__(self, target: EnvRequest) -> None:
         self.position_N = np.zeros(target.num_envs, np.int64)
         self.steps_N = np.zeros(target.num_envs, np.int64)
         self.limit = target.time_limit or 50

@@ -241,7 +241,7 @@ class StackedCritics(QCritics):
 
     def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int) -> CriticsPass:
         stack, *each = chains
-        if len(x_BI) * self._largest < direct.APART:
+        if len(x_BI) * self._largest < direct.SEPARATE_CRITICS_SIZE:
             return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions)
         return super()._direct_pass(each, x_BI, actions)
 

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.passes.direct import DirectChain
-from slm_lab.agent.net.passes.validity import Watch
+from slm_lab.agent.net.passes.validity import ModuleMonitor
 from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.device import set_tf32
 from slm_lab.agent.ops.distributions import (
@@ -56,7 +56,7 @@ class NumpyActor:
     def __init__(self, body: Body, head: ActorHead, chain: DirectChain) -> None:
         self._body, self._head, self.layers = body, head, chain.outputs
         """layers: the function in numpy, regardless of changes to the modules."""
-        self._watch = Watch([*body.modules(), *head.modules()], data=True)
+        self._watch = ModuleMonitor([*body.modules(), *head.modules()], data=True)
         self._left, self.check_every = 0, CHECK_EVERY
 
     def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
@@ -67,7 +67,7 @@ class NumpyActor:
         """
         self._left -= 1
         if exact or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
-            held = self._watch.holds()
+            held = self._watch.is_unchanged()
             self._left = self.check_every if held else 0
             if not held:
                 return self._by_modules(obs_N)

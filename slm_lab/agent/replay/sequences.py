@@ -272,7 +272,7 @@ class SequenceReplay(Replay):
 
 
 class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
-    """Sequences sampled in proportion to priorities as in arXiv:1511.05952, where the error is η max |δ| + (1 − η) mean |δ|."""
+    """Sequences sampled in proportion to priorities (arXiv:1511.05952). A sequence's error is η max |δ| + (1 − η) mean |δ| (R2D2)."""
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)

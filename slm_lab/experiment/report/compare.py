@@ -40,7 +40,7 @@ RULES = {
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Results of one seed: tables of its policies, or one table of its Session or of all workers of one net."""
+    """Results of one seed: a table per policy; or one table, of its Session or of all workers of one net."""
 
     tables: list[Table]
     status: Status = "done"

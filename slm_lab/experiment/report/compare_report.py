@@ -141,7 +141,7 @@ def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Ite
 
 
 def _line(style: Line, one: Aligned, *, spread: bool) -> Line:
-    """Return the line of a setting; the variance is unbiased, since settings may differ in their number of seeds."""
+    """Return a setting's mean or, with `spread`, its variance (unbiased, since numbers of seeds may differ)."""
     if spread:
         return replace(style, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
     return replace(style, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)

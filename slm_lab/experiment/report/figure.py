@@ -150,7 +150,7 @@ def y_range(panel: Panel) -> tuple[float, float]:
     """Return the limits of the vertical axis, with a margin; (0, 1) for a panel without points."""
     if panel.y_limits:
         return panel.y_limits
-    values = _values(visible_lines(panel))
+    values = _values(trimmed_lines(panel))
     if not len(values):
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
@@ -161,7 +161,7 @@ def y_range(panel: Panel) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def visible_lines(panel: Panel) -> list[Line]:
+def trimmed_lines(panel: Panel) -> list[Line]:
     """Return the lines; with core_range, without the beginning of each line that leaves the range of most values.
 
     At most the first half of a line is omitted; later outliers are shown.

@@ -215,7 +215,7 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
 
 
 def row_positions(processes: Iterable[str]) -> dict[str, float]:
-    """Return process → vertical middle of its row, from 0 downwards."""
+    """Return the vertical centre of each process's row, from 0 downwards."""
     positions: dict[str, float] = {}
     position, above = 0.0, ""
     for process in sorted(processes, key=_order):

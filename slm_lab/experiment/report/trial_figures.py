@@ -239,7 +239,7 @@ def policy_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fi
 
 
 def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
-    """Return the strengths at the frames that all tables with strengths have."""
+    """Return the strengths at common frames: those that all tables share, or by interpolation if these are few."""
     curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
     return align_or_interpolate(curves, len(curves))
 

@@ -168,7 +168,7 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     template = _template(like)
     env_section, info = _probe(current)
     _check_fits(template, env, info)
-    body = _body(template, env_section, info)
+    body = _spec_dict(template, env_section, info)
     label = body["agent"]["name"]
     name = name or f"{label.lower()}_{short_name(env)}"
     short = load_spec({name: body}, name)
@@ -347,7 +347,7 @@ def _kind(name: str) -> str:
     return "atari" if name.startswith("ALE/") else KNOWN.get(name, "")
 
 
-def _body(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
+def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
     """Return the spec in the form of a spec file, with the template's nets only if they fit."""
     images, kind = info.observation.has_images, _kind(env_section["name"])
     agent, meta, old = deepcopy(template.agent), deepcopy(template.meta), template.env

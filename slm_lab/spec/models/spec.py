@@ -138,7 +138,7 @@ class Spec(SpecModel):
 
     @property
     def dataset_columns(self) -> int:
-        """Return the number of rollouts, each of one env, in a dataset of meta.sampler."""
+        """Return the number of single-env rollouts in a dataset of meta.sampler."""
         algorithm, sampler = self.agent.algorithm, self.meta.sampler
         assert sampler is not None
         if isinstance(algorithm, PPOSpec):

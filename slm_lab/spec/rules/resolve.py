@@ -85,7 +85,7 @@ def resolve(spec: Spec, report: Report) -> Spec:
         soft = [name for name, model in ALGORITHMS.items() if model.soft]
         draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored", by=[_NAME])
     if agent.algorithm.soft and not agent.algorithm.has_target:
-        _batch_norm(agent, report)
+        _note_missing_batch_norm(agent, report)
     _memory(draft)
     _meta(draft)
     if spec.search is not None and agent.net is not None:
@@ -119,7 +119,7 @@ def _global_optimizers(net: NetSpec, place: KeyPath, distributed: bool, report: 
             report.note((*place, key), f"without meta.distributed {optim.name} is the same as {optim.name.removeprefix('Global')}")
 
 
-def _batch_norm(agent: AgentSpec, report: Report) -> None:
+def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
     """Add a note if critics without target nets have no batch normalisation either."""
     key = "net" if agent.critic_net is None else "critic_net"
     net = getattr(agent, key)

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from slm_lab.agent.ops.linear import MatmulMode
-from slm_lab.agent.torch_settings import onednn_least
+from slm_lab.agent.torch_settings import onednn_min_size
 from slm_lab.experiment.collect.workers import shared
 from slm_lab.experiment.collect.workers.shared import WorkerArrays, WorkerConfig, acting_state_size, check_memory
 from slm_lab.experiment.collect.workers.worker import RolloutWorker
@@ -91,7 +91,7 @@ def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any])
 def test_workers_compute_as_the_learner_does(open_session: Open) -> None:
     session = open_session(worker_spec(net={"dtype": "bfloat16"}, meta={"matmul": "onednn"}, sampler=SERIAL)).build()
     nets = [policy.net for worker in pool_of(session).workers for group in worker.groups for policy in group.policies]
-    least = onednn_least(processor(), torch.backends.cpu.get_cpu_capability())
+    least = onednn_min_size(processor(), torch.backends.cpu.get_cpu_capability())
     assert all(net.actor_body.matmul_mode == MatmulMode(onednn=least, bfloat16=True) for net in [session.agent.policy.net, *nets])
     assert len(nets) == 2
 

@@ -171,7 +171,7 @@ class PassNet(nn.Module):
         self.direct = FastPass(chains, [*self.modules(), *others], vector, data)
 
 
-APART = 2**22
+SEPARATE_CRITICS_SIZE = 2**22
 """Number of rows × weights of the largest layer from which critics are computed one after the other, not as a stack. At this size the calls
 that a stack saves no longer matter, and a separate critic computes only the rows for which it has a gradient."""
 

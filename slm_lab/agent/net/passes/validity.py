@@ -25,11 +25,11 @@ _tensor_hooks = attrgetter("_backward_hooks", "_post_accumulate_grad_hooks")
 _children = itemgetter("_modules")
 
 
-class Watch:
+class ModuleMonitor:
     """Check whether modules are unchanged, have no hooks, and use the `forward` of their class.
 
-    Args: modules: all modules that a pass replaces, and their parents; if empty, `holds` always returns False. data: whether parameters and
-    buffers must also keep their memory address, because the pass has views of them.
+    Args: modules: all modules that a pass replaces, and their parents; if empty, `is_unchanged` always returns False. data: whether
+    parameters and buffers must also keep their memory address, because the pass has views of them.
     """
 
     def __init__(self, modules: Iterable[nn.Module], data: bool = False) -> None:
@@ -51,7 +51,7 @@ class Watch:
         self.handles = -1
         """torch's next hook id at the last check that found no hooks; -1: there may be hooks."""
 
-    def holds(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether nothing has changed."""
         if RemovableHandle.next_id != self.handles:
             self.handles = -1 if self._any_hooks() or not self._modules else RemovableHandle.next_id
@@ -82,9 +82,9 @@ class Watch:
         self._attribute_counts = list(map(len, self._attributes))
         return True
 
-    def __reduce__(self) -> tuple[type[Watch], tuple[tuple[()]]]:
-        """Let copies watch no modules, so that their `holds` returns False: a copy belongs to other modules."""
-        return Watch, ((),)
+    def __reduce__(self) -> tuple[type[ModuleMonitor], tuple[tuple[()]]]:
+        """Let copies watch no modules, so that their `is_unchanged` returns False: a copy belongs to other modules."""
+        return ModuleMonitor, ((),)
 
     def _any_hooks(self) -> bool:
         own: Iterable[Any] = map(_module_hooks, self._modules)
@@ -123,20 +123,20 @@ class FastPass(Generic[F]):
 
     This is checked once for each value of `Vector.update`, and at each call outside updates.
 
-    Args: fast: the implementation; None: there is none. vector: the trained parameters. modules, data: see Watch.
+    Args: fast: the implementation; None: there is none. vector: the trained parameters. modules, data: see ModuleMonitor.
     """
 
     def __init__(self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: Vector | None = None, data: bool = False) -> None:
-        self.fast, self._vector, self._watch = fast, vector, Watch(modules, data)
+        self.fast, self._vector, self._watch = fast, vector, ModuleMonitor(modules, data)
         self._update, self._held = -1, False
 
     def get(self, learn: bool = True) -> F | None:
-        """Return the implementation; None: call the modules. Args: learn: whether gradients of all parameters are needed."""
+        """Return `fast`, or None to call the modules. Args: learn: whether gradients of all parameters are needed."""
         vector = self._vector
         if self.fast is None or vector is None:
             return None
         if vector.update != self._update or not vector.update:
             if not vector.update:
                 vector.inspect()
-            self._update, self._held = vector.update, self._watch.holds()
+            self._update, self._held = vector.update, self._watch.is_unchanged()
         return self.fast if self._held and not (learn and vector.frozen) else None

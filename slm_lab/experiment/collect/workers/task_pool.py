@@ -246,7 +246,7 @@ class TaskPool:
                 self._assemble()
                 self.link.refresh(worker.task for worker in self._ready())
                 self._begin_round()
-                self._order()
+                self._send_orders()
                 self._request_states()
                 for event in self.executor.events(self.link.poll_seconds):
                     self._handle(event)
@@ -349,8 +349,8 @@ class TaskPool:
             self.assembler.round_over, self.round_end = False, -1
             self.due += self.assembler.rounds
 
-    def _order(self) -> None:
-        """Order workers to fill free slots."""
+    def _send_orders(self) -> None:
+        """Tell workers to fill free slots."""
         while (worker := self._next_worker()) is not None:
             slot = worker.free.popleft()
             worker.ordered += 1

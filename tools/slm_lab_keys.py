@@ -226,8 +226,8 @@ NOTES: dict[tuple[str, str], str] = {
     ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
     ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
     " they count each Session's, and \"synced\" adds gradients up.",
-    ("meta", "log_frequency"): "Absent, and fewer than 500,000 frames in a Session: a fiftieth of these. total_reward_ma is a mean over 100"
-    " rows.",
+    ("meta", "log_frequency"): "Absent, and fewer than 500,000 frames in a Session: a fiftieth of these. total_reward_ma, a mean over 100"
+    " rows, can only be compared with SLM Lab's at equal log_frequency.",
     ("meta", "rigorous_eval"): "Number of environments; there it is num_envs. The score is the mean over the episodes of an evaluation;"
     " there over the last 100 of all evaluations. Observations are normalised by the statistics of"
     " training; there by others. SoftActorCritic acts by its policy from the beginning.",

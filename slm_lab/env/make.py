@@ -283,7 +283,7 @@ def _unknown(spec: EnvSpec, known: list[str]) -> list[Problem]:
 
 
 def _texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
-    """Return a problem for each string given instead of true or false, since every non-empty string would count as true."""
+    """Return a problem for each argument that must be true or false but is a string: Python treats every non-empty string as true."""
     texts = {key: value for key, value in spec.kwargs.items() if key in flags and isinstance(value, str)}
     return [
         Problem(f"env.{key}", f"invalid value {json.dumps(value, ensure_ascii=False)}: expected true or false")

@@ -87,7 +87,7 @@ def start_method() -> Method:
 
 
 _GRACE_SECONDS = 3.0
-"""Seconds that a process has to end by itself after its parent has died."""
+"""Seconds after the death of its parent until a process that has not exited is killed."""
 _POLL_SECONDS = 0.5
 
 
@@ -165,7 +165,7 @@ def _restored(*fields: Any) -> ProcessState:
 
 
 _OBJECTS = 200_000
-"""Number of new objects between two collections while collection is postponed; `import torch` leaves about 250,000 objects."""
+"""Number of new objects between two garbage collections while these are delayed; `import torch` leaves about 250,000 objects."""
 
 
 def delay_garbage_collection() -> None:

@@ -238,16 +238,20 @@ def test_schedules_that_end_with_a_run_are_extended_with_it(tmp_path: Path) -> N
     paths.make_dirs()
     paths.spec.write_text(json.dumps(dump_spec(load_spec({"small": body}, "small"))))
 
-    def ends(*sets: str) -> tuple[int, float]:
+    def ends(*sets: str) -> tuple[int | None, float]:
         spec = read_run(paths, sets).spec
         agent = dump_spec(spec)[spec.name]["agent"]
-        return agent["net"]["lr_scheduler_spec"]["frame"], agent["algorithm"]["entropy_coef_spec"]["end_step"]
+        return agent["net"].get("lr_scheduler_spec", {}).get("frame"), agent["algorithm"]["entropy_coef_spec"]["end_step"]
 
     frame = "agent.net.lr_scheduler_spec.frame"
     assert ends() == (1200, 600)
     assert ends("env.max_frame=2400") == (2400, 600), "the entropy bonus did not end with the run"
     assert ends("env.max_frame=2400", f"{frame}=1200") == (1200, 600), "as asked for"
     assert ends("env.max_frame=600") == (1200, 600)
+    assert ends("env.max_frame=2400", "agent[0].net.lr_scheduler_spec.frame=1200") == (1200, 600)
+    given = '{"name": "LinearToZero", "frame": 1200}'
+    assert ends("env.max_frame=2400", f"agent.net.lr_scheduler_spec={given}") == (1200, 600), "the section is given as a whole"
+    assert ends("env.max_frame=2400", "agent.net.lr_scheduler_spec=null")[0] is None
 
 
 def test_keys_that_keep_the_previous_number_of_frames_are_listed(tmp_path: Path) -> None:

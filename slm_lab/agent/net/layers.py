@@ -178,7 +178,7 @@ class Unpack(nn.Module):
         return self.join(unpack(obs_B, self.parts, self.normalize))
 
     def join(self, entries: Sequence[Tensor]) -> Tensor:
-        """Encode or flatten the entries, each float32 [B, *shape], and concatenate them to vectors [B, F]."""
+        """Encode images, flatten other entries (each float32 [B, *shape]), and return their concatenation [B, F]."""
         encoders = iter(self.encoders)
         encoded = [
             next(encoders)(x_B.contiguous(memory_format=layout(x_B))) if self.encoders and x_B.dim() == 4 else x_B.flatten(1)

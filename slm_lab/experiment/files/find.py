@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +74,11 @@ def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
 def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
     known = [folder for folder in runs(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
     if where == "latest":
-        for folder in reversed(known):
-            if (paths := RunPaths(folder, spec_name)).is_of_train:
-                return paths
+        latest, advice = _newest_of_train(RunPaths(folder, spec_name) for folder in reversed(known))
+        if latest is not None:
+            return latest
         others = names_with_runs(data_dir, spec_name)
-        hint = f"did you mean {' or '.join(others)}?" if others else _no_train(known[::-1])
+        hint = f"did you mean {' or '.join(others)}?" if others else advice
         raise UserError(f"no run of train of '{spec_name}' in {data_dir}; {hint}")
     for folder in (Path(where), data_dir / where):
         paths = RunPaths(folder, spec_name)
@@ -96,17 +96,22 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
             if (paths := run_paths_in(folder)) is not None:
                 return RunPaths(folder, spec_names(paths.spec)[0])
         given = data_dir / where if (data_dir / where).is_dir() else given
-    found = [paths for folder in _newest_first(data_dir) if (paths := run_paths_in(folder)) is not None]
-    latest = next((paths for paths in found if paths.is_of_train), None)
+    latest, advice = _newest_of_train(paths for folder in _newest_first(data_dir) if (paths := run_paths_in(folder)) is not None)
     if where == "latest":
         if latest is None:
-            raise UserError(f"no run of train in {data_dir}; {_no_train([paths.root for paths in found])}")
+            raise UserError(f"no run of train in {data_dir}; {advice}")
         return RunPaths(latest.root, spec_names(latest.spec)[0])
     raise UserError(not_a_run(given) if latest is None else f"{not_a_run(given)} (latest run: {latest.root})")
 
 
-def _no_train(others: Sequence[Path]) -> str:
-    return f"the newest of dev or search is {others[0]}: give this folder to use it" if others else "train it first"
+def _newest_of_train(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None, str]:
+    """Return the newest run of train, or None and what the user can do instead."""
+    other: Path | None = None
+    for paths in newest_first:
+        if paths.is_of_train:
+            return paths, ""
+        other = other or paths.root
+    return None, "train it first" if other is None else f"the newest run, of dev or search, is {other}: give this folder to use it"
 
 
 def _newest_first(data_dir: Path) -> list[Path]:

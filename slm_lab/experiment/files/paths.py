@@ -189,7 +189,7 @@ class RunPaths:
         return self.root / f".lock_t{t}"
 
     def trial_log(self, t: int) -> Path:
-        """Terminal output of a trial of a search."""
+        """What a trial of a search prints."""
         return self.log_dir / f"{self.stem}_t{t}.log"
 
     def checkpoints(self, t: int) -> list[Path]:
@@ -370,7 +370,7 @@ class RunFolder:
     identity = FileIn("study_run.json")
     """Identity of the run: entry, env, random_seed, digest, settings and spec_version."""
     log = FileIn("log.txt")
-    """Terminal output of the run."""
+    """What the run prints."""
 
     def starts(self) -> list[RunPaths]:
         """Return the run folders in it, oldest first: more than one if an earlier one failed."""

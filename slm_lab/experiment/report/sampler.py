@@ -59,9 +59,10 @@ def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
 
 
 def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Table], policies: int) -> dict[str, Any]:
-    """Return the metrics of a trial from its tables by index: bottleneck and busy (role → share), if measured.
+    """Return the metrics that only runs with rollout workers or several policies have.
 
-    With several policies also `policies`, the mean over Sessions of each policy's last current_return (None if no episode ended), and
+    If measured: `bottleneck`, the role that limits the speed, and `busy`, the share of time that each role is busy. With several policies
+    also `policies`, the mean over Sessions of each policy's last current_return (None if no episode ended), and
     `best_policy`.
     """
     metrics: dict[str, Any] = {}

@@ -19,9 +19,9 @@ from slm_lab.experiment.files.sink import is_damaged
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.load.files import is_flat, spec_names
-from slm_lab.spec.load.loader import dump_spec, load_spec, parse_sets
+from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import flat, show_path
+from slm_lab.spec.report import flat
 
 _MAY_CHANGE = re.compile(
     r"env\.max_frame"
@@ -95,8 +95,8 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     file = paths.spec if trial is None else paths.trial_spec(trial)
     saved = load_spec(file, name, for_search=False)
     spec = load_spec(file, name, sets, for_search=False) if sets else saved
-    if longer := _longer_schedules(saved, spec, sets):
-        spec = load_spec(file, name, [*sets, *longer], for_search=False)
+    if longer := _longer_schedules(saved, spec):
+        spec = load_spec(file, name, [*longer, *sets], for_search=False)  # what `sets` gives comes last and wins
     history = start_history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
@@ -112,12 +112,11 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     return found
 
 
-def _longer_schedules(saved: Spec, spec: Spec, sets: Sequence[str]) -> list[str]:
-    """Return `--set` arguments with which schedules that ended at a smaller env.max_frame end at the new one, except those in `sets`."""
+def _longer_schedules(saved: Spec, spec: Spec) -> list[str]:
+    """Return `--set` arguments with which the schedules that end at env.max_frame of `saved` end at the larger one of `spec`."""
     before, now = saved.env.max_frame, spec.env.max_frame
-    given = {show_path(path) for path in parse_sets(sets).overrides}
     ended = [path for path, value in flat(dump_spec(saved)[saved.name]) if _SCHEDULE_END.fullmatch(path) and value == before]
-    return [f"{path}={now}" for path in ended if now > before and path not in given]
+    return [f"{path}={now}" for path in ended if now > before]
 
 
 def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, SessionStart], Spec | None]:

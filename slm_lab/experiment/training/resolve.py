@@ -29,7 +29,7 @@ def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> S
 
     Args: beat: called with each phase that begins, see execute.heartbeat.
     """
-    return _with_net(_without_search(_with_log_frequency(spec)), beat)
+    return _with_net(_with_log_frequency(_without_search(spec)), beat)
 
 
 def _without_search(spec: Spec) -> Spec:

@@ -174,7 +174,7 @@ def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
 
 
 def _drop_defaults(body: dict[str, Any], place: tuple[str, ...]) -> None:
-    """Remove keys with default values from a section, so that another component uses its own defaults."""
+    """Remove the keys of a section that have default values: another component, chosen by the search, has other defaults."""
     section = value_at(body, place)
     if not isinstance(section, dict):
         return

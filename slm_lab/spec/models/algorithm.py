@@ -287,10 +287,10 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     training_frequency: Positive = 1
     """Transitions between updates; at most one update per vector step."""
     training_start_step: Count | None = None
-    """Number of transitions to collect before the first update. Absent: memory.batch_size, and at least 1,000 in SoftActorCritic and
-    CrossQ. If it is less than memory.batch_size, the first batches contain some transitions several times; with a RecurrentNet, training
-    needs a batch of sequences. SoftActorCritic and CrossQ act uniformly at random during the first training_start_step frames of the
-    Session."""
+    """Number of transitions to collect before the first update. Absent: memory.batch_size; in SoftActorCritic and CrossQ at least 1,000.
+    If it is smaller than memory.batch_size, the first batches contain some transitions more than once. With a RecurrentNet, updates also
+    wait until the memory has a batch of sequences. SoftActorCritic and CrossQ choose actions uniformly at random during the first
+    training_start_step frames of the Session."""
 
     def rollout_len(self, default: int) -> int:
         return 1
@@ -382,8 +382,8 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """{start_ratio, end_ratio, frames}: anneal the automatic target entropy of discrete actions. A number: anneal the target entropy
     linearly to this value (in nats) until env.max_frame; true: to 0 for discrete actions, to −2 dim(A) for continuous ones."""
     entropy_penalty_coef: NonNegative = 0.0
-    """Discrete actions: weight β of the penalty ½ (H̄ − H)² on differences between the policy's entropy H and its moving average H̄ (decay
-    0.99 per gradient step of the policy) (after arXiv:2209.10081, eq. 11)."""
+    """Discrete actions: weight β of the penalty ½ (H̄ − H)², where H is the policy's entropy and H̄ its moving average (decay 0.99 per
+    gradient step of the policy). After arXiv:2209.10081, eq. 11."""
     symlog: Flag = False
     """In the critics' loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets; everything else uses the values
     themselves."""

@@ -195,7 +195,10 @@ class CriticsPass(DirectPass):
         super().backward(*((grad,) if self._is_stack else grad))
 
     def input_grad(self, grad_CB: Tensor) -> Tensor:
-        """Return the gradient with respect to the actions [B, D], given that of the output. Replaces `backward`."""
+        """Return the gradient of the loss with respect to the actions [B, D], given its gradient with respect to the output.
+
+        Call this instead of `backward`.
+        """
         if self._is_stack:
             grad_CBD = self._chains[0].backward(self._values[0], grad_CB.numpy()[:, :, None], False, self._columns)
             assert grad_CBD is not None

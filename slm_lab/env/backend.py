@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 
-from slm_lab.env.atari import AtariSettings
+from slm_lab.env.atari import AtariSettings, frame_limit
 from slm_lab.env.wrappers import Wrap
 
 
@@ -64,6 +64,11 @@ class EnvRequest:
         """Steps until truncation: the minimum of the env's own limit and max_t."""
         own = self.registration.max_episode_steps if self.registration else None
         return min((limit for limit in (own, self.max_t) if limit is not None), default=None)
+
+    @property
+    def max_steps(self) -> int | None:
+        """Steps of the agent until truncation, in Atari too; None if episodes are not limited."""
+        return self.time_limit if self.atari is None else -(-frame_limit(self.atari, self.max_t) // self.atari.frameskip)
 
 
 class RawStep(NamedTuple):

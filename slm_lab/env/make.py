@@ -93,7 +93,7 @@ def make_env(
         close_backend(backend)
         raise SpecError(spec.name, [problem])
     name = spec.backend if spec.backend != "auto" else chosen.name
-    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, forms)
+    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, target.max_steps, forms)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
     return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, log_info=log_info)

@@ -116,6 +116,8 @@ class EnvInfo:
     """The resolved backend."""
     max_frame: int = 2**62
     """Frames collected in total."""
+    time_limit: int | None = None
+    """Maximum steps of an episode; None if not limited."""
     spaces: dict[str, Any] | None = field(default=None, compare=False)
     """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict): with them
     observations can be encoded and actions decoded without the env."""

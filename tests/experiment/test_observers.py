@@ -159,10 +159,10 @@ def current(value: float | None, episodes: int = 20) -> dict[str, Any]:
 class Saved:
     """A Checkpointer with its surroundings."""
 
-    def __init__(self, interval: float = 3600, mode: Mode = "train", frequency: int | None = None) -> None:
+    def __init__(self, interval: float = 3600, modes: tuple[Mode, ...] = ("train",), frequency: int | None = None) -> None:
         self.clock, self.weight, self.timer = Clock(), 0.0, SaveTimer(interval)
         self.written: list[tuple[str | int, dict[str, Any]]] = []
-        self.observer = Checkpointer(self.policy_bundle, self.clock, self.timer, mode, self.save, frequency)
+        self.observer = Checkpointer(self.policy_bundle, self.clock, self.timer, modes, self.save, frequency)
 
     def save(self, which: str | int, bundle: dict[str, Any]) -> None:
         self.written.append((which, bundle))
@@ -206,11 +206,11 @@ def test_best_weights_are_those_of_the_highest_current_return() -> None:
     saved.observer.save_best()
     saved.observer.save_best()
     assert saved.written == [("best", {"weights": 5.0, "frame": 50, "mode": "train", **current(3.0)})]
-    assert saved.observer.state_dict() == {"best_rank": [True, 3.0]}
-    evaluated = Saved(mode="eval")
+    assert saved.observer.state_dict() == {"best_rank": [1, 3.0]}
+    evaluated = Saved(modes=("eval",))
     for value in (2.0, 1.0):
         evaluated.observer.on_row(Row(0, "eval", {"frame": 40, "epi_new": 1, **current(value, 1)}))
-    assert evaluated.observer.best_rank == (True, 2.0), "an evaluation counts with any number of episodes"
+    assert evaluated.observer.best_rank == (2, 2.0), "an evaluation counts with any number of episodes"
     empty = Saved()
     empty.row(None)
     empty.observer.on_end()
@@ -218,6 +218,18 @@ def test_best_weights_are_those_of_the_highest_current_return() -> None:
     assert empty.of("best") == [
         {"weights": 1.0, "frame": 10, "mode": "train", "current_return": None, "current_return_se": None, "current_epi": None}
     ], "no episode has ended: the last weights"
+
+
+def test_an_evaluation_replaces_better_returns_in_training() -> None:
+    """With few evaluations, until the first the best weights are those of the rows of training."""
+    saved = Saved(modes=("train", "eval"))
+    saved.row(50.0)
+    saved.observer.save_best()
+    saved.observer.on_row(Row(0, "eval", {"frame": 15, "epi_new": 3, **current(20.0, 3)}))
+    saved.row(60.0)
+    saved.observer.on_row(Row(0, "eval", {"frame": 25, "epi_new": 3, **current(19.0, 3)}))
+    saved.observer.save_best()
+    assert [(one["frame"], one["mode"], one["current_return"]) for one in saved.of("best")] == [(10, "train", 50.0), (15, "eval", 20.0)]
 
 
 def test_numbered_checkpoints_are_named_by_the_multiple_that_was_crossed() -> None:

@@ -21,6 +21,11 @@ PBT = {"num_policies": 2, "pbt": {"period": 300, "start": 300}}
 CASES: dict[str, dict[str, Any]] = {
     "PPO of the native vector env": {"algorithm": "PPO", "env": "CartPole-v1", "sections": {"env": {"num_envs": 4}}},
     "PPO, normalised, with evaluation": {"algorithm": "PPO", "env": "CartPole-v1", "sections": {"env": NORMALIZED, **EVALUATED}},
+    "PPO, with few evaluations": {
+        "algorithm": "PPO",
+        "env": "CartPole-v1",
+        "sections": {"env": {"num_envs": 4}, "meta": {"eval_episodes": 2}},
+    },
     "A2C": {"algorithm": "ActorCritic", "env": "Pendulum-v1", "sections": {"env": {"num_envs": 3}}},
     "REINFORCE": {"algorithm": "Reinforce", "env": "CartPole-v1", "sections": {"env": {"num_envs": 2}}},
     "SARSA": {"algorithm": "SARSA", "env": "MountainCar-v0", "sections": {"env": {"num_envs": 2}}},

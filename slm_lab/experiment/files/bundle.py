@@ -279,11 +279,11 @@ def _torch() -> Any:
     return torch
 
 
-def rank(weights: Mapping[str, Any] | None) -> tuple[bool, float]:
-    """Return a key to sort saved weights by: current return, below all others if it is over fewer than ENOUGH_EPISODES training episodes.
+def rank(weights: Mapping[str, Any] | None) -> tuple[int, float]:
+    """Return a key to sort saved weights by: current return in evaluation, then over ENOUGH_EPISODES or more training episodes, then fewer.
 
     Args: weights: a bundle or its header; None ranks lowest, with weights saved before any episode ended.
     """
     if weights is None or (value := weights.get("current_return")) is None or not math.isfinite(value):
-        return False, -math.inf
-    return weights["mode"] == "eval" or weights["current_epi"] >= ENOUGH_EPISODES, float(value)
+        return 0, -math.inf
+    return 2 if weights["mode"] == "eval" else int(weights["current_epi"] >= ENOUGH_EPISODES), float(value)

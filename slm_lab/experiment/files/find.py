@@ -268,7 +268,7 @@ def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths
                     yield part, paths
 
 
-def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[bool, float]:
+def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
     """Return the rank of the best weights of a training over its Sessions, see bundle.rank."""
     ranks = [state.rank(None)]
     for index in paths.sessions(t=trial):

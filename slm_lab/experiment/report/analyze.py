@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from slm_lab.experiment.report.metrics import (
     Strengths,
     consistency,
     current_return,
+    is_recent,
     last_value,
     mean_current_return,
     mean_scalars,
@@ -72,14 +73,15 @@ def analyze_trial(
     If the baseline is neither shipped, cached nor recorded, it is measured after everything else is written, for at most 30 s, and can be
     interrupted by `stop`. The metrics and figures of strengths are written afterwards.
 
-    The metrics: current_return (of the last row that has one) and its standard error, over Sessions if there are several and over episodes
-    if there is one; final_return (the last total_reward), total_reward_ma (the last one), strength, max_strength, final_strength,
-    sample_efficiency, training_efficiency and stability as means over Sessions, consistency, random_baseline, frame (mean of the
-    Sessions' last frames), sessions (their number), status ("done", "stopped" or "failed"), failed (number) and failures (Session → last
-    line of the cause) if there are any; None if a metric is not defined. If rollout workers and learner were measured: bottleneck and busy;
-    if a Session trains several policies: policies and best_policy (see sampler_metrics), and the other means are over all policies of
-    all Sessions. Sessions that train one net are one experiment: its metrics are computed from the rows of all workers over global
-    frames, including failed workers, frame is the last global frame, and there is no consistency.
+    The metrics: current_return (of the last evaluation, else of the last row that has one) and its standard error, over Sessions if there
+    are several and over episodes if there is one; evaluated (whether it is that of evaluations); final_return (the last total_reward),
+    total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and stability as means
+    over Sessions, consistency, random_baseline, frame (mean of the Sessions' last frames), sessions (their number), status ("done",
+    "stopped" or "failed"), failed (number) and failures (Session → last line of the cause) if there are any; None if a metric is not
+    defined. If rollout workers and learner were measured: bottleneck and busy; if a Session trains several policies: policies and
+    best_policy (see sampler_metrics), and the other means are over all policies of all Sessions. Sessions that train one net are one
+    experiment: its metrics are computed from the rows of all workers over global frames, including failed workers, frame is the last
+    global frame, and there is no consistency.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
@@ -117,7 +119,7 @@ def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES
     value, sessions = metrics["current_return"], metrics["sessions"]
     if value is None:
         return "no episode ended" if metrics["final_return"] is None else "no episode ended recently"
-    over = ["evaluation" if spec.meta.rigorous_eval else episodes]
+    over = ["evaluation" if metrics["evaluated"] else episodes]
     over += [f"mean of {spec.policies} policies"] if spec.policies > 1 else []
     over += [f"mean of {sessions} sessions"] if sessions > 1 and not spec.meta.distributed else []
     return f"return {estimate_number(value, metrics['current_return_se'])} ({', '.join(over)})"
@@ -132,6 +134,7 @@ class _Trial:
         """Mode of the tables from which the metrics are computed."""
         self.failures = {s: failures[s] for s in sorted(failures)}
         self.train, self.metric_tables = run.tables("train"), run.tables_per_training(self.mode)
+        self.evaluations = run.tables_per_training("eval") if spec.meta.may_evaluate else {}
         failed_tables = frozenset(index for index in self.train if index // spec.policies in self.failures)
         self.successful_tables = [index for index in self.train if index not in failed_tables]
         """Indices of the tables of Sessions that did not fail."""
@@ -151,6 +154,12 @@ class _Trial:
     @property
     def has_returns(self) -> bool:
         return any(np.isfinite(table["total_reward"]).any() for table in self.metric_tables.values() if "total_reward" in table)
+
+    @cached_property
+    def evaluated(self) -> bool:
+        """Whether current_return is that of the last evaluation, which each successful Session has made recently."""
+        tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
+        return bool(tables) and all(is_recent(self.evaluations.get(index), table) for index, table in tables.items())
 
     @property
     def stop_requested(self) -> bool:
@@ -174,6 +183,7 @@ class _Trial:
         metrics: dict[str, Any] = {
             **(mean_scalars(list(of_tables.values())) or _NO_SCALARS),
             **mean_current_return(of_tables, policies),
+            "evaluated": self.evaluated,
             "consistency": None
             if self.run.distributed
             else consistency(common_strengths([strengths[index] for index in self.successful_tables])),
@@ -199,8 +209,9 @@ class _Trial:
         frame = last_frame(self.train[index] if index in self.train else self.run.tables_per_training("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
+        evaluation = self.evaluations.get(index, {}) if self.evaluated else {}
         return {
-            **current_return(self.metric_tables[index]),
+            **current_return(evaluation or self.metric_tables[index]),
             "final_return": last_value(self.metric_tables[index], "total_reward"),
             "total_reward_ma": last_value(self.metric_tables[index], "total_reward_ma"),
             **session_metrics(strengths[index]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,19 @@ import numpy as np
 from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.files.paths import study_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.metrics import Aligned, Curve, Estimate, Table, average, curve, estimate, interpolate, median_reached
+from slm_lab.experiment.report.metrics import (
+    Aligned,
+    Curve,
+    Estimate,
+    Table,
+    average,
+    curve,
+    estimate,
+    interpolate,
+    is_recent,
+    last_value,
+    median_reached,
+)
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
@@ -47,7 +59,9 @@ class SeedResult:
     rows: Sequence[Table] = ()
     """The tables as written, one per worker; empty: same as `tables`."""
     evaluation: Sequence[Table] = ()
-    """Evaluation tables that have rows."""
+    """Evaluation tables that have rows, of meta.rigorous_eval."""
+    few_evaluations: Sequence[Table] = ()
+    """Evaluation tables of meta.eval_episodes, one for each of `tables`, whose few rows are no curve; empty if the last is not recent."""
 
     def curve(self, column: str, x_column: str) -> Curve:
         """Return the column over frame, global_frame, wall_t (seconds) or opt_step; for several tables their mean, if all have it.
@@ -88,7 +102,12 @@ class SeedResult:
         return min(reached, default=None)
 
     def final_return(self, metric: str = "current_return") -> float | None:
-        """Return the last current_return (or other column), averaged over the tables; None if no episode ended."""
+        """Return the last current_return (or other column), averaged over the tables; None if no episode ended.
+
+        The last current_return is that of the last evaluation, if there is one.
+        """
+        if metric == "current_return" and self.few_evaluations:
+            return average(last_value(table, metric) for table in self.few_evaluations)
         return average(one.value[-1] for one in self._curves(metric) if len(one.value))
 
     @property
@@ -171,14 +190,24 @@ def seeds_of(run: Run) -> list[SeedResult]:
     tables, evaluation = ({i: one for i, one in run.tables(mode).items() if len(one["frame"])} for mode in ("train", "eval"))
     if run.distributed:
         rows = list(tables.values())
-        return [SeedResult([global_table(tables)], run.status, rows, list(evaluation.values()))] if tables else []
+        return [_seed([global_table(tables)], run, run.status, evaluation, rows)] if tables else []
     of_session: dict[int, list[int]] = {}
     for index in tables:
         of_session.setdefault(index // run.policies, []).append(index)
     return [
-        SeedResult([tables[i] for i in own], run.sessions[s], evaluation=[evaluation[i] for i in own if i in evaluation])
+        _seed([tables[i] for i in own], run, run.sessions[s], {i: evaluation[i] for i in own if i in evaluation})
         for s, own in of_session.items()
     ]
+
+
+def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
+    """Return the results of a seed; `evaluation` is what evaluation tables it has."""
+    found = list(evaluation.values())
+    if run.has_evaluation_curve:
+        return SeedResult(tables, status, rows, found)
+    few = [global_table(evaluation)] if rows and found else found
+    recent = len(few) == len(tables) and all(map(is_recent, few, tables))
+    return SeedResult(tables, status, rows, few_evaluations=few if recent else ())
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from slm_lab.lib.episodes import OLDEST
+
 Table = dict[str, np.ndarray]
 """Column → float64 [rows]; NaN where a cell is empty or not a number."""
 _MAX_POINTS = 5000
@@ -207,6 +209,13 @@ def current_return(table: Table) -> Scalars:
     errors = table.get("current_return_se")
     error = _last(errors[known[-1:]]) if errors is not None and len(known) else None
     return {"current_return": last_value(table, "current_return"), "current_return_se": error}
+
+
+def is_recent(evaluation: Table | None, table: Table) -> bool:
+    """Return whether the last evaluation of a Session is not older than the episodes that may count for its current return."""
+    if evaluation is None or not len(evaluation["frame"]) or not len(table["frame"]):
+        return False
+    return float(evaluation["frame"][-1]) >= (1.0 - OLDEST) * float(table["frame"][-1])
 
 
 def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Scalars:

@@ -116,6 +116,11 @@ class Run:
         return str(self.spec.get("env", {}).get("name", "?")).rpartition(":")[2]
 
     @property
+    def has_evaluation_curve(self) -> bool:
+        """Whether the evaluation rows are those of meta.rigorous_eval, from which metrics and curves are computed."""
+        return bool(self.settings().get("meta.rigorous_eval"))
+
+    @property
     def distributed(self) -> bool:
         """Whether the Sessions train one net together."""
         return distributed(self.tables("train"))

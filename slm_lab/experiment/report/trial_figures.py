@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode
-from slm_lab.experiment.report.figure import GREY, SESSION_COLOURS, Figure, Line, Panel, policy_colour
+from slm_lab.experiment.report.figure import EVALUATION_COLOUR, GREY, SESSION_COLOURS, Figure, Line, Panel, policy_colour
 from slm_lab.experiment.report.metrics import (
     Aligned,
     Curve,
@@ -162,8 +162,20 @@ def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
 def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
     """Draw the returns of the trial over frames; return their curves."""
     returns = {index: return_curves(table) for index, table in run.tables_per_training(labels.mode).items()}
-    writer.draw(trial_figures(returns, labels), partial(run.paths.trial_graph, t=run.trial))
+    writer.draw(_with_evaluation(trial_figures(returns, labels), run, labels), partial(run.paths.trial_graph, t=run.trial))
     return returns
+
+
+def _with_evaluation(figures: dict[str, Figure], run: Run, labels: Labels) -> dict[str, Figure]:
+    """Add the mean of the Sessions' evaluations to the figure of their returns in training, if there are any."""
+    tables = labels.without_failed(run.tables_per_training("eval")) if labels.mode == "train" else {}
+    curves = [one for table in tables.values() if len((one := curve(table, "total_reward")).frame)]
+    if not curves:
+        return figures
+    name, joined = next(iter(RETURNS)), align_or_interpolate(curves)
+    figure = figures[name]
+    line = Line("evaluation", joined.mean(), EVALUATION_COLOUR)
+    return figures | {name: replace(figure, panels=(replace(figure.panel, lines=[*figure.panel.lines, line]),))}
 
 
 def draw_strengths(writer: Writer, run: Run, labels: Labels, strengths: Mapping[int, Strengths]) -> None:

@@ -30,6 +30,7 @@ from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.training.env_check import check_env
+from slm_lab.experiment.training.evaluate import plan_evaluation
 from slm_lab.experiment.training.experience import Beat, ExperienceSource, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories, load_observers
@@ -85,7 +86,10 @@ class SessionParts:
         """Settings chosen for this machine and recorded in meta.run: env backend, matrix product backend, and threads of an update."""
         assert self.source is not None
         matmul = resolve_matmul(self.spec.meta.matmul, self.device)
-        return {"backend": self.source.backend, "matmul": matmul, "threads": self.learners[0].agent.threads}
+        learner = self.learners[0]
+        episodes = learner.evaluation.envs if learner.evaluation is not None and not self.spec.meta.rigorous_eval else 0
+        by_default = {"eval_episodes": episodes} if self.spec.meta.eval_episodes == "auto" else {}
+        return {"backend": self.source.backend, "matmul": matmul, "threads": learner.agent.threads, **by_default}
 
     def close(self) -> None:
         """Release envs and processes. An env that fails to close, or does not close in time, is abandoned with a notice."""
@@ -177,13 +181,22 @@ class SessionParts:
             torch.manual_seed(seeds.net)
         table = self.index * spec.policies + policy
         learner = PolicyLearner(
-            spec, table, agent, self.frames, normalizers, self.timer, info.spaces, shared=shared, torch_settings=self._torch
+            spec,
+            table,
+            agent,
+            self.frames,
+            normalizers,
+            self.timer,
+            info.spaces,
+            evaluation=plan_evaluation(spec, self.frames, info.time_limit),
+            shared=shared,
+            torch_settings=self._torch,
         )
         learner.add_observers(self._factories)
         self.learners.append(learner)
         self._closing.append(learner.close)
-        if spec.meta.rigorous_eval:
-            learner.eval_env = self._make_env(seeds.eval_env, training=False)
+        if learner.evaluation is not None:
+            learner.eval_env = self._make_env(seeds.eval_env, learner.evaluation.envs)
         return learner
 
     @property
@@ -191,12 +204,13 @@ class SessionParts:
         """Number of frames that each policy collects."""
         return self.spec.env.max_frame if self.context.store is None else self.spec.session_frames
 
-    def _make_env(self, seed: int, *, training: bool = True) -> Env:
-        spec = self.spec
+    def _make_env(self, seed: int, eval_envs: int | None = None) -> Env:
+        """Build the env to train in, or `eval_envs` to evaluate in."""
+        spec, training = self.spec, eval_envs is None
         env = make_env(
             spec.env.model_copy(update={"max_frame": self.frames}),
             seed,
-            num_envs=None if training else spec.meta.rigorous_eval,
+            num_envs=eval_envs,
             gamma=spec.agent.algorithm.gamma,
             training=training,
             threads=self._cores,

@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.heartbeat import SAVING
 from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
 from slm_lab.experiment.plan import Stop, UserError
-from slm_lab.experiment.training.evaluate import play
+from slm_lab.experiment.training.evaluate import EvaluationPlan, play
 from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, no_beat
 from slm_lab.experiment.training.observers.base import (
     COLUMNS,
@@ -50,6 +50,7 @@ class PolicyLearner:
         normalizers: normalizers of the envs that the policy acts in.
         timer: decides when the state of the Session is saved.
         spaces: spaces of the envs, as stored in checkpoints.
+        evaluation: when and how the policy is evaluated; None: not at all.
         shared: whether several Sessions train the net.
         torch_settings: torch settings for learning; by default the current ones.
     """
@@ -64,6 +65,7 @@ class PolicyLearner:
         timer: SaveTimer,
         spaces: dict[str, Any] | None,
         *,
+        evaluation: EvaluationPlan | None = None,
         shared: bool = False,
         torch_settings: TorchSettings | None = None,
     ) -> None:
@@ -71,15 +73,16 @@ class PolicyLearner:
         self.normalizers, self.spaces, self.shared = normalizers, spaces, shared
         self.torch = torch_settings or TorchSettings()
         self.window = EpisodeWindow()
+        self.evaluation = evaluation
         self.eval_env: Env | None = None
-        """Evaluation env, for meta.rigorous_eval."""
+        """Evaluation env, with an `evaluation`."""
         self._eval_state: dict[str, Any] | None = None
         """State of the evaluation env before an evaluation that was interrupted."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self.recorder, self.evaluator = self._row_makers()
-        mode: Mode = "train" if self.evaluator is None else "eval"
-        self.checkpointer = Checkpointer(self.policy_bundle, self.clock, timer, mode, self._save, spec.meta.checkpoint_frequency)
+        modes: tuple[Mode, ...] = ("train",) if evaluation is None else ("eval",) if spec.meta.rigorous_eval else ("train", "eval")
+        self.checkpointer = Checkpointer(self.policy_bundle, self.clock, timer, modes, self._save, spec.meta.checkpoint_frequency)
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
         """All observers, in the order of their calls, once training has begun."""
@@ -88,14 +91,14 @@ class PolicyLearner:
         self._on_row: list[EmitRow] = []
 
     def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
-        """Return the observers that produce the rows of training and, with meta.rigorous_eval, of evaluation."""
+        """Return the observers that produce the rows of training and of evaluation."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
         columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *map(info_column, meta.log_info))))
         recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.log_info, self.window)
-        if not meta.rigorous_eval:
+        if self.evaluation is None:
             return recorder, None
-        return recorder, Evaluator(clock, agent, meta.eval_frequency, self._emit, self.evaluate, columns, self.table)
+        return recorder, Evaluator(clock, agent, self.evaluation.every, self._emit, self.evaluate, columns, self.table)
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
         """Create the user's observers. Raises UserError for one that is not an Observer."""
@@ -139,7 +142,7 @@ class PolicyLearner:
             clock,
             lambda *report: sink(Progress(self.table, *report)),
             learns=learns,
-            evaluates=self.evaluator is not None,
+            evaluates=bool(self.spec.meta.rigorous_eval),
             max_seconds=limit,
         )
         self._observers = [
@@ -221,8 +224,9 @@ class PolicyLearner:
     def evaluate(self) -> list[float]:
         """Return the total reward of one episode in each evaluation env; [] if a stop is requested before all have ended."""
         assert self.eval_env is not None
+        assert self.evaluation is not None
         self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
-        act = self.agent.evaluator(deterministic=self.spec.meta.eval_deterministic)
+        act = self.agent.evaluator(deterministic=self.evaluation.deterministic)
         before = self.eval_env.state_dict()
         returns = play(self.eval_env, act, self.stop, self.beat)
         if not returns:  # interrupted: a continued run evaluates again, from the state before

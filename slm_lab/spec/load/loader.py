@@ -75,6 +75,8 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
         body["agent"]["algorithm"] = spec.agent.algorithm.model_dump(mode="json", exclude_unset=True)
     if "log_frequency" not in spec.meta.model_fields_set:
         del body["meta"]["log_frequency"]
+    if spec.meta.eval_episodes == "auto" and not spec.meta.evaluates_by_default:
+        del body["meta"]["eval_episodes"]
     search = body.pop("search", None)
     drop_nulls(body)
     return {spec.name: body | ({"search": search} if search else {})}

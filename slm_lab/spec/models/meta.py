@@ -58,10 +58,15 @@ class MetaSpec(SpecModel):
     values; max_trial limits this number if it is above 1."""
     log_frequency: Positive = 10_000
     """Frames between rows of a Session's table; absent, and fewer than 500,000 frames in a Session: a fiftieth of these."""
+    eval_episodes: Count | Literal["auto"] = "auto"
+    """Episodes of each of eight evaluations of the deterministic policy, evenly spaced over a Session, in as many envs; 0: none. "auto":
+    between 3 and 10, so many that they take at most 3 % of the run's time; none if 3 would take more, if the length of an episode is not
+    limited, in a search, or if rigorous_eval is given."""
     eval_frequency: Positive = 10_000
     """Frames between evaluations, with rigorous_eval."""
     rigorous_eval: Count = 0
-    """Number of evaluation envs, each of which plays one episode per evaluation; 0: compute metrics from training episodes."""
+    """Number of evaluation envs, each of which plays one episode per evaluation, from which all metrics are computed then; 0: compute
+    metrics from training episodes."""
     eval_deterministic: Flag = False
     """Evaluate with the mode of the action distribution instead of a sample."""
     log_info: list[str] = []
@@ -118,6 +123,17 @@ class MetaSpec(SpecModel):
     run: list[dict[str, Any]] | None = None
     """One entry for each start or continuation of the run, written by slm_lab: time, command, versions, host, backend, changes. Ignored on
     load."""
+
+    @property
+    def evaluates_by_default(self) -> bool:
+        """Return whether eval_episodes "auto" may mean any: not if only keys of the other form of evaluation are given."""
+        given = self.model_fields_set
+        return self.eval_episodes == "auto" and ("eval_episodes" in given or not given & {"rigorous_eval", "eval_frequency"})
+
+    @property
+    def may_evaluate(self) -> bool:
+        """Return whether Sessions may be evaluated."""
+        return bool(self.rigorous_eval) or self.evaluates_by_default or self.eval_episodes not in (0, "auto")
 
 
 Factor = Annotated[float, Strict(), Field(gt=1)]

@@ -93,6 +93,8 @@ def _meta(spec: Spec, report: Report) -> None:
     if not meta.distributed:
         keys = ("hogwild_lock",) if meta.sampler is not None else ("hogwild_lock", "max_restart")
         _defaults_only(meta, keys, ("meta",), "meta.distributed is false", report)
+    if meta.rigorous_eval and meta.eval_episodes not in ("auto", 0):
+        report.fail(("meta", "eval_episodes"), "must be 0 or absent with meta.rigorous_eval, which has its own evaluations")
     if meta.rigorous_eval == 0:
         _defaults_only(meta, ("eval_deterministic",), ("meta",), "meta.rigorous_eval is 0", report)
     if algorithm.on_policy and not algorithm.self_imitation:

@@ -82,7 +82,7 @@ class Search(Experiment):
     ) -> None:
         check_spec(spec)
         self.plan = plan or Plan()
-        self.spec = spec
+        self.spec = _without_evaluation_by_default(spec)
         self.paths, self.lock = paths, lock
         """The files of the search and the lock of its folder; None until the folder exists."""
         self._continued = state is not None
@@ -383,6 +383,13 @@ class Search(Experiment):
         if stop.requested and (unfinished or len(records) < self.space.trials):
             raise KeyboardInterrupt
         return SearchResult(self.paths, records, summary)
+
+
+def _without_evaluation_by_default(spec: Spec) -> Spec:
+    """Return the spec with meta.eval_episodes "auto" replaced by 0: trials are compared, and stopped early, by rows of training."""
+    if not spec.meta.evaluates_by_default:
+        return spec
+    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"eval_episodes": 0})})
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -41,8 +41,8 @@ class SaveTimer:
 class Checkpointer(Observer):
     """Saves a policy's best weights, and its weights every `frequency` frames; checks the timer of the Session after updates and rows.
 
-    The best weights are those with the highest current_return in the rows of `mode`, see `rank`. They are kept in memory until the state is
-    saved.
+    The best weights are those with the highest current_return in the rows of `modes`, of evaluation if there is any, see `rank`. They are
+    kept in memory until the state is saved.
 
     Args:
         policy_bundle: returns what is needed to act.
@@ -54,19 +54,19 @@ class Checkpointer(Observer):
         policy_bundle: Callable[[], dict[str, Any]],
         clock: Clock,
         timer: SaveTimer,
-        mode: Mode,
+        modes: Sequence[Mode],
         save: Save,
         frequency: int | None = None,
     ) -> None:
         self.policy_bundle, self.clock, self.timer = policy_bundle, clock, timer
-        self.mode, self.save, self.frequency = mode, save, frequency
+        self.modes, self.save, self.frequency = modes, save, frequency
         self.best_rank = rank(None)
         self.best: dict[str, Any] | None = None
         self.interrupted = False
 
     def on_row(self, row: Row) -> None:
-        if row.mode == self.mode and row.values["epi_new"] and not self.interrupted:
-            found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": self.mode}
+        if row.mode in self.modes and row.values["epi_new"] and not self.interrupted:
+            found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": row.mode}
             if rank(found) > self.best_rank:
                 self.best_rank = rank(found)
                 self.best = {**self.policy_bundle(), **found}
@@ -84,7 +84,7 @@ class Checkpointer(Observer):
 
     def on_end(self) -> None:
         if self.best_rank == rank(None):  # no episode has ended: use the current weights
-            self.best = {**self.policy_bundle(), "frame": self.clock.frame, **dict.fromkeys(CURRENT_COLUMNS), "mode": self.mode}
+            self.best = {**self.policy_bundle(), "frame": self.clock.frame, **dict.fromkeys(CURRENT_COLUMNS), "mode": self.modes[0]}
 
     def save_best(self) -> None:
         """Save the best weights if they are newer than those saved."""
@@ -100,8 +100,8 @@ class Checkpointer(Observer):
         return {"best_rank": list(self.best_rank)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        enough, value = state["best_rank"]
-        self.best_rank = (enough, value)
+        level, value = state["best_rank"]
+        self.best_rank = (int(level), value)
 
 
 _INTERVAL = 0.25

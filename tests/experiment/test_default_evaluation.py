@@ -1,0 +1,176 @@
+"""Evaluation by meta.eval_episodes: how many episodes, that it leaves training as it is, and which results it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.sink import LocalSink
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.report.analyze import analyze_trial, return_text
+from slm_lab.experiment.report.compare import seeds_of
+from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.run.search.search import Search
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.training.evaluate import EvaluationPlan, plan_evaluation
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
+from tests.experiment.commands import rows
+
+MakeSpec = Callable[..., Spec]
+PPO_400 = {"env": {"num_envs": 8, "max_frame": 400_000}}
+DQN: dict[str, Any] = {
+    "agent": {
+        "name": "DQN",
+        "algorithm": {
+            "name": "DQN",
+            "explore_var_spec": {"name": "linear_decay", "start_val": 1.0, "end_val": 0.1, "end_step": 1000},
+            "training_iter": 2,
+            "training_frequency": 4,
+        },
+        "memory": {"name": "Replay", "batch_size": 8, "max_size": 100},
+        "net": {"type": "MLPNet", "hid_layers": [8], "hid_layers_activation": "relu"},
+    },
+    "env": {"name": "CartPole-v1", "max_frame": 133_334},
+    "meta": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("frames", "envs", "limit", "episodes"),
+    [
+        (400_000, 8, 500, 3),  # 0.03 · 400,000 frames / (8 evaluations · 500 steps) = 3
+        (399_999, 8, 500, 0),
+        (10_000_000, 8, 500, 10),
+        (400_000, 8, 100, 10),
+        (400_000, 8, None, 0),
+        (400_000, 1, 500, 3),
+        (400_000, 16, 500, 0),  # a frame of 16 envs costs half
+        (800_000, 16, 500, 3),
+    ],
+)
+def test_as_many_episodes_as_take_three_percent(make_spec: MakeSpec, frames: int, envs: int, limit: int | None, episodes: int) -> None:
+    spec = make_spec(env={"num_envs": envs, "max_frame": frames})
+    expected = EvaluationPlan(episodes, frames // 8, True) if episodes else None
+    assert plan_evaluation(spec, frames, limit) == expected
+
+
+def test_updates_of_an_off_policy_algorithm_count() -> None:
+    """Half an update per frame: a frame is worth 1 + 4 · 0.5 env steps."""
+    spec = load_spec({"dqn": DQN}, "dqn")
+    assert plan_evaluation(spec, 133_334, 500) == EvaluationPlan(3, 16_667, True)
+    assert plan_evaluation(spec, 133_333, 500) is None
+
+
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        ({"eval_episodes": 0}, None),
+        ({"eval_episodes": 5}, EvaluationPlan(5, 50_000, True)),
+        ({"rigorous_eval": 2}, EvaluationPlan(2, 10_000, False)),
+        ({"rigorous_eval": 0}, None),
+        ({"eval_frequency": 1000}, None),
+        ({"rigorous_eval": 0, "eval_episodes": "auto"}, EvaluationPlan(3, 50_000, True)),
+    ],
+)
+def test_given_keys(make_spec: MakeSpec, meta: dict[str, Any], expected: EvaluationPlan | None) -> None:
+    """And a saved spec means the same as the one that was run."""
+    spec = make_spec(**PPO_400, meta=meta)
+    again = load_spec(dump_spec(spec), "small")
+    assert plan_evaluation(spec, 400_000, 500) == plan_evaluation(again, 400_000, 500) == expected
+    assert spec.meta.may_evaluate == again.meta.may_evaluate == (expected is not None)
+
+
+def test_both_forms_of_evaluation_exclude_each_other(spec_body: Callable[..., dict[str, Any]]) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_spec({"it": spec_body(meta={"rigorous_eval": 2, "eval_episodes": 3})}, "it")
+    assert [problem.path for problem in caught.value.problems] == ["meta.eval_episodes"]
+
+
+@pytest.fixture
+def run_paths(tmp_path: Path) -> RunPaths:
+    return new_run(tmp_path / "data", "small")
+
+
+def test_eight_evaluations_leave_training_as_it_is(make_spec: MakeSpec, run_paths: RunPaths) -> None:
+    """They end with the last frame, select the best checkpoint, and are the current return of the metrics, but no other metric."""
+    specs = [make_spec(meta={"eval_episodes": episodes}) for episodes in (3, 0)]
+    for trial, spec in enumerate(specs):
+        sink = LocalSink(run_paths, trial)
+        Session(spec).run(sink)
+        sink.close()
+    with_evaluation, without = (rows(run_paths.session_df(0, t=trial)) for trial in (0, 1))
+    assert with_evaluation == without
+    evaluations = rows(run_paths.session_df(0, "eval"))
+    assert [int(row["frame"]) for row in evaluations] == [128, 252, 376, 500, 628, 752, 876, 1000]
+    assert {row["epi_new"] for row in evaluations} == {"3"}
+    best = state.load(run_paths.checkpoint(0, "best"))
+    returns = [float(row["current_return"]) for row in evaluations]
+    assert (best["mode"], best["current_return"], best["frame"]) == (
+        "eval",
+        pytest.approx(max(returns)),
+        int(evaluations[np.argmax(returns)]["frame"]),
+    )
+    results = [analyze_trial(spec, run_paths, trial) for trial, spec in enumerate(specs)]
+    assert (results[0]["evaluated"], results[1]["evaluated"]) == (True, False)
+    assert results[0]["current_return"] == returns[-1] != results[1]["current_return"]
+    own = ("current_return", "current_return_se", "evaluated")
+    assert [{key: value for key, value in one.items() if key not in own} for one in results[:1]] == [
+        {key: value for key, value in results[1].items() if key not in own}
+    ]
+    assert "(evaluation)" in return_text(results[0], specs[0])
+    assert "(evaluation" not in return_text(results[1], specs[1])
+
+
+def test_an_old_evaluation_is_not_the_current_return(make_spec: MakeSpec, run_paths: RunPaths) -> None:
+    """A run that was stopped after 1,000 frames: its evaluation at 800 counts, one at 796 does not."""
+    spec = make_spec(meta={"eval_episodes": 3})
+    for last, evaluated in ((800, True), (796, False)):
+        tables = {"train": [(500, 10.0), (1000, 20.0)], "eval": [(400, 30.0), (last, 40.0)]}
+        for mode, points in tables.items():
+            lines = [f"{frame},{value},{value},{value},1.5,5" for frame, value in points]
+            header = "frame,total_reward,total_reward_ma,current_return,current_return_se,current_epi"
+            run_paths.session_df(0, mode).write_text("\n".join([header, *lines]) + "\n")  # type: ignore[arg-type]
+        metrics = analyze_trial(spec, run_paths)
+        assert (metrics["evaluated"], metrics["current_return"]) == (evaluated, 40.0 if evaluated else 20.0)
+        assert metrics["final_return"] == 20.0
+
+
+def test_compare_takes_the_last_evaluation_and_draws_training(make_spec: MakeSpec, tmp_path: Path, no_baseline: None) -> None:
+    result = Trial(make_spec(meta={"eval_episodes": 2}), tmp_path).run()
+    (seed,) = seeds_of(Run(result.paths))
+    evaluations, train = rows(result.paths.session_df(0, "eval")), rows(result.paths.session_df(0))
+    assert seed.final_return() == pytest.approx(float(evaluations[-1]["current_return"]))
+    np.testing.assert_allclose(seed.curve("current_return", "frame").value, [float(row["current_return"]) for row in train])
+    assert seed.threshold_rule == "return_new"
+
+
+def test_a_search_makes_none_by_default(make_spec: MakeSpec, tmp_path: Path) -> None:
+    body = dump_spec(make_spec(**PPO_400, meta={"max_trial": 2}))
+    body["small"]["search"] = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
+    for given, expected in (("auto", 0), (4, 4)):
+        body["small"]["meta"]["eval_episodes"] = given
+        assert Search(load_spec(body, "small"), Plan(data_dir=tmp_path)).spec.meta.eval_episodes == expected
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"distributed": "synced", "max_session": 2},
+        {"sampler": {"serial_mode": True, "async_rl": False, "num_workers": 2, "num_envs_per_worker": 2}},
+    ],
+    ids=["distributed", "sampler"],
+)
+def test_every_way_of_training_evaluates(make_spec: MakeSpec, tmp_path: Path, no_baseline: None, meta: dict[str, Any]) -> None:
+    result = Trial(make_spec(env={"max_frame": 1024}, meta={**meta, "eval_episodes": 2}), tmp_path).run()
+    assert result.metrics["evaluated"]
+    for index in result.paths.sessions():
+        assert len(rows(result.paths.session_df(index, "eval"))) == 8

@@ -136,6 +136,11 @@ def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.Capt
     assert "solved, a2c: judged on episodes since the last row, at least 10 of them\n" in capsys.readouterr().out
     assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["solved_by"] == "return_new"
     RunPaths(run, "a2c").session_df(0, "eval").write_text("frame,global_frame,total_reward\n100,250,59\n200,450,61\n")
+    assert summarize(only(run), 60).steps_to_threshold == Estimate(600, None, None), "few evaluations are no curve"
+    paths = RunPaths(run, "a2c")
+    saved = json.loads(paths.spec.read_text())
+    saved["a2c"]["meta"]["rigorous_eval"] = 2
+    paths.spec.write_text(json.dumps(saved))
     assert summarize(only(run), 60).steps_to_threshold == Estimate(450, None, None)
     old = make_run(tmp_path / "old", [[10]])
     assert cli.main(["compare", str(run), str(old), "--metric", "return_new"]) == 2
@@ -472,3 +477,6 @@ def test_the_current_return_is_that_of_evaluations_if_there_are_any(tmp_path: Pa
     paths.session_df(0, "eval").write_text("frame,total_reward\n100,50\n300,70\n")
     (seed,) = read_settings([str(root)])[0].seeds
     assert (seed.final_return(), seed.final_return("total_reward")) == (70, 3)
+    paths.session_df(0, "eval").write_text("frame,total_reward\n100,50\n239,70\n")
+    (seed,) = read_settings([str(root)])[0].seeds
+    assert seed.final_return() == 3, "older than the last fifth of the frames"

@@ -54,7 +54,7 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
 
         ends = run(SessionsJob(make_spec(), Plan(), 0, open_run, events.append, Stop()))
         assert ends == [SessionEnded(0, "done")]
-        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1}]
+        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1, "eval_episodes": 0}]
         assert events[-1] == ends[0]
         assert not [event for event in events if isinstance(event, Row)]
         tables[name] = rows(paths.session_df(0))

@@ -1,0 +1,70 @@
+"""Current return of training episodes against an evaluation of the same weights: `python -m bench.current_return [--seeds 5]`.
+
+Each spec is trained with several seeds. At the end, the current return with its standard error (the mean over the episodes that ended
+recently) is compared with the mean of 100 episodes that the last weights play with sampled actions. Printed is the difference in standard
+errors, of both means together, and how many differences are at most two.
+"""
+
+import argparse
+import math
+from statistics import fmean, stdev
+
+from slm_lab import Session, load_spec
+from slm_lab.env.make import make_env
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.training.evaluate import play
+from slm_lab.experiment.training.learner import PolicyLearner
+
+SPECS = {
+    ("demo.json", "ppo_cartpole"): 80_000,
+    ("benchmark/ppo/ppo_acrobot.json", "ppo_acrobot"): 150_000,
+    ("benchmark/a2c/a2c_cartpole.json", "a2c_gae_cartpole"): 100_000,
+    ("benchmark/reinforce/reinforce_cartpole.json", "reinforce_cartpole"): 100_000,
+    ("benchmark/dqn/dqn_cartpole.json", "dqn_cartpole"): 30_000,
+    ("benchmark/sac/sac_pendulum.json", "sac_pendulum"): 8_000,
+}
+"""File and name of each spec → frames."""
+EPISODES = 100
+FIRST_SEED = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each spec")
+    arguments = parser.parse_args()
+    differences = []
+    for (file, name), frames in SPECS.items():
+        for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds):
+            differences.append(compare(file, name, frames, seed))
+    within = sum(abs(one) <= 2.0 for one in differences)
+    print(f"{within} of {len(differences)} differences are at most two standard errors")
+
+
+def compare(file: str, name: str, frames: int, seed: int) -> float:
+    """Train, evaluate, print and return the difference in standard errors."""
+    sets = [f"env.max_frame={frames}", f"meta.random_seed={seed}", "meta.rigorous_eval=0", "meta.eval_episodes=0", "meta.max_session=1"]
+    session = Session(load_spec(file, name, sets)).build()
+    row = session.run().rows[-1]
+    current, error = float(row["current_return"] or 0.0), float(row["current_return_se"] or 0.0)
+    returns = evaluate(session, session.learners[0], seed)
+    mean, joint = fmean(returns), math.hypot(error, stdev(returns) / math.sqrt(len(returns)))
+    difference = (current - mean) / joint if joint else 0.0 if current == mean else math.copysign(math.inf, current - mean)
+    print(
+        f"{name:20} seed {seed}  current {current:8.1f} ± {error:5.1f}  evaluation {mean:8.1f}  difference {difference:6.2f} SE", flush=True
+    )
+    return difference
+
+
+def evaluate(session: Session, learner: PolicyLearner, seed: int) -> list[float]:
+    """Return the returns of EPISODES episodes with sampled actions of the last weights."""
+    spec = session.spec
+    env = make_env(spec.env, seed + 10_000, num_envs=20, training=False, gamma=spec.agent.algorithm.gamma, input=spec.agent.input)
+    env.normalizers.copy_obs_statistics(learner.normalizers.state_dict())
+    try:
+        return play(env, learner.agent.evaluator(), Stop(), episodes=EPISODES)
+    finally:
+        env.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ errors, of both means together, and how many differences are at most two.
 
 import argparse
 import math
+import sys
 from statistics import fmean, stdev
 
 from slm_lab import Session, load_spec
@@ -32,12 +33,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5, help="runs of each spec")
     arguments = parser.parse_args()
-    differences = []
-    for (file, name), frames in SPECS.items():
-        for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds):
-            differences.append(compare(file, name, frames, seed))
+    seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
+    differences = [compare(*spec, frames, seed) for spec, frames in SPECS.items() for seed in seeds]
     within = sum(abs(one) <= 2.0 for one in differences)
-    print(f"{within} of {len(differences)} differences are at most two standard errors")
+    sys.stdout.write(f"{within} of {len(differences)} differences are at most two standard errors\n")
 
 
 def compare(file: str, name: str, frames: int, seed: int) -> float:

@@ -48,9 +48,9 @@ def compare(file: str, name: str, frames: int, seed: int) -> float:
     returns = evaluate(session, session.learners[0], seed)
     mean, joint = fmean(returns), math.hypot(error, stdev(returns) / math.sqrt(len(returns)))
     difference = (current - mean) / joint if joint else 0.0 if current == mean else math.copysign(math.inf, current - mean)
-    print(
-        f"{name:20} seed {seed}  current {current:8.1f} ± {error:5.1f}  evaluation {mean:8.1f}  difference {difference:6.2f} SE", flush=True
-    )
+    shown = f"current {current:8.1f} ± {error:5.1f}  evaluation {mean:8.1f}  difference {difference:6.2f} standard errors"
+    sys.stdout.write(f"{name:20} seed {seed}  {shown}\n")
+    sys.stdout.flush()
     return difference
 
 

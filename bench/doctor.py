@@ -175,10 +175,9 @@ def main() -> None:
         place = rank(diagnosis, training.expected)
         named += place in (1, 2)
         alarms += any(finding.severity != "remark" for finding in diagnosis.findings)
-        print(f"{name}: {f'rank {place}; ' if training.expected else ''}{found}", flush=True)
-    print(
-        f"{named} of {len(cases)} faults named first or second" if arguments.what == "faults" else f"{alarms} of {len(cases)} with an alarm"
-    )
+        sys.stdout.write(f"{name}: {f'rank {place}; ' if training.expected else ''}{found}\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(cases)} runs: {named} named first or second, {alarms} with an alarm\n")
 
 
 if __name__ == "__main__":

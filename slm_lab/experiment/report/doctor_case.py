@@ -46,6 +46,10 @@ class Window(NamedTuple):
         return float(np.median(self.curve.value))
 
     @property
+    def mean(self) -> float:
+        return float(np.mean(self.curve.value))
+
+    @property
     def frames(self) -> tuple[int, int]:
         """First and last frame."""
         return int(self.curve.frame[0]), int(self.curve.frame[-1])
@@ -188,6 +192,11 @@ class Session:
         late = found.value[found.frame >= self.returns.frames[0]]
         return float(np.mean(late)) if len(late) else 0.0
 
+    def require_progress(self) -> None:
+        """Raise NotMeasured before half of the frames of the run: what is poor early may be usual."""
+        planned = self.case.number("env.max_frame", 0.0)
+        require(self.last_frame >= 0.5 * planned, "less than half of env.max_frame has been trained")
+
     @cached_property
     def episode_length(self) -> float:
         """Mean length of the episodes of the second half of the run, in steps. Raises NotMeasured if no episode has ended."""
@@ -206,9 +215,12 @@ class Session:
 
     @property
     def steps_per_frame(self) -> float:
-        """Gradient steps per frame in the second half of the run. Raises NotMeasured without rows."""
-        steps = self.late("opt_step").curve
-        return float((steps.value[-1] - steps.value[0]) / max(steps.frame[-1] - steps.frame[0], 1.0))
+        """Gradient steps per frame in the second half of the run. Raises NotMeasured without two rows in it."""
+        steps = curve(self.table, "opt_step")
+        late = steps.frame >= 0.5 * self.last_frame
+        require(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
+        frames, counts = steps.frame[late], steps.value[late]
+        return float((counts[-1] - counts[0]) / (frames[-1] - frames[0]))
 
     @cached_property
     def checkpoint(self) -> dict[str, Any]:

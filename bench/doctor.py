@@ -1,4 +1,4 @@
-"""Does the doctor name what is wrong? `python -m bench.doctor {faults | healthy} [--data DIR] [--only NAME ...]`.
+"""Does the doctor name what is wrong? `python -m bench.doctor {faults | healthy} [--data DIR] [--only NAME ...] [--base SPEC] [--seed N]`.
 
 `faults` trains short runs with one fault each, and prints at which rank `slm-lab doctor` names it. `healthy` trains shipped specs, and
 counts the findings that are no remarks: false alarms. Runs that are in the folder already are not trained again.
@@ -190,14 +190,25 @@ def rank(diagnosis: Diagnosis, expected: Sequence[str]) -> int | None:
     return next((place for place, rule in enumerate(rules, 1) if rule in expected), None)
 
 
+def _moved(training: Training, base: str | None, seed: int) -> Training:
+    """Return a run with another seed and, if it is of demo.json, with another spec."""
+    if base is not None and training.file == DEMO[0]:
+        training = training._replace(file=base, name=base)
+    return training._replace(sets=(*training.sets, f"meta.random_seed={seed}"))
+
+
 def main() -> None:
     """Train what is missing, and print one line per run and the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("faults", "healthy"))
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--only", nargs="+", help="parts of names")
+    parser.add_argument("--base", help="faults: a shipped spec, such as ppo_acrobot, in place of the PPO of demo.json")
+    parser.add_argument("--seed", type=int, default=0, help="faults: meta.random_seed")
     arguments = parser.parse_args()
     cases = FAULTS if arguments.what == "faults" else HEALTHY
+    if arguments.what == "faults":
+        cases = {name: _moved(training, arguments.base, arguments.seed) for name, training in cases.items()}
     named = alarms = 0
     if arguments.only:
         cases = {name: training for name, training in cases.items() if any(part in name for part in arguments.only)}

@@ -17,12 +17,12 @@ from slm_lab.experiment.files import bundle
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report import doctor_rules
+from slm_lab.experiment.report import doctor
 from slm_lab.experiment.report.doctor import Finding, as_text, diagnose, examine, setting
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.spec.load.loader import dump_spec, load_spec
 
-SPECS = Path(doctor_rules.__file__).parents[2] / "spec"
+SPECS = Path(doctor.__file__).parents[2] / "spec"
 FILES = {
     "ppo": "demo",
     "dqn": "benchmark/dqn/dqn_cartpole",
@@ -108,7 +108,8 @@ def save_checkpoint(run: Run, obs: float = 1.0, action: np.ndarray | None = None
     second = torch.cat([of_units.repeat_interleave(4), of_units, torch.zeros(16)])
     param = torch.cat([weight.ravel() for weight in weights.values()])
     trainer = {"param": param, "optimizers": [{"first": torch.zeros_like(second), "second": second}]}
-    policy = {"weights": weights, "agent": {"algorithm": {"trainer": trainer}}}
+    spaces = {"action": {"type": "Discrete" if action is None else "Box"}}
+    policy = {"weights": weights, "spaces": spaces, "agent": {"algorithm": {"trainer": trainer}}}
     source = {"open": {"obs": torch.zeros(1, 4), "rollout": {"rollout": {"slabs": slabs}}}}
     path = run.paths.checkpoint(0, "last")
     assert isinstance(path, Path)
@@ -212,7 +213,7 @@ def test_few_replays_and_old_data(tmp_path: Path) -> None:
 
 
 def test_staleness_of_workers_that_share_a_net(tmp_path: Path) -> None:
-    """On average two updates of the only other worker are allowed (its own staleness is 1); the joint table of the workers has no session number."""
+    """On average two updates of the other worker are allowed, whose own staleness is 1; the workers' joint table has no session number."""
     stale = make_run(tmp_path / "stale", {"staleness": 5.1}, "a3c", {"meta.max_session": 2}, others=1)
     found = of_rule(diagnose(stale), "staleness")
     assert found is not None
@@ -241,6 +242,25 @@ def test_findings_are_ranked_by_severity_and_then_from_cause_to_symptom(tmp_path
         *[(rule, "warning") for rule in ("truncation", "critic")],
         ("seeds", "remark"),
     ]
+
+
+def test_a_single_large_update_makes_the_policy_stop(tmp_path: Path) -> None:
+    """The cause is named, not the small updates that follow it."""
+    columns: dict[str, Values] = {"approx_kl": [31.7] + [0.0] * 19, "clip_fraction": [0.9] + [0.0] * 19, "entropy": [0.6] + [1e-9] * 19}
+    found = diagnose(make_run(tmp_path, columns | POOR, others=0))
+    assert [finding.rule for finding in found if finding.key == LR] == ["large_updates", "entropy_lost"]
+    assert of_rule(found, "small_updates") is None
+
+
+def test_a_small_entropy_of_continuous_actions_is_usual(tmp_path: Path) -> None:
+    """It has no lower bound: 0.01 nats are a standard deviation of 0.24. Without a checkpoint, a negative entropy tells."""
+    columns: dict[str, Values] = {"entropy": [1.4] + [0.01] * 19} | POOR
+    assert of_rule(diagnose(make_run(tmp_path / "discrete", columns, others=0)), "entropy_lost") is not None
+    run = make_run(tmp_path / "checkpoint", columns, others=0)
+    save_checkpoint(run, action=np.zeros(64))
+    assert of_rule(diagnose(run), "entropy_lost") is None
+    columns["entropy"] = [1.4] + [0.01] * 18 + [-0.1]
+    assert of_rule(diagnose(make_run(tmp_path / "negative", columns, others=0)), "entropy_lost") is None
 
 
 def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:
@@ -311,7 +331,7 @@ def test_what_is_poor_early_may_be_usual(tmp_path: Path) -> None:
 
 
 def test_a_rule_names_itself_and_its_source() -> None:
-    for rule in (*doctor_rules.RULES, *doctor_rules.TRIAL_RULES):
+    for rule in (*doctor.RULES, *doctor.TRIAL_RULES):
         assert rule.__doc__ is not None
         assert any(year in rule.__doc__ for year in map(str, range(1998, 2030))), rule.__name__
 

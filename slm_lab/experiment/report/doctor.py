@@ -1,4 +1,4 @@
-"""Diagnose a run: what is wrong with it, ranked, with the evidence and the one key to change. The rules are in doctor_rules."""
+"""Diagnose a run: what is wrong with it, ranked, with evidence and the one key to change (rules: doctor_rules, doctor_learning)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,28 @@ from typing import Any, TypeVar
 
 from slm_lab.experiment.files.find import BEST, Choice, find_run, find_training
 from slm_lab.experiment.files.paths import study_in
+from slm_lab.experiment.report import doctor_learning as learning
+from slm_lab.experiment.report import doctor_rules as rules
 from slm_lab.experiment.report.doctor_case import Case, NotApplicable, NotMeasured, Session
-from slm_lab.experiment.report.doctor_rules import RULES, TRIAL_RULES, Finding, Severity
+from slm_lab.experiment.report.doctor_finding import Finding, Severity
 from slm_lab.experiment.report.run import Run
 
 __all__ = ["Diagnosis", "Finding", "diagnose", "examine"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "remark")
 _WIDTH = 80
 Subject = TypeVar("Subject", Session, Case)
+
+
+RULES: tuple[Callable[[Session], Finding | None], ...] = (
+    *(rules.discount, rules.time_limit, rules.truncation, rules.reward_scale, rules.observation_scale),
+    *(rules.replay_ratio, rules.policy_lag, rules.staleness),
+    *(learning.clipping, learning.entropy_high, learning.dead_units, learning.large_updates, learning.small_updates),
+    *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
+    *(rules.baseline, rules.bottleneck, rules.episodes),
+)
+"""The rules of one session, causes before symptoms: findings of one severity are ranked in this order."""
+TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)
+"""The rules of a whole trial."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,7 @@ def as_text(run: Run, diagnosis: Diagnosis) -> str:
         reasons: dict[str, list[str]] = {}
         for rule, why in diagnosis.not_checked.items():
             reasons.setdefault(why, []).append(rule)
-        lines += _wrapped("not checked: " + "; ".join(f"{', '.join(rules)} ({why})" for why, rules in reasons.items()))
+        lines += _wrapped("not checked: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
     return "\n".join(lines)
 
 

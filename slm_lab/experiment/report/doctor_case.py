@@ -21,6 +21,8 @@ from slm_lab.spec.models.env import EnvSpec
 
 FEWEST_ROWS = 4
 """Number of rows with a value below which a column is not judged."""
+MAX_HORIZON = 1e5
+"""Number of steps that stands for an infinite horizon."""
 _LARGEST_CHECKPOINT = 2**27
 """Size in bytes above which a checkpoint is not read (those with a replay buffer): reading 128 MiB takes about 0.1 s."""
 _HEADS = ("_head.", "head.")
@@ -53,6 +55,12 @@ class Window(NamedTuple):
     def frames(self) -> tuple[int, int]:
         """First and last frame."""
         return int(self.curve.frame[0]), int(self.curve.frame[-1])
+
+    @property
+    def peak(self) -> tuple[int, float]:
+        """Frame and value of the largest value."""
+        place = int(np.argmax(self.curve.value))
+        return int(self.curve.frame[place]), float(self.curve.value[place])
 
     def quantile(self, fraction: float) -> float:
         return float(np.quantile(self.curve.value, fraction))
@@ -242,6 +250,13 @@ class Session:
         policies = self.checkpoint.get("policies") or [{}]
         own: Mapping[str, Any] = policies[max(self.index, 0) % len(policies)]
         return own
+
+    @property
+    def acts_continuously(self) -> bool:
+        """Whether actions are continuous: by the action space in the checkpoint, or else if an entropy is negative."""
+        with suppress(NotMeasured, KeyError, TypeError):
+            return bool(self.policy["spaces"]["action"]["type"] == "Box")
+        return bool((curve(self.table, "entropy").value < 0.0).any())
 
     @cached_property
     def experience(self) -> dict[str, np.ndarray]:

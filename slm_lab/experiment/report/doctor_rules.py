@@ -1,4 +1,4 @@
-"""The rules of the doctor: each looks for one fault in one session, and names the key to change.
+"""Rules of the doctor on the settings of a run, on its data and on its results: each looks for one fault, and names the key to change.
 
 A rule returns a Finding, None if it finds nothing, or raises NotMeasured if the run has no data for it. Thresholds leave room around what
 the shipped specs show, so that a finding is worth reading; docs/doctor.md lists them with their reasons.
@@ -7,53 +7,26 @@ the shipped specs show, so that a finding is worth reading; docs/doctor.md lists
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 
-from slm_lab.experiment.report.doctor_case import Case, Session, Window, concerns, require
+from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Case, Session, concerns, require
+from slm_lab.experiment.report.doctor_finding import Finding, at_baseline, number_text, range_text, rounded
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
-Severity = Literal["problem", "warning", "remark"]
-"""problem: training cannot work well like this; warning: it probably costs performance; remark: nothing is wrong with the training."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One fault that a rule found."""
-
-    rule: str
-    """Name of the rule."""
-    title: str
-    severity: Severity
-    evidence: str
-    """What was measured, with its usual values."""
-    advice: str
-    """What to change, in a sentence."""
-    key: str | None = None
-    """Path of the key to change; None if no key helps."""
-    value: Any = None
-    """A value to try."""
-    sessions: tuple[int, ...] = ()
-    """Sessions with the fault; empty: it concerns the trial as a whole."""
-    frames: tuple[int, int] | None = None
-    """First and last frame of the evidence."""
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
-
-
-def _rounded(value: float) -> float:
-    """Return a value with one significant digit, as a user would write it."""
-    return float(f"{value:.1g}")
-
-
-def _range(window: Window) -> str:
-    first, last = window.frames
-    return f"(median of frames {first:,} to {last:,})"
+MIN_HORIZON = 10.0
+"""Steps over which rewards count, from which a discount factor is never too low."""
+MAX_TARGET = 5000.0
+"""Values that nets reach without normalisation."""
+MAX_OBSERVATION = 100.0
+"""Root mean square of an entry of the observations."""
+MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
+"""Uses of a transition from a replay buffer, and gradient steps per frame."""
+MAX_LAG = 8.0
+"""Policy lag in datasets."""
+MIN_BUSY = 0.75
+"""Share of time from which a process counts as busy."""
+MIN_EPISODES, MIN_SEEDS = 20, 3
 
 
 # ---- settings that contradict the env
@@ -71,7 +44,7 @@ def discount(session: Session) -> Finding | None:
         "discount",
         "The discount factor hides all but the next rewards",
         "problem",
-        f"gamma counts rewards over 1 / (1 - gamma) = {_number(horizon)} steps; episodes have {_number(length)}",
+        f"gamma counts rewards over 1 / (1 - gamma) = {number_text(horizon)} steps; episodes have {number_text(length)}",
         "raise the discount factor",
         "agent.algorithm.gamma",
         0.99,
@@ -84,18 +57,18 @@ def time_limit(session: Session) -> Finding | None:
     Pardo et al. 2018 (arXiv:1712.00378): the agent never sees what follows the limit, only its own estimate of it.
     """
     truncated, longest = session.late("epi_truncated"), session.late("epi_len_max")
-    limit, horizon = longest.median, session.case.horizon
+    limit, horizon, own = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
     if truncated.median < 0.95 or limit >= 0.5 * min(horizon, MAX_HORIZON):
         return None
     return Finding(
         "time_limit",
         "Episodes are cut before actions show their effect",
         "problem",
-        f"{100 * truncated.median:.0f} % of the episodes are truncated after {_number(limit)} steps or less; "
-        f"gamma counts rewards over {_number(horizon)} steps",
-        "raise the time limit (null: the env's own)",
+        f"{100 * truncated.median:.0f} % of the episodes are truncated after {number_text(limit)} steps or less; "
+        f"gamma counts rewards over {number_text(horizon)} steps",
+        "raise the time limit" if own else "remove the time limit of the spec",
         "env.max_t",
-        None,
+        int(min(horizon, MAX_HORIZON)) if own else None,
         frames=truncated.frames,
     )
 
@@ -114,10 +87,10 @@ def truncation(session: Session) -> Finding | None:
         "truncation",
         "A time limit seems to be reported as termination",
         "warning",
-        f"no episode is truncated, yet in {100 * share:.0f} % of the rows the longest episode has exactly {_number(limit)} steps",
-        "return truncated, not terminated, at the env's time limit, or let the run set the limit",
+        f"no episode is truncated, yet in {100 * share:.0f} % of the rows the longest episode has exactly {number_text(limit)} steps",
+        "return truncated, not terminated, at the env's time limit; or let the run truncate episodes one step before it",
         "env.max_t",
-        int(limit),
+        int(limit) - 1,
         frames=longest.frames,
     )
 
@@ -140,11 +113,12 @@ def reward_scale(session: Session) -> Finding | None:
         "reward_scale",
         "Rewards are large and not normalised",
         "problem",
-        f"returns of {_number(session.returns.median)} in episodes of {_number(length)} steps: values of about {_number(target)} "
-        f"(usual: up to {_number(MAX_TARGET)})",
+        f"returns of {number_text(session.returns.median)} in episodes of {number_text(length)} steps: "
+        f"values of about {number_text(target)} "
+        f"(usual: up to {number_text(MAX_TARGET)})",
         "normalise rewards" if on_policy else "scale rewards down",
         "env.normalize_reward" if on_policy else "env.reward_scale",
-        True if on_policy else _rounded(100.0 * scale / target),
+        True if on_policy else rounded(100.0 * scale / target),
         frames=session.returns.frames,
     )
 
@@ -165,7 +139,8 @@ def observation_scale(session: Session) -> Finding | None:
         "observation_scale",
         "Observations are large and not normalised",
         "problem" if scale[largest] > 2 * MAX_OBSERVATION else "warning",
-        f"entry {largest} of the observation has a root mean square of {_number(scale[largest])} over {len(rows)} steps (usual: about 1)",
+        f"entry {largest} of the observation has a root mean square of {number_text(scale[largest])} over "
+        f"{len(rows)} steps (usual: about 1)",
         "normalise observations",
         "env.normalize_obs",
         True,
@@ -196,7 +171,8 @@ def replay_ratio(session: Session) -> Finding | None:
         "replay_ratio",
         "The agent learns rarely from what it collects" if few else "The agent learns very often from the same data",
         "problem" if steps * batch < 0.1 * MIN_REPLAYS or steps > 2 * MAX_STEPS_PER_FRAME else "warning",
-        f"{_number(steps)} gradient steps per frame with batches of {batch:.0f}: each transition is used {_number(steps * batch)} times "
+        f"{number_text(steps)} gradient steps per frame with batches of {batch:.0f}: each transition is "
+        f"used {number_text(steps * batch)} times "
         "(usual: 8 to 256 times, at most a few steps per frame)",
         "train more often" if few else "train less often",
         f"agent.algorithm.{key}",
@@ -221,7 +197,7 @@ def policy_lag(session: Session) -> Finding | None:
         "policy_lag",
         "The data is from an old policy",
         "problem" if masked >= 0.5 or lag.median > 4 * MAX_LAG * per_dataset else "warning",
-        f"policy lag of {_number(lag.median)} gradient steps, {_number(lag.median / per_dataset)} datasets {_range(lag)}; "
+        f"policy lag of {number_text(lag.median)} gradient steps, {number_text(lag.median / per_dataset)} datasets {range_text(lag)}; "
         f"{100 * masked:.0f} % of the transitions discarded (usual: under {MAX_LAG:.0f} datasets)",
         "let fewer datasets wait for the learner" if fewer else "collect with fewer envs at a time",
         "meta.sampler.num_batches_to_accumulate" if fewer else "meta.sampler.num_envs_per_worker",
@@ -242,302 +218,11 @@ def staleness(session: Session) -> Finding | None:
         "staleness",
         "Workers learn with outdated weights",
         "warning",
-        f"{_number(stale.mean)} updates of others on average between pull and push of a worker, of {workers:.0f} workers",
+        f"{number_text(stale.mean)} updates of others on average between pull and push of a worker, of {workers:.0f} workers",
         "let one worker at a time update",
         "meta.hogwild_lock",
         True,
         frames=stale.frames,
-    )
-
-
-# ---- how the policy changes
-
-
-def clipping(session: Session) -> Finding | None:
-    """PPO's ε does not fit the size of the updates: nearly all ratios are clipped though the policy hardly changes, or none though it does.
-
-    Schulman et al. 2017 (arXiv:1707.06347), ε = 0.2; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.1: start with 0.25.
-    """
-    clipped, change = _largest_half(session, "clip_fraction"), _largest_half(session, "approx_kl")
-    path, eps = session.case.schedule("clip_eps_spec")
-    tight = clipped.median > 0.5 and change.median < 0.01 and eps < 0.05
-    loose = clipped.median < 0.05 and change.median > MAX_KL and eps > 0.5
-    if not tight and not loose:
-        return None
-    return Finding(
-        "clipping",
-        "The clip range stops nearly every update" if tight else "The clip range limits no update",
-        "problem",
-        f"clip_fraction {_number(clipped.median)} (usual: 0.02 to 0.3) while approx_kl is {_number(change.median)} "
-        f"(usual: 0.001 to 0.05) {_range(clipped)}",
-        "set the clip range to its usual value",
-        path,
-        0.2,
-        frames=clipped.frames,
-    )
-
-
-def large_updates(session: Session) -> Finding | None:
-    """The policy changes much within an update of PPO: approx_kl above 0.1, or above 0.01 with clip_fraction above 0.5.
-
-    Schulman et al. 2017 (arXiv:1707.06347), section 6.1: targets of 0.003 to 0.03 for the KL divergence; Engstrom et al. 2020
-    (arXiv:2005.12729): clipping alone does not keep the policy in its trust region.
-    """
-    clipped, change = _largest_half(session, "clip_fraction"), _largest_half(session, "approx_kl")
-    if change.median <= MAX_KL and not (clipped.median > MAX_CLIPPED and change.median > 0.1 * MAX_KL):
-        return None
-    path, rate = _learning_rate(session)
-    factor = min(max(change.median / 0.02, 3.0), 100.0)
-    return Finding(
-        "large_updates",
-        "The policy changes too much in each update",
-        "problem",
-        f"approx_kl {_number(change.median)} (usual: 0.001 to 0.05), clip_fraction {_number(clipped.median)} (usual: 0.02 to 0.3) "
-        f"{_range(change)}",
-        "lower the learning rate",
-        path,
-        _rounded(rate / factor),
-        frames=change.frames,
-    )
-
-
-def small_updates(session: Session) -> Finding | None:
-    """The policy hardly changes: in nine of ten rows approx_kl is below 1e-5 and no ratio is clipped.
-
-    Schulman, Nuts and Bolts of Deep RL (2016): watch the KL divergence of updates; values of 0.003 to 0.03 are targets.
-    """
-    clipped, change = session.column("clip_fraction"), session.column("approx_kl")
-    if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001:
-        return None
-    path, rate = _learning_rate(session)
-    return Finding(
-        "small_updates",
-        "The policy hardly changes",
-        "problem",
-        f"approx_kl is below {_number(change.quantile(0.9))} in nine of ten rows (usual: 0.001 to 0.05), clip_fraction "
-        f"{_number(clipped.quantile(0.9))}",
-        "raise the learning rate",
-        path,
-        _rounded(max(10.0 * rate, min(100.0 * rate, 3e-4))),
-        frames=change.frames,
-    )
-
-
-def entropy_high(session: Session) -> Finding | None:
-    """The entropy stays above 95 % of its largest value in the second half, the bonus is on, and the return is that of a random agent.
-
-    Mnih et al. 2016 (arXiv:1602.01783), a bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8.
-    """
-    path, coef = session.case.schedule("entropy_coef_spec")
-    entropy, largest = session.late("entropy"), float(session.column("entropy").curve.value.max())
-    if coef <= 0.0 or entropy.median < 0.95 * largest or not _at_baseline(session):
-        return None
-    return Finding(
-        "entropy_high",
-        "The entropy bonus keeps the policy random",
-        "problem",
-        f"entropy {_number(entropy.median)} of at most {_number(largest)} {_range(entropy)}; entropy_coef starts at {_number(coef)} "
-        f"(usual: 0 to 0.05), and the return of {_number(session.returns.median)} is that of a random agent",
-        "lower the entropy bonus",
-        path,
-        _rounded(min(0.01, coef / 10.0)),
-        frames=entropy.frames,
-    )
-
-
-def entropy_lost(session: Session) -> Finding | None:
-    """The entropy of a categorical policy falls below 2 % of its first value in the first half of the run, and the return stays poor.
-
-    Mnih et al. 2016 (arXiv:1602.01783), section 4: premature convergence to a deterministic policy; Ahmed et al. 2019 (arXiv:1811.11214).
-    """
-    path, coef = session.case.schedule("entropy_coef_spec")
-    entropy = session.column("entropy")
-    concerns(entropy.curve.value[0] > 0.0, "the entropy of continuous actions has no lower bound")
-    low = entropy.curve.value < MIN_ENTROPY * entropy.curve.value[0]
-    begin = int(np.argmin(low[::-1])) if not low.all() else len(low)
-    since = len(low) - begin  # index of the first row after which all are low
-    if begin < 2 or entropy.curve.frame[min(since, len(low) - 1)] > 0.5 * session.last_frame or not _is_poor(session):
-        return None
-    frame = int(entropy.curve.frame[since])
-    return Finding(
-        "entropy_lost",
-        "The policy has stopped exploring",
-        "problem",
-        f"entropy is below {_number(MIN_ENTROPY * entropy.curve.value[0])}, {100 * MIN_ENTROPY:.0f} % of its first value, since frame "
-        f"{frame:,}; the return since then is {_number(session.returns.median)}",
-        "raise the entropy bonus" if coef < 0.01 else "lower the learning rate",
-        path if coef < 0.01 else _learning_rate(session)[0],
-        0.01 if coef < 0.01 else _rounded(_learning_rate(session)[1] / 10.0),
-        frames=(frame, session.last_frame),
-    )
-
-
-def saturated_actions(session: Session) -> Finding | None:
-    """At least 85 % of the components of continuous actions lie at or beyond the bounds, where all actions are equal for the env.
-
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.2: the initial distribution should be narrow and centred; Chou et al. 2017
-    (beta policies), on the bias of clipped Gaussians.
-    """
-    case, steps = session.case, session.experience
-    require("action" in steps, "the last checkpoint has no actions")
-    action = steps["action"]
-    concerns(action.dtype == np.float32, "actions are discrete")
-    require(action.size >= 64, "fewer than 64 actions in the last checkpoint")
-    share = float(np.mean(np.abs(action) >= 1.0))
-    if share < MAX_SATURATED:
-        return None
-    free = not math.isnan(case.number("agent.net.log_std_init"))
-    return Finding(
-        "saturated_actions",
-        "Nearly all actions lie beyond the bounds",
-        "warning",
-        f"{100 * share:.0f} % of {action.size:,} components of the last actions are at or beyond the bounds (usual: under 70 %)",
-        "start with a narrower distribution" if free else "use a distribution with bounds",
-        "agent.net.log_std_init" if free else "agent.algorithm.action_pdtype",
-        -0.5 if free else "Beta",
-        frames=(session.last_frame, session.last_frame),
-    )
-
-
-# ---- values and gradients
-
-
-def dead_units(session: Session) -> Finding | None:
-    """Half of the units of a hidden layer receive no gradient: they no longer learn.
-
-    Lu et al. 2019 (arXiv:1903.06733): dying ReLU; Sokar et al. 2023 (arXiv:2302.12902): dormant neurons in deep RL.
-    """
-    shares = dict(session.unused_units())
-    require(bool(shares), "the net has no hidden layer")
-    layer = max(shares, key=lambda name: shares[name])
-    if shares[layer] < MAX_UNUSED:
-        return None
-    relu = str(session.case.setting("agent.net.hid_layers_activation", "")).lower() == "relu"
-    path, rate = _learning_rate(session)
-    return Finding(
-        "dead_units",
-        "Units of the net do not learn",
-        "problem" if shares[layer] > 0.9 else "warning",
-        f"{100 * shares[layer]:.0f} % of the units of {layer} receive no gradient (usual: under 30 %)",
-        "use an activation without a flat side" if relu else "lower the learning rate",
-        "agent.net.hid_layers_activation" if relu else path,
-        "leaky_relu" if relu else _rounded(rate / 10.0),
-        frames=(session.last_frame, session.last_frame),
-    )
-
-
-def critic(session: Session) -> Finding | None:
-    """The critic never predicts returns better than a constant: the explained variance is below 0.05 in nine of ten rows of each half.
-
-    One half is not enough: once a task is solved, the returns of a rollout are nearly equal and the explained variance has no meaning.
-    Schulman, Nuts and Bolts of Deep RL (2016): an explained variance of 0 or less means that the critic only adds noise.
-    """
-    explained = session.column("explained_variance")
-    session.require_progress()
-    best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.late("explained_variance").quantile(0.9))
-    if best > MIN_EXPLAINED:
-        return None
-    key = "agent.algorithm.val_loss_coef"
-    shared = bool(session.case.setting("agent.net.shared"))
-    path, rate = _learning_rate(session)
-    return Finding(
-        "critic",
-        "The critic explains nothing",
-        "warning",
-        f"explained_variance {_number(explained.median)} {_range(explained)} (usual: 0.3 to 1; 0 is a constant prediction)",
-        "weight the value loss more" if shared else "raise the learning rate",
-        key if shared else path,
-        _rounded(4.0 * session.case.number(key, 0.5)) if shared else _rounded(3.0 * rate),
-        frames=explained.frames,
-    )
-
-
-def values(session: Session) -> Finding | None:
-    """Action values are more than twice as large as any return that was reached.
-
-    van Hasselt et al. 2016 (arXiv:1509.06461): overestimation; van Hasselt et al. 2018 (arXiv:1812.02648): values above the largest
-    possible one as the sign of divergence.
-    """
-    case, value = session.case, session.late("q_mean")
-    scaled = case.setting("env.normalize_reward") or case.setting("env.clip_reward") or case.setting("env.reward_scale") == "sign"
-    concerns(not scaled and not str(case.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
-    returns = np.abs(session.column("return_new").curve.value) * case.number("env.reward_scale", 1.0)
-    bound = 2.0 * max(float(returns.max()), 1.0) + _entropy_bonus(session)
-    if abs(value.median) <= bound:
-        return None
-    path, rate = _learning_rate(session)
-    single = case.setting("agent.algorithm.name") in ("DQN", "VanillaDQN")
-    return Finding(
-        "values",
-        "Values are far from the returns",
-        "problem",
-        f"q_mean {_number(value.median)} {_range(value)}; the largest return is {_number(float(returns.max()))}",
-        "use double Q-learning" if single else "lower the learning rate",
-        "agent.algorithm.name" if single else path,
-        "DoubleDQN" if single else _rounded(rate / 10.0),
-        frames=value.frames,
-    )
-
-
-def _entropy_bonus(session: Session) -> float:
-    """Return a bound of the part of soft values that is the entropy bonus: α |H| / (1 − γ)."""
-    case = session.case
-    if not case.algorithm.soft:
-        return 0.0
-    entropy, alpha = session.late("entropy"), session.late("entropy_coef")
-    return float(np.abs(alpha.curve.value).max() * np.abs(entropy.curve.value).max()) * min(case.horizon, MAX_HORIZON)
-
-
-def gradients(session: Session) -> Finding | None:
-    """Gradients grow a hundredfold, or are clipped to less than a thousandth of their norm.
-
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: clipping helps a little; Pascanu et al. 2013 (arXiv:1211.5063): set the
-    threshold by the norms that occur.
-    """
-    norm, early = session.late("grad_norm"), session.column("grad_norm", 0.0, 0.25)
-    clip = session.case.number("agent.net.clip_grad_val")
-    exploding = norm.median > MAX_GROWTH * max(early.median, 1.0)
-    if not exploding and not norm.median > MAX_CLIP_RATIO * clip:
-        return None
-    path, rate = _learning_rate(session)
-    lower = exploding or math.isnan(clip)
-    return Finding(
-        "gradients",
-        "Gradients explode" if exploding else "Every gradient is clipped to a small part",
-        "problem" if exploding else "warning",
-        f"grad_norm {_number(norm.median)} {_range(norm)}, {_number(early.median)} in the first quarter"
-        + ("" if math.isnan(clip) else f"; it is clipped to {_number(clip)}"),
-        "lower the learning rate" if lower else "clip at a larger norm",
-        path if lower else "agent.net.clip_grad_val",
-        _rounded(rate / 10.0) if lower else _rounded(norm.median / 2.0),
-        frames=norm.frames,
-    )
-
-
-def learning_rate(session: Session) -> Finding | None:
-    """The learning rate is at a tenth of its start or less, and does not change, in the last quarter of the run or longer.
-
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.7: a linear decay over the whole run helps a little.
-    """
-    rate = session.column("lr").curve
-    low = (rate.value <= 1.001 * rate.value[-1]) & (rate.value <= 0.1 * rate.value[0])
-    since = rate.frame[int(np.argmax(low))] if low.any() else math.inf
-    share = 1.0 - since / session.last_frame
-    if share < MAX_AT_FLOOR:
-        return None
-    spec = f"{session.case.optim_path.replace('optim_spec', 'lr_scheduler_spec')}"
-    scheduler = spec if session.case.setting(f"{spec}.name") else "agent.net.lr_scheduler_spec"
-    limited = not math.isnan(session.case.number(f"{scheduler}.frame"))
-    return Finding(
-        "learning_rate",
-        "The learning rate is at its lowest for long",
-        "warning",
-        f"lr {_number(float(rate.value[-1]))}, from {_number(float(rate.value[0]))}, since frame {since:,.0f}: "
-        f"{100 * share:.0f} % of the run",
-        "let the schedule end with the run" if limited else "start with a higher learning rate or a longer schedule",
-        f"{scheduler}.frame" if limited else _learning_rate(session)[0],
-        int(session.case.number("env.max_frame", session.last_frame)) if limited else _rounded(2.0 * _learning_rate(session)[1]),
-        frames=(int(since), session.last_frame),
     )
 
 
@@ -551,14 +236,14 @@ def baseline(session: Session) -> Finding | None:
     """
     concerns(session.case.algorithm.learns, "the algorithm does not learn")
     require(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
-    if not _at_baseline(session):
+    if not at_baseline(session):
         return None
     frames = session.case.number("env.max_frame", session.last_frame)
     return Finding(
         "baseline",
         "The agent is no better than a random one",
         "problem",
-        f"return {_number(session.returns.median)} at the end; a random agent has {_number(session.case.baseline)}",
+        f"return {number_text(session.returns.median)} at the end; a random agent has {number_text(session.case.baseline)}",
         "first change what the findings above name; otherwise train for longer",
         "env.max_frame",
         int(4 * frames),
@@ -630,59 +315,3 @@ def seeds(case: Case) -> Finding | None:
         "meta.max_session",
         4,
     )
-
-
-MIN_HORIZON = 10.0
-MAX_HORIZON = 1e5
-MAX_TARGET = 5000.0
-MAX_OBSERVATION = 100.0
-MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
-MAX_LAG = 8.0
-MIN_EXPLAINED = 0.05
-MAX_KL, MIN_KL, MAX_CLIPPED = 0.1, 1e-5, 0.5
-MIN_ENTROPY = 0.02
-MAX_SATURATED = 0.85
-MAX_UNUSED = 0.5
-MAX_GROWTH, MAX_CLIP_RATIO = 100.0, 1000.0
-MAX_AT_FLOOR = 0.25
-MIN_BUSY = 0.75
-MIN_EPISODES, MIN_SEEDS = 20, 3
-
-RULES: tuple[Callable[[Session], Finding | None], ...] = (
-    *(discount, time_limit, truncation, reward_scale, observation_scale),
-    *(replay_ratio, policy_lag, staleness),
-    *(clipping, entropy_high, dead_units, large_updates, small_updates, entropy_lost, saturated_actions),
-    *(values, gradients, critic, learning_rate, baseline, bottleneck, episodes),
-)
-"""The rules of one session, causes before symptoms: findings of one severity are ranked in this order."""
-TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (seeds,)
-"""The rules of a whole trial."""
-
-
-def _largest_half(session: Session, column: str) -> Window:
-    """Return the half of the run in which the median of a column is larger: a fault may be over when the learning rate has decayed."""
-    return max(session.column(column, 0.0, 0.5), session.late(column), key=lambda half: half.median)
-
-
-def _learning_rate(session: Session) -> tuple[str, float]:
-    """Return path and value of the learning rate; without a value in the spec, that of the first row."""
-    path = f"{session.case.optim_path}.lr"
-    rate = session.case.number(path)
-    if math.isnan(rate):
-        rows = session.table.get("lr", np.empty(0))
-        rate = float(rows[np.isfinite(rows)][:1].sum()) or 1e-3
-    return path, rate
-
-
-def _at_baseline(session: Session) -> bool:
-    """Whether the return at the end is that of a random agent or lower, within two standard errors or 5 %."""
-    session.require_progress()
-    margin = max(2.0 * session.return_error, 0.05 * abs(session.case.baseline))
-    return max(session.returns.median, float(session.returns.curve.value[-1])) <= session.case.baseline + margin
-
-
-def _is_poor(session: Session) -> bool:
-    """Whether the return at the end is at most half of the way from that of a random agent to the best of the run."""
-    rows = session.column("current_return").curve.value
-    base = session.case.baseline
-    return _at_baseline(session) or session.returns.median < base + 0.5 * (float(rows.max()) - base)

@@ -336,6 +336,19 @@ def test_a_rule_names_itself_and_its_source() -> None:
         assert any(year in rule.__doc__ for year in map(str, range(1998, 2030))), rule.__name__
 
 
+def test_the_page_lists_the_rules_in_the_order_of_their_ranks() -> None:
+    page = (SPECS.parents[1] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert listed == [rule.__name__ for rule in (*doctor.RULES, *doctor.TRIAL_RULES)]
+
+
+def test_the_return_is_that_of_evaluations_if_there_are_any(tmp_path: Path) -> None:
+    run = make_run(tmp_path, POOR, others=0)
+    assert of_rule(diagnose(run), "baseline") is not None
+    run.paths.session_df(0, "eval").write_text("frame,current_return,current_return_se\n10000,20,5\n20000,180,5\n")
+    assert of_rule(diagnose(Run(run.paths)), "baseline") is None
+
+
 def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = cli.main(["doctor", *words])
     captured = capsys.readouterr()

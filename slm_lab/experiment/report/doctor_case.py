@@ -90,10 +90,8 @@ class Case:
 
     @cached_property
     def eval_tables(self) -> dict[int, Table]:
-        """Tables of evaluations, by the same numbers as the sessions; empty without evaluation."""
-        if not self.setting("meta.rigorous_eval", 0):
-            return {}
-        return self.run.tables_per_training("eval")
+        """Tables of evaluations that have rows, by the same numbers as the sessions."""
+        return {index: table for index, table in self.run.tables_per_training("eval").items() if len(table["frame"])}
 
     @cached_property
     def baseline(self) -> float:

@@ -171,9 +171,8 @@ def replay_ratio(session: Session) -> Finding | None:
         "replay_ratio",
         "The agent learns rarely from what it collects" if few else "The agent learns very often from the same data",
         "problem" if steps * batch < 0.1 * MIN_REPLAYS or steps > 2 * MAX_STEPS_PER_FRAME else "warning",
-        f"{number_text(steps)} gradient steps per frame with batches of {batch:.0f}: each transition is "
-        f"used {number_text(steps * batch)} times "
-        "(usual: 8 to 256 times, at most a few steps per frame)",
+        f"{number_text(steps)} gradient steps per frame with batches of {batch:.0f}: each transition is used "
+        f"{number_text(steps * batch)} times (usual: 8 to 256 times, at most a few steps per frame)",
         "train more often" if few else "train less often",
         f"agent.algorithm.{key}",
         value,

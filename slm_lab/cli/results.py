@@ -1,4 +1,4 @@
-"""Commands for finished runs: `compare RUN RUN …`, `export RUN` and `retro_analyze RUN …`."""
+"""Commands for finished runs: `compare RUN RUN …`, `export RUN`, `doctor RUN` and `retro_analyze RUN …`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def export(words: list[str], arguments: Namespace) -> int:
     notify_if_unfinished(training.paths)
     which = arguments.checkpoint or "best"
     return print_result(summary(export_training(training, arguments.format, arguments.out, which, arguments.session)))
+
+
+def doctor(words: list[str], arguments: Namespace) -> int:
+    """Print what is wrong with a run, ranked. The exit code is 0 whatever is found."""
+    if len(words) != 1:
+        given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
+        raise UsageError(f"doctor: {given}; expected doctor {{run folder | latest}}")
+    from slm_lab.experiment.files.find import Choice
+    from slm_lab.experiment.report.doctor import as_json, as_text, examine, find_trial
+
+    run = find_trial(words[0], arguments.data_dir, Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed))
+    return print_result((as_json if arguments.json else as_text)(run, examine(run)))
 
 
 def retro_analyze(words: list[str], arguments: Namespace) -> int:

@@ -189,7 +189,7 @@ class Env:
             terminated_N = raw.terminated_N & valid_N
             truncated_N = raw.truncated_N & valid_N & ~terminated_N
             over_N = terminated_N | truncated_N
-            episodes = self._finish(over_N)
+            episodes = self._finish(over_N, truncated_N)
             last_obs, reset_N = self._last_obs(raw, obs)
             waiting_N = over_N & ~reset_N
             first_N = first_N | reset_N
@@ -227,12 +227,13 @@ class Env:
         numbers = self.info.observation.packed_floats
         return obs[:, : 4 * numbers].view(np.float32) if numbers else None
 
-    def _finish(self, over_N: np.ndarray) -> list[Episode]:
+    def _finish(self, over_N: np.ndarray, truncated_N: np.ndarray) -> list[Episode]:
         """Return the episodes (in Atari complete games) that end in this step."""
         rows = np.flatnonzero(over_N)
+        lengths = (self._steps - self._begin_N[rows]).tolist()
         episodes = [
-            Episode(int(row), float(self._return_N[row]), self._steps - int(self._begin_N[row]), self._episode_info(int(row)))
-            for row in rows
+            Episode(int(row), float(self._return_N[row]), length, self._episode_info(int(row)), bool(truncated_N[row]))
+            for row, length in zip(rows, lengths, strict=True)
         ]
         self._return_N[rows], self._begin_N[rows] = 0.0, self._steps
         return episodes

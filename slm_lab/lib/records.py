@@ -133,6 +133,8 @@ class Episode(NamedTuple):
     """Steps taken."""
     info: dict[str, float] = {}
     """Numbers from the env's `info` in the last step, by the names given to `make_env(log_info=…)`."""
+    truncated: bool = False
+    """Whether it was cut, by a time limit for example, and did not terminate."""
 
 
 class VecStep(NamedTuple):

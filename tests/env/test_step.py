@@ -46,6 +46,8 @@ def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, ma
     played = play(env, actions)
     env.close()
     assert env.backend == backend
+    for step in played.steps:
+        assert all(episode.truncated == step.truncated_N[episode.env] for episode in step.episodes)
     for i in range(3):
         valid = [bool(step.valid_N[i]) for step in played.steps]
         seed = env_seeds(SEED, 3)[0] + i if backend == "native" else env_seeds(SEED, 3)[i]

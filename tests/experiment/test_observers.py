@@ -11,7 +11,7 @@ import torch
 from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.execute.local.interrupt import Blocked
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
-from slm_lab.experiment.training.observers.base import COLUMNS, CURRENT_COLUMNS, SHARED_COLUMNS, Observer, hooks
+from slm_lab.experiment.training.observers.base import COLUMNS, CURRENT_COLUMNS, EPISODE_COLUMNS, SHARED_COLUMNS, Observer, hooks
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevCheckError, DevChecks, ProgressReporter, SaveTimer
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder, RowBuilder
 from slm_lab.lib.clock import Clock
@@ -400,3 +400,21 @@ def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
     evaluated = {"frame": 500, **current(9.0)}
     assert [(frame, row) for frame, _, row, _ in reports] == [(500, {"frame": 500}), (500, evaluated), (500, evaluated), (500, None)]
     assert reports[0][1] == pytest.approx(500)
+
+
+def test_lengths_and_truncations_of_the_episodes_of_a_row() -> None:
+    """Mean and largest length, share truncated; empty if no episode ended; kept over a save in the middle of a row."""
+    rows, clock = Rows(), Clock()
+    recorder = Recorder(clock, ScheduledValues(), 100, rows)
+    clock.tick(50)
+    recorder.on_step([Episode(0, 1.0, 30, {}, True), Episode(1, 1.0, 10)])
+    other = Recorder(clock, ScheduledValues(), 100, rows)
+    other.load_state_dict(recorder.state_dict())
+    clock.tick(50)
+    other.on_step([Episode(0, 1.0, 20), Episode(1, 1.0, 0)])
+    clock.tick(100)
+    other.on_step([])
+    clock.tick(100)
+    other.on_step([Episode(0, 1.0, 7, {}, True)])
+    found = [tuple(row[name] for name in EPISODE_COLUMNS) for row in rows]
+    assert found == [(15.0, 30.0, 0.25), (None, None, None), (7.0, 7.0, 1.0)]

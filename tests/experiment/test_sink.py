@@ -29,9 +29,11 @@ def test_rows_have_their_columns_in_order_and_one_format(paths: RunPaths) -> Non
     row = dict.fromkeys(COLUMNS) | {"frame": 1000, "wall_t": 1.23456, "fps": 999.96, "total_reward": 1 / 3, "loss": 1e-9}
     sink(Row(0, "train", row))
     lines = paths.session_df(0).read_text().splitlines()
-    returns = "total_reward,total_reward_ma,epi_new,return_new,current_return,current_return_se,current_epi"
+    returns = (
+        "total_reward,total_reward_ma,epi_new,return_new,current_return,current_return_se,current_epi,epi_len,epi_len_max,epi_truncated"
+    )
     assert lines[0] == f"frame,epi,t,wall_t,fps,opt_step,{returns},loss,lr,grad_norm,entropy,explore_var,entropy_coef"
-    assert lines[1] == "1000,,,1.235,1000.0,,0.33333333,,,,,,,1e-09,,,,,"
+    assert lines[1] == "1000,,,1.235,1000.0,,0.33333333,,,,,,,,,,1e-09,,,,,"
     assert not paths.session_df(0, "eval").exists()
     sink.close()
     sink = LocalSink(paths)

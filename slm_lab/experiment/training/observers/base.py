@@ -25,9 +25,12 @@ EmitRow = Callable[[Row], None]
 
 CURRENT_COLUMNS = ("current_return", "current_return_se", "current_epi")
 """Mean return of the policy as it is now, its standard error, and the number of episodes, see EpisodeWindow.current."""
+EPISODE_COLUMNS = ("epi_len", "epi_len_max", "epi_truncated")
+"""Mean and largest length, in steps, of the episodes of this Session that ended since its previous row; the share that was truncated."""
 COLUMNS = (
     *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma", "epi_new", "return_new"),
     *CURRENT_COLUMNS,
+    *EPISODE_COLUMNS,
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
 """Columns of every table. total_reward is the mean return of the last 100 episodes; epi_new and return_new are the number and the mean
@@ -134,6 +137,14 @@ class Mean:
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0
         return mean
+
+
+class Largest(Mean):
+    """Largest of the values since the last `drain`, in the form of a mean of one value."""
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.total, self.count = max(self.total, value) if self.count else value, 1
 
 
 def load_observers(spec: Spec) -> list[ObserverFactory]:

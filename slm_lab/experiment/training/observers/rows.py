@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slm_lab.experiment.events import Mode, Row, RowValues
-from slm_lab.experiment.training.observers.base import COLUMNS, EmitRow, Mean, Observer, info_column, mean
+from slm_lab.experiment.training.observers.base import COLUMNS, EPISODE_COLUMNS, EmitRow, Largest, Mean, Observer, info_column, mean
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EPISODES, CurrentReturn, EpisodeWindow
 from slm_lab.lib.log import notice
@@ -103,7 +103,7 @@ class Recorder(Observer):
         self.window = window or EpisodeWindow()
         self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=EPISODES) for key in infos}
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
-        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *extra)}
+        self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *EPISODE_COLUMNS, *extra)} | {"epi_len_max": Largest()}
         self.scalars: dict[str, Mean] = {}
         """Means of the other values that updates report."""
 
@@ -112,6 +112,9 @@ class Recorder(Observer):
             self.window.record([episode.total_reward for episode in episodes], self.clock.global_frame)
             for key, values in self.infos.items():
                 values.extend([getattr(episode, "info", {}).get(key) for episode in episodes])
+            for episode in episodes:
+                for name, number in zip(EPISODE_COLUMNS, (episode.length, episode.length, episode.truncated), strict=True):
+                    self.means[name].add(number)
         if self.clock.due(self.every):
             self._write()
 

@@ -1,0 +1,172 @@
+"""Diagnose a run: what is wrong with it, ranked, with evidence and the one key to change (rules: doctor_rules, doctor_learning)."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slm_lab.experiment.files.find import BEST, Choice, find_run, find_training
+from slm_lab.experiment.files.paths import study_in
+from slm_lab.experiment.report import doctor_learning as learning
+from slm_lab.experiment.report import doctor_rules as rules
+from slm_lab.experiment.report.doctor_case import Case, NotApplicable, NotMeasured, Session
+from slm_lab.experiment.report.doctor_finding import Finding, Severity
+from slm_lab.experiment.report.run import Run
+
+__all__ = ["Diagnosis", "Finding", "diagnose", "examine"]
+SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "remark")
+_WIDTH = 80
+Subject = TypeVar("Subject", Session, Case)
+
+
+RULES: tuple[Callable[[Session], Finding | None], ...] = (
+    *(rules.discount, rules.time_limit, rules.truncation, rules.reward_scale, rules.observation_scale),
+    *(rules.replay_ratio, rules.policy_lag, rules.staleness),
+    *(learning.clipping, learning.entropy_high, learning.dead_units, learning.large_updates, learning.small_updates),
+    *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
+    *(rules.baseline, rules.bottleneck, rules.episodes),
+)
+"""The rules of one session, causes before symptoms: findings of one severity are ranked in this order."""
+TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)
+"""The rules of a whole trial."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The findings of a run, and which rules could be applied."""
+
+    findings: tuple[Finding, ...]
+    """Ranked: by severity, then causes before symptoms."""
+    checked: tuple[str, ...]
+    """Rules that had the data they need in at least one session."""
+    not_checked: dict[str, str]
+    """Rules that would concern the run, but lack data → what is missing."""
+
+
+def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:
+    """Return what is wrong with a run, ranked; [] if nothing is. Files that are missing or torn only leave rules out.
+
+    Args: checkpoints: whether to read the last checkpoint of each session too, which imports torch.
+
+    Raises UserError if the spec of the run cannot be read.
+    """
+    return list(examine(run, checkpoints=checkpoints).findings)
+
+
+def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
+    """Return the findings of a run, and which rules could be applied. Arguments and errors are those of `diagnose`."""
+    case = Case(run, checkpoints=checkpoints)
+    found, checked, missing = list[Finding](), list[str](), dict[str, str]()
+    for rule in RULES:
+        results = list(_apply(rule, case.sessions, missing))
+        checked += [rule.__name__] if results else []
+        found += _joined([(session, finding) for session, finding in results if finding is not None], len(results))
+    for trial_rule in TRIAL_RULES:
+        results_of_trial = list(_apply(trial_rule, [case], missing)) if case.sessions else []
+        checked += [trial_rule.__name__] if results_of_trial else []
+        found += [finding for _, finding in results_of_trial if finding is not None]
+    ranked = sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    return Diagnosis(tuple(ranked), tuple(checked), {name: why for name, why in missing.items() if name not in checked})
+
+
+def _apply(
+    rule: Callable[[Subject], Finding | None], subjects: Sequence[Subject], missing: dict[str, str]
+) -> Iterator[tuple[Subject, Finding | None]]:
+    """Yield the result of a rule for each subject that has the data it needs; add what others miss to `missing`."""
+    for subject in subjects:
+        try:
+            yield subject, rule(subject)
+        except NotApplicable:
+            pass
+        except NotMeasured as error:
+            missing[rule.__name__] = str(error)
+    if not subjects:
+        missing[rule.__name__] = "there are no rows yet"
+
+
+def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Finding]:
+    """Join the findings of a rule in several sessions: the evidence is that of the first, and a minority lowers the severity by one."""
+    if not found:
+        return []
+    first = found[0][1]
+    numbers = tuple(sorted({session.number for session, _ in found if session.number is not None}))
+    severity = min((finding.severity for _, finding in found), key=SEVERITIES.index)
+    if 2 * len(found) < sessions:
+        severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, len(SEVERITIES) - 1)]
+    return [replace(first, severity=severity, sessions=numbers)]
+
+
+def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
+    """Return the run that `where` and `choice` name, see find_training; a trial of a search that is given needs no checkpoint.
+
+    Raises UserError if there is none.
+    """
+    if choice == Choice(choice.trial) != BEST and study_in(Path(where)) is None and study_in(data_dir / where) is None:
+        paths = find_run(where, None, data_dir)
+        if choice.trial in paths.trials():
+            return Run(paths, choice.trial)
+    training = find_training(where, None, data_dir, choice)
+    return Run(training.paths, training.trial)
+
+
+# ---- output
+
+
+def setting(finding: Finding) -> str | None:
+    """Return the option that makes the change, such as `--set agent.net.optim_spec.lr=0.0003`; None if no key helps."""
+    if finding.key is None:
+        return None
+    value = finding.value
+    text = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+    return f"--set {finding.key}={text}"
+
+
+def as_json(run: Run, diagnosis: Diagnosis) -> str:
+    """Return a diagnosis as JSON: run, trial, status, findings (see Finding; `set` is the option), checked, not_checked."""
+    findings = [{**asdict(finding), "set": setting(finding)} for finding in diagnosis.findings]
+    about: dict[str, Any] = {"run": str(run.paths.root), "spec": run.name, "trial": run.trial, "status": run.status}
+    return json.dumps(about | {"findings": findings, "checked": diagnosis.checked, "not_checked": diagnosis.not_checked}, indent=2)
+
+
+def as_text(run: Run, diagnosis: Diagnosis) -> str:
+    """Return a diagnosis for the screen, in 80 columns."""
+    lines = _wrapped(f"{run.name} in {run.env}, {_sessions(run)}, {run.status}: {_summary(diagnosis)}")
+    for number, finding in enumerate(diagnosis.findings, 1):
+        lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{_where(run, finding)}")]
+        lines += _wrapped(finding.evidence, "   ")
+        lines += _wrapped(f"{finding.advice}:" if finding.key else finding.advice, "   ")
+        lines += [f"     {option}"] if (option := setting(finding)) else []
+    lines += ["", *_wrapped(f"checked: {', '.join(diagnosis.checked) or 'nothing'}")]
+    if diagnosis.not_checked:
+        reasons: dict[str, list[str]] = {}
+        for rule, why in diagnosis.not_checked.items():
+            reasons.setdefault(why, []).append(rule)
+        lines += _wrapped("not checked: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in reasons.items()))
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent or "  ", break_on_hyphens=False)
+
+
+def _sessions(run: Run) -> str:
+    count = len(run.sessions)
+    return f"{count} session{'' if count == 1 else 's'}"
+
+
+def _summary(diagnosis: Diagnosis) -> str:
+    severities = [finding.severity for finding in diagnosis.findings]
+    counts = [(severities.count(one), one) for one in SEVERITIES]
+    parts = [f"{count} {one}{'s' if count > 1 else ''}" for count, one in counts if count]
+    return ", ".join(parts if severities and severities[0] != "remark" else ["no problem found", *parts])
+
+
+def _where(run: Run, finding: Finding) -> str:
+    """Return the sessions of a finding if they are not all sessions."""
+    if not finding.sessions or set(finding.sessions) == set(run.sessions):
+        return ""
+    return f" (session{'s' if len(finding.sessions) > 1 else ''} {', '.join(map(str, finding.sessions))})"

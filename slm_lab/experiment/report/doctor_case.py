@@ -1,0 +1,306 @@
+"""What the rules of the doctor read: the settings of a run, its tables, and the state in its last checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from slm_lab.experiment.files import bundle
+from slm_lab.experiment.report.baseline import known_baseline
+from slm_lab.experiment.report.metrics import Curve, Table, curve
+from slm_lab.experiment.report.run import ALL_WORKERS, Run
+from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
+from slm_lab.spec.models.env import EnvSpec
+
+FEWEST_ROWS = 4
+"""Number of rows with a value below which a column is not judged."""
+MAX_HORIZON = 1e5
+"""Number of steps that stands for an infinite horizon."""
+_LARGEST_CHECKPOINT = 2**27
+"""Size in bytes above which a checkpoint is not read (those with a replay buffer): reading 128 MiB takes about 0.1 s."""
+_HEADS = ("_head.", "head.")
+"""Parts of the names of output layers, whose units are not hidden units."""
+
+
+class NotMeasured(Exception):
+    """The run has no data for a rule; the message names what is missing."""
+
+
+class NotApplicable(NotMeasured):
+    """The rule does not concern this algorithm or kind of run."""
+
+
+class Window(NamedTuple):
+    """The values of a column in a part of a run."""
+
+    curve: Curve
+    column: str
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.curve.value))
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.curve.value))
+
+    @property
+    def frames(self) -> tuple[int, int]:
+        """First and last frame."""
+        return int(self.curve.frame[0]), int(self.curve.frame[-1])
+
+    @property
+    def peak(self) -> tuple[int, float]:
+        """Frame and value of the largest value."""
+        place = int(np.argmax(self.curve.value))
+        return int(self.curve.frame[place]), float(self.curve.value[place])
+
+    def quantile(self, fraction: float) -> float:
+        return float(np.quantile(self.curve.value, fraction))
+
+
+class Case:
+    """A run as the rules see it.
+
+    Args: checkpoints: whether to read the last checkpoint of each session, which imports torch.
+    """
+
+    def __init__(self, run: Run, *, checkpoints: bool = True) -> None:
+        self.run, self.checkpoints = run, checkpoints
+        self.settings: dict[str, Any] = run.settings()
+        """Path of each key → value, with defaults."""
+
+    @cached_property
+    def algorithm(self) -> type[AlgorithmSpec]:
+        """The model of the algorithm, which declares what kind it is; that of all algorithms if it is the user's own."""
+        return ALGORITHMS.get(str(self.setting("agent.algorithm.name")), AlgorithmSpec)
+
+    @cached_property
+    def sessions(self) -> list[Session]:
+        """One entry for each independent training with a row: each session (and policy), or all workers of a shared net together."""
+        tables = self.run.tables_per_training("train")
+        return [Session(self, index, table) for index, table in tables.items() if len(table["frame"])]
+
+    @cached_property
+    def eval_tables(self) -> dict[int, Table]:
+        """Tables of evaluations that have rows, by the same numbers as the sessions."""
+        return {index: table for index, table in self.run.tables_per_training("eval").items() if len(table["frame"])}
+
+    @cached_property
+    def baseline(self) -> float:
+        """Mean return of a random agent. Raises NotMeasured if it is unknown."""
+        value = self.run.metrics.get("random_baseline")
+        if value is None:
+            with suppress(ValidationError, TypeError):
+                known = known_baseline(EnvSpec.model_validate(self.run.spec.get("env")))
+                value = None if known is None else known.mean_return
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise NotMeasured("the return of a random agent is unknown")
+        return float(value)
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """Return the value of a key; `default` if it is absent or null."""
+        value = self.settings.get(path)
+        return default if value is None else value
+
+    def number(self, path: str, default: float = math.nan) -> float:
+        """Return the number at a path; `default` if there is none."""
+        value = self.settings.get(path)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+    @property
+    def optim_path(self) -> str:
+        """Path of the optimizer that steps the policy."""
+        own = "agent.net.actor_optim_spec"
+        return own if any(path.startswith(f"{own}.") for path in self.settings) else "agent.net.optim_spec"
+
+    def schedule(self, name: str) -> tuple[str, float]:
+        """Return path and start value of a schedule of the algorithm, such as entropy_coef_spec. Raises NotMeasured if there is none."""
+        path = f"agent.algorithm.{name}.start_val"
+        if math.isnan(value := self.number(path)):
+            raise NotApplicable(f"the spec has no {path}")
+        return path, value
+
+    @property
+    def horizon(self) -> float:
+        """1 / (1 − γ): the number of steps over which rewards count, infinite for γ = 1."""
+        gamma = self.number("agent.algorithm.gamma", 0.99)
+        return math.inf if gamma >= 1.0 else 1.0 / (1.0 - gamma)
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise NotMeasured with the reason unless the condition holds."""
+    if not condition:
+        raise NotMeasured(reason)
+
+
+def concerns(condition: bool, reason: str) -> None:
+    """Raise NotApplicable with the reason unless the condition holds."""
+    if not condition:
+        raise NotApplicable(reason)
+
+
+class Session:
+    """One independent training: its table, and its last checkpoint."""
+
+    def __init__(self, case: Case, index: int, table: Table) -> None:
+        self.case, self.index, self.table = case, index, table
+
+    @property
+    def number(self) -> int | None:
+        """Number of the session; None for all workers of a shared net."""
+        return None if self.index == ALL_WORKERS else self.index // self.case.run.policies
+
+    @property
+    def last_frame(self) -> int:
+        return int(self.table["frame"][-1])
+
+    def column(self, name: str, begin: float = 0.0, end: float = 1.0) -> Window:
+        """Return the values of a column between two fractions of the frames so far. Raises NotMeasured if there are fewer than 4."""
+        if name not in self.table:
+            raise NotApplicable(f"the table has no column {name}")
+        found = curve(self.table, name)
+        inside = (found.frame > begin * self.last_frame) & (found.frame <= end * self.last_frame)
+        window = Window(Curve(found.frame[inside], found.value[inside]), name)
+        if len(window.curve.frame) < FEWEST_ROWS:
+            raise NotMeasured(f"fewer than {FEWEST_ROWS} rows have a value of {name}")
+        return window
+
+    def late(self, name: str) -> Window:
+        """Return a column in the second half of the frames."""
+        return self.column(name, 0.5)
+
+    @cached_property
+    def returns(self) -> Window:
+        """The current return, of evaluations if there are any, in the last fifth of the frames (at least the last row).
+
+        Raises NotMeasured if no episode has ended.
+        """
+        table = self.case.eval_tables.get(self.index, self.table)
+        found = curve(table, "current_return")
+        if not len(found.frame):
+            raise NotMeasured("no episode has ended")
+        late = found.frame >= min(0.8 * self.last_frame, found.frame[-1])
+        return Window(Curve(found.frame[late], found.value[late]), "current_return")
+
+    @property
+    def return_error(self) -> float:
+        """Standard error of the current return, the mean over the last fifth of the frames; 0 if it is unknown."""
+        table = self.case.eval_tables.get(self.index, self.table)
+        found = curve(table, "current_return_se")
+        late = found.value[found.frame >= self.returns.frames[0]]
+        return float(np.mean(late)) if len(late) else 0.0
+
+    def require_progress(self) -> None:
+        """Raise NotMeasured before half of the frames of the run: what is poor early may be usual."""
+        planned = self.case.number("env.max_frame", 0.0)
+        require(self.last_frame >= 0.5 * planned, "less than half of env.max_frame has been trained")
+
+    @cached_property
+    def episode_length(self) -> float:
+        """Mean length of the episodes of the second half of the run, in steps. Raises NotMeasured if no episode has ended."""
+        lengths, counts = curve(self.table, "epi_len"), curve(self.table, "epi")
+        if len(late := lengths.value[lengths.frame >= 0.5 * self.last_frame]):
+            return float(np.mean(late))
+        if not len(counts.value) or counts.value[-1] <= 0:
+            raise NotMeasured("no episode has ended")
+        return float(counts.frame[-1] / counts.value[-1])
+
+    @property
+    def episodes(self) -> float:
+        """Number of episodes that have ended."""
+        counts = curve(self.table, "epi").value
+        return float(counts[-1]) if len(counts) else 0.0
+
+    @property
+    def steps_per_frame(self) -> float:
+        """Gradient steps per frame in the second half of the run. Raises NotMeasured without two rows in it."""
+        steps = curve(self.table, "opt_step")
+        late = steps.frame >= 0.5 * self.last_frame
+        require(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
+        frames, counts = steps.frame[late], steps.value[late]
+        return float((counts[-1] - counts[0]) / (frames[-1] - frames[0]))
+
+    @cached_property
+    def checkpoint(self) -> dict[str, Any]:
+        """The last checkpoint. Raises NotMeasured if it does not exist, cannot be read, or is too large to read quickly."""
+        case, paths = self.case, self.case.run.paths
+        require(case.checkpoints, "checkpoints are not read")
+        path = paths.checkpoint(max(self.index, 0), "last", case.run.trial)
+        require(isinstance(path, Path) and path.is_file(), "there is no last checkpoint")
+        assert isinstance(path, Path)
+        require(path.stat().st_size <= _LARGEST_CHECKPOINT, "the last checkpoint is too large to be read quickly")
+        try:
+            return bundle.load(path)
+        except bundle.BundleError as error:
+            raise NotMeasured(str(error)) from None
+
+    @property
+    def policy(self) -> Mapping[str, Any]:
+        """The state of this policy in the checkpoint."""
+        policies = self.checkpoint.get("policies") or [{}]
+        own: Mapping[str, Any] = policies[max(self.index, 0) % len(policies)]
+        return own
+
+    @property
+    def acts_continuously(self) -> bool:
+        """Whether actions are continuous: by the action space in the checkpoint, or else if an entropy is negative."""
+        with suppress(NotMeasured, KeyError, TypeError):
+            return bool(self.policy["spaces"]["action"]["type"] == "Box")
+        return bool((curve(self.table, "entropy").value < 0.0).any())
+
+    @cached_property
+    def experience(self) -> dict[str, np.ndarray]:
+        """Steps that the last checkpoint contains: obs [B, …], and of on-policy algorithms also action [B, …] and reward [B].
+
+        These are the observations that the net receives, after normalisation. Raises NotMeasured if the envs cannot be saved.
+        """
+        source = self.checkpoint.get("source")
+        opened = source.get("open") if isinstance(source, dict) else None
+        require(isinstance(opened, dict) and "obs" in opened, "the last checkpoint has no observations (the envs cannot be saved)")
+        assert isinstance(opened, dict)
+        storages: dict[str, dict[str, Any]] = opened.get("rollout") or {}
+        slabs = next((storage["slabs"] for storage in storages.values()), None)
+        if slabs is None or not len(slabs["valid"]):
+            return {"obs": opened["obs"].numpy()}
+        valid_TN = slabs["valid"].numpy()
+        steps = {name: slabs[name].numpy()[: len(valid_TN)][valid_TN] for name in ("obs", "action", "reward")}
+        return steps if len(steps["obs"]) else {"obs": opened["obs"].numpy()}
+
+    def unused_units(self) -> Iterator[tuple[str, float]]:
+        """Yield the name of each hidden layer of the policy's net, and the share of its units that receive no gradient.
+
+        These are units whose moving average of squared gradients (Adam, RMSprop) is 0 for the bias and every incoming weight, up to a
+        factor of 1e-10 of the layer's largest: a ReLU that is 0 for every observation, or a tanh that is ±1. Raises NotMeasured if the
+        checkpoint has no such average.
+        """
+        squares = self._squares()
+        hidden = [name for name in squares if name.endswith(".weight") and not any(part in name for part in _HEADS)]
+        for name in (name for name in hidden if squares[name].ndim > 1):
+            rows = squares[name].reshape(len(squares[name]), -1).max(axis=1)
+            bias = squares.get(f"{name.removesuffix('weight')}bias")
+            rows = rows if bias is None or bias.shape != rows.shape else np.maximum(rows, bias)
+            yield name.removesuffix(".weight"), float(np.mean(rows <= 1e-10 * rows.max(initial=0.0)))
+
+    def _squares(self) -> dict[str, np.ndarray]:
+        """Return the moving averages of squared gradients by parameter. Raises NotMeasured if they are unknown."""
+        algorithm = self.policy.get("agent", {}).get("algorithm", {})
+        trainer = algorithm.get("actor_trainer") or algorithm.get("trainer") or {}
+        vectors = [one.get("second", one.get("square")) for one in trainer.get("optimizers", ())]
+        missing = "the last checkpoint has no averages of squared gradients (Adam or RMSprop of a net that is not shared)"
+        require(bool(vectors) and all(vector is not None for vector in vectors), missing)
+        flat, param = np.concatenate([vector.numpy().ravel() for vector in vectors]), trainer["param"].numpy()
+        named, begin = dict[str, np.ndarray](), 0
+        for name, weight in self.policy.get("weights", {}).items():
+            end = begin + weight.numel()
+            if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # else a buffer, which is not in the vector
+                named[name], begin = flat[begin:end].reshape(tuple(weight.shape)), end
+        require(begin == len(flat), missing)
+        return named

@@ -1,0 +1,79 @@
+"""A finding of the doctor, and what several of its rules compute."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from slm_lab.experiment.report.doctor_case import Session, Window
+
+Severity = Literal["problem", "warning", "remark"]
+"""problem: training cannot work well like this; warning: it probably costs performance; remark: nothing is wrong with the training."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault that a rule found."""
+
+    rule: str
+    """Name of the rule."""
+    title: str
+    severity: Severity
+    evidence: str
+    """What was measured, with its usual values."""
+    advice: str
+    """What to change, in a sentence."""
+    key: str | None = None
+    """Path of the key to change; None if no key helps."""
+    value: Any = None
+    """A value to try."""
+    sessions: tuple[int, ...] = ()
+    """Sessions with the fault; empty: it concerns the trial as a whole."""
+    frames: tuple[int, int] | None = None
+    """First and last frame of the evidence."""
+
+
+def number_text(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def rounded(value: float) -> float:
+    """Return a value with one significant digit, as a user would write it."""
+    return float(f"{value:.1g}")
+
+
+def range_text(window: Window) -> str:
+    first, last = window.frames
+    return f"(median of frames {first:,} to {last:,})"
+
+
+def largest_half(session: Session, column: str) -> Window:
+    """Return the half of the run in which the median of a column is larger: a fault may be over when the learning rate has decayed."""
+    return max(session.column(column, 0.0, 0.5), session.late(column), key=lambda half: half.median)
+
+
+def learning_rate_of(session: Session) -> tuple[str, float]:
+    """Return path and value of the learning rate; without a value in the spec, that of the first row."""
+    path = f"{session.case.optim_path}.lr"
+    rate = session.case.number(path)
+    if math.isnan(rate):
+        rows = session.table.get("lr", np.empty(0))
+        rate = float(rows[np.isfinite(rows)][:1].sum()) or 1e-3
+    return path, rate
+
+
+def at_baseline(session: Session) -> bool:
+    """Whether the return at the end is that of a random agent or lower, within two standard errors or 5 %."""
+    session.require_progress()
+    margin = max(2.0 * session.return_error, 0.05 * abs(session.case.baseline))
+    return max(session.returns.median, float(session.returns.curve.value[-1])) <= session.case.baseline + margin
+
+
+def is_poor(session: Session) -> bool:
+    """Whether the return at the end is at most half of the way from that of a random agent to the best of the run."""
+    rows = session.column("current_return").curve.value
+    base = session.case.baseline
+    return at_baseline(session) or session.returns.median < base + 0.5 * (float(rows.max()) - base)

@@ -1,0 +1,333 @@
+"""Rules of the doctor on learning: how the policy changes, values, gradients and the learning rate. See doctor_rules."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Session, concerns, require
+from slm_lab.experiment.report.doctor_finding import (
+    Finding,
+    at_baseline,
+    is_poor,
+    largest_half,
+    learning_rate_of,
+    number_text,
+    range_text,
+    rounded,
+)
+
+MAX_KL, MAX_PEAK, MIN_KL, MAX_CLIPPED = 0.1, 1.0, 1e-5, 0.5
+"""Bounds of approx_kl (median of a half, largest, nearly largest) and of clip_fraction."""
+MIN_ENTROPY = 0.02
+"""Part of the first entropy of a categorical policy below which it is deterministic."""
+MAX_SATURATED = 0.85
+"""Share of the components of actions at or beyond the bounds."""
+MAX_UNUSED = 0.5
+"""Share of the units of a layer without gradient."""
+MIN_EXPLAINED = 0.05
+"""Explained variance of a critic that is better than a constant."""
+MAX_GROWTH, MAX_CLIP_RATIO = 100.0, 1000.0
+"""Growth of the gradient norm, and its ratio to the norm at which it is clipped."""
+MAX_AT_FLOOR = 0.25
+"""Share of the run at the lowest learning rate."""
+
+
+# ---- how the policy changes
+
+
+def clipping(session: Session) -> Finding | None:
+    """PPO's ε does not fit the size of the updates: nearly all ratios are clipped though the policy hardly changes, or none though it does.
+
+    Schulman et al. 2017 (arXiv:1707.06347), ε = 0.2; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.1: start with 0.25.
+    """
+    clipped, change = largest_half(session, "clip_fraction"), largest_half(session, "approx_kl")
+    path, eps = session.case.schedule("clip_eps_spec")
+    tight = clipped.median > 0.5 and change.median < 0.01 and eps < 0.05
+    loose = clipped.median < 0.05 and change.median > MAX_KL and eps > 0.5
+    if not tight and not loose:
+        return None
+    return Finding(
+        "clipping",
+        "The clip range stops nearly every update" if tight else "The clip range limits no update",
+        "problem",
+        f"clip_fraction {number_text(clipped.median)} (usual: 0.02 to 0.3) while approx_kl is {number_text(change.median)} "
+        f"(usual: 0.001 to 0.05) {range_text(clipped)}",
+        "set the clip range to its usual value",
+        path,
+        0.2,
+        frames=clipped.frames,
+    )
+
+
+def large_updates(session: Session) -> Finding | None:
+    """The policy changes much within an update of PPO: approx_kl above 0.1, or above 0.01 with clip_fraction above 0.5; once, above 1.
+
+    Schulman et al. 2017 (arXiv:1707.06347), section 6.1: targets of 0.003 to 0.03 for the KL divergence; Engstrom et al. 2020
+    (arXiv:2005.12729): clipping alone does not keep the policy in its trust region.
+    """
+    clipped, change = largest_half(session, "clip_fraction"), largest_half(session, "approx_kl")
+    peak_frame, peak = session.column("approx_kl").peak
+    often = change.median > MAX_KL or (clipped.median > MAX_CLIPPED and change.median > 0.1 * MAX_KL)
+    if not often and peak <= MAX_PEAK:
+        return None
+    path, rate = learning_rate_of(session)
+    factor = min(max((change.median if often else peak) / 0.02, 3.0), 100.0)
+    measured = f"{number_text(change.median)}" if often else f"{number_text(peak)} at frame {peak_frame:,}"
+    return Finding(
+        "large_updates",
+        "The policy changes too much in an update",
+        "problem",
+        f"approx_kl {measured} (usual: 0.001 to 0.05), clip_fraction {number_text(clipped.median)} (usual: 0.02 to 0.3) "
+        f"{range_text(change)}",
+        "lower the learning rate",
+        path,
+        rounded(rate / factor),
+        frames=change.frames if often else (peak_frame, peak_frame),
+    )
+
+
+def small_updates(session: Session) -> Finding | None:
+    """The policy hardly changes: in nine of ten rows approx_kl is below 1e-5 and no ratio is clipped, and it is never above 0.1.
+
+    A policy that changes no more because a large update made it deterministic is not meant.
+
+    Schulman, Nuts and Bolts of Deep RL (2016): watch the KL divergence of updates; values of 0.003 to 0.03 are targets.
+    """
+    clipped, change = session.column("clip_fraction"), session.column("approx_kl")
+    if change.quantile(0.9) >= MIN_KL or clipped.quantile(0.9) > 0.001 or change.peak[1] > MAX_KL:
+        return None
+    path, rate = learning_rate_of(session)
+    return Finding(
+        "small_updates",
+        "The policy hardly changes",
+        "problem",
+        f"approx_kl is below {number_text(change.quantile(0.9))} in nine of ten rows (usual: 0.001 to 0.05), clip_fraction "
+        f"{number_text(clipped.quantile(0.9))}",
+        "raise the learning rate",
+        path,
+        rounded(max(10.0 * rate, min(100.0 * rate, 3e-4))),
+        frames=change.frames,
+    )
+
+
+def entropy_high(session: Session) -> Finding | None:
+    """The entropy stays above 95 % of its largest value in the second half, the bonus is on, and the return is that of a random agent.
+
+    Mnih et al. 2016 (arXiv:1602.01783), a bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8.
+    """
+    path, coef = session.case.schedule("entropy_coef_spec")
+    entropy, largest = session.late("entropy"), float(session.column("entropy").curve.value.max())
+    if coef <= 0.0 or entropy.median < 0.95 * largest or not at_baseline(session):
+        return None
+    return Finding(
+        "entropy_high",
+        "The entropy bonus keeps the policy random",
+        "problem",
+        f"entropy {number_text(entropy.median)} of at most {number_text(largest)} {range_text(entropy)}; "
+        f"entropy_coef starts at {number_text(coef)} "
+        f"(usual: 0 to 0.05), and the return of {number_text(session.returns.median)} is that of a random agent",
+        "lower the entropy bonus",
+        path,
+        rounded(min(0.01, coef / 10.0)),
+        frames=entropy.frames,
+    )
+
+
+def entropy_lost(session: Session) -> Finding | None:
+    """The entropy of a categorical policy falls below 2 % of its largest value in the first half of the run, and the return stays poor.
+
+    Mnih et al. 2016 (arXiv:1602.01783), section 4: premature convergence to a deterministic policy; Ahmed et al. 2019 (arXiv:1811.11214).
+    """
+    path, coef = session.case.schedule("entropy_coef_spec")
+    entropy = session.column("entropy")
+    first = entropy.peak[1]
+    concerns(first > 0.0 and not session.acts_continuously, "the entropy of continuous actions has no lower bound")
+    above = np.flatnonzero(entropy.curve.value >= MIN_ENTROPY * first)
+    since = int(above[-1]) + 1 if len(above) else 0
+    frame = int(entropy.curve.frame[min(since, len(entropy.curve.frame) - 1)])
+    if len(entropy.curve.frame) - since < 2 or frame > 0.5 * session.last_frame or not is_poor(session):
+        return None
+    sudden = frame <= 0.1 * session.last_frame or coef >= 0.01
+    rate_path, rate = learning_rate_of(session)
+    return Finding(
+        "entropy_lost",
+        "The policy has stopped exploring",
+        "problem",
+        f"entropy is below {number_text(MIN_ENTROPY * first)}, {100 * MIN_ENTROPY:.0f} % of its largest value, since frame {frame:,}; the "
+        f"return since then is {number_text(session.returns.median)}",
+        "lower the learning rate" if sudden else "raise the entropy bonus",
+        rate_path if sudden else path,
+        rounded(rate / 10.0) if sudden else 0.01,
+        frames=(frame, session.last_frame),
+    )
+
+
+def saturated_actions(session: Session) -> Finding | None:
+    """At least 85 % of the components of continuous actions lie at or beyond the bounds, where all actions are equal for the env.
+
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.2: the initial distribution should be narrow and centred; Chou et al. 2017
+    (beta policies), on the bias of clipped Gaussians.
+    """
+    case, steps = session.case, session.experience
+    require("action" in steps, "the last checkpoint has no actions")
+    action = steps["action"]
+    concerns(action.dtype == np.float32, "actions are discrete")
+    require(action.size >= 64, "fewer than 64 actions in the last checkpoint")
+    share = float(np.mean(np.abs(action) >= 1.0))
+    if share < MAX_SATURATED:
+        return None
+    free = not math.isnan(case.number("agent.net.log_std_init"))
+    return Finding(
+        "saturated_actions",
+        "Nearly all actions lie beyond the bounds",
+        "warning",
+        f"{100 * share:.0f} % of {action.size:,} components of the last actions are at or beyond the bounds (usual: under 70 %)",
+        "start with a narrower distribution" if free else "use a distribution with bounds",
+        "agent.net.log_std_init" if free else "agent.algorithm.action_pdtype",
+        -0.5 if free else "Beta",
+        frames=(session.last_frame, session.last_frame),
+    )
+
+
+# ---- values and gradients
+
+
+def dead_units(session: Session) -> Finding | None:
+    """Half of the units of a hidden layer receive no gradient: they no longer learn.
+
+    Lu et al. 2019 (arXiv:1903.06733): dying ReLU; Sokar et al. 2023 (arXiv:2302.12902): dormant neurons in deep RL.
+    """
+    shares = dict(session.unused_units())
+    require(bool(shares), "the net has no hidden layer")
+    layer = max(shares, key=lambda name: shares[name])
+    if shares[layer] < MAX_UNUSED:
+        return None
+    relu = str(session.case.setting("agent.net.hid_layers_activation", "")).lower() == "relu"
+    path, rate = learning_rate_of(session)
+    return Finding(
+        "dead_units",
+        "Units of the net do not learn",
+        "problem" if shares[layer] > 0.9 else "warning",
+        f"{100 * shares[layer]:.0f} % of the units of {layer} receive no gradient (usual: under 30 %)",
+        "use an activation without a flat side" if relu else "lower the learning rate",
+        "agent.net.hid_layers_activation" if relu else path,
+        "leaky_relu" if relu else rounded(rate / 10.0),
+        frames=(session.last_frame, session.last_frame),
+    )
+
+
+def critic(session: Session) -> Finding | None:
+    """The critic never predicts returns better than a constant: the explained variance is below 0.05 in nine of ten rows of each half.
+
+    One half is not enough: once a task is solved, the returns of a rollout are nearly equal and the explained variance has no meaning.
+    Schulman, Nuts and Bolts of Deep RL (2016): an explained variance of 0 or less means that the critic only adds noise.
+    """
+    explained = session.column("explained_variance")
+    session.require_progress()
+    best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.late("explained_variance").quantile(0.9))
+    if best > MIN_EXPLAINED:
+        return None
+    key = "agent.algorithm.val_loss_coef"
+    shared = bool(session.case.setting("agent.net.shared"))
+    path, rate = learning_rate_of(session)
+    return Finding(
+        "critic",
+        "The critic explains nothing",
+        "warning",
+        f"explained_variance {number_text(explained.median)} {range_text(explained)} (usual: 0.3 to 1; 0 is a constant prediction)",
+        "weight the value loss more" if shared else "raise the learning rate",
+        key if shared else path,
+        rounded(4.0 * session.case.number(key, 0.5)) if shared else rounded(3.0 * rate),
+        frames=explained.frames,
+    )
+
+
+def values(session: Session) -> Finding | None:
+    """Action values are more than twice as large as any return that was reached.
+
+    van Hasselt et al. 2016 (arXiv:1509.06461): overestimation; van Hasselt et al. 2018 (arXiv:1812.02648): values above the largest
+    possible one as the sign of divergence.
+    """
+    case, value = session.case, session.late("q_mean")
+    scaled = case.setting("env.normalize_reward") or case.setting("env.clip_reward") or case.setting("env.reward_scale") == "sign"
+    concerns(not scaled and not str(case.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
+    returns = np.abs(session.column("return_new").curve.value) * case.number("env.reward_scale", 1.0)
+    bound = 2.0 * max(float(returns.max()), 1.0) + _entropy_bonus(session)
+    if abs(value.median) <= bound:
+        return None
+    path, rate = learning_rate_of(session)
+    single = case.setting("agent.algorithm.name") in ("DQN", "VanillaDQN")
+    return Finding(
+        "values",
+        "Values are far from the returns",
+        "problem",
+        f"q_mean {number_text(value.median)} {range_text(value)}; the largest return is {number_text(float(returns.max()))}",
+        "use double Q-learning" if single else "lower the learning rate",
+        "agent.algorithm.name" if single else path,
+        "DoubleDQN" if single else rounded(rate / 10.0),
+        frames=value.frames,
+    )
+
+
+def _entropy_bonus(session: Session) -> float:
+    """Return a bound of the part of soft values that is the entropy bonus: α |H| / (1 − γ)."""
+    case = session.case
+    if not case.algorithm.soft:
+        return 0.0
+    entropy, alpha = session.late("entropy"), session.late("entropy_coef")
+    return float(np.abs(alpha.curve.value).max() * np.abs(entropy.curve.value).max()) * min(case.horizon, MAX_HORIZON)
+
+
+def gradients(session: Session) -> Finding | None:
+    """Gradients grow a hundredfold, or are clipped to less than a thousandth of their norm.
+
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: clipping helps a little; Pascanu et al. 2013 (arXiv:1211.5063): set the
+    threshold by the norms that occur.
+    """
+    norm, early = session.late("grad_norm"), session.column("grad_norm", 0.0, 0.25)
+    clip = session.case.number("agent.net.clip_grad_val")
+    exploding = norm.median > MAX_GROWTH * max(early.median, 1.0)
+    if not exploding and not norm.median > MAX_CLIP_RATIO * clip:
+        return None
+    path, rate = learning_rate_of(session)
+    lower = exploding or math.isnan(clip)
+    return Finding(
+        "gradients",
+        "Gradients explode" if exploding else "Every gradient is clipped to a small part",
+        "problem" if exploding else "warning",
+        f"grad_norm {number_text(norm.median)} {range_text(norm)}, {number_text(early.median)} in the first quarter"
+        + ("" if math.isnan(clip) else f"; it is clipped to {number_text(clip)}"),
+        "lower the learning rate" if lower else "clip at a larger norm",
+        path if lower else "agent.net.clip_grad_val",
+        rounded(rate / 10.0) if lower else rounded(norm.median / 2.0),
+        frames=norm.frames,
+    )
+
+
+def learning_rate(session: Session) -> Finding | None:
+    """The learning rate is at a tenth of its start or less, and does not change, in the last quarter of the run or longer.
+
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.7: a linear decay over the whole run helps a little.
+    """
+    rate = session.column("lr").curve
+    low = (rate.value <= 1.001 * rate.value[-1]) & (rate.value <= 0.1 * rate.value[0])
+    since = rate.frame[int(np.argmax(low))] if low.any() else math.inf
+    share = 1.0 - since / session.last_frame
+    if share < MAX_AT_FLOOR:
+        return None
+    own = session.case.optim_path.replace("optim_spec", "lr_scheduler_spec")
+    scheduler = own if session.case.setting(f"{own}.name") else "agent.net.lr_scheduler_spec"
+    limited = not math.isnan(session.case.number(f"{scheduler}.frame"))
+    return Finding(
+        "learning_rate",
+        "The learning rate is at its lowest for long",
+        "warning",
+        f"lr {number_text(float(rate.value[-1]))}, from {number_text(float(rate.value[0]))}, since frame {since:,.0f}: "
+        f"{100 * share:.0f} % of the run",
+        "let the schedule end with the run" if limited else "start with a higher learning rate or a longer schedule",
+        f"{scheduler}.frame" if limited else learning_rate_of(session)[0],
+        int(session.case.number("env.max_frame", session.last_frame)) if limited else rounded(2.0 * learning_rate_of(session)[1]),
+        frames=(int(since), session.last_frame),
+    )

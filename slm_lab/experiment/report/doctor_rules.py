@@ -1,0 +1,316 @@
+"""Rules of the doctor on the settings of a run, on its data and on its results: each looks for one fault, and names the key to change.
+
+A rule returns a Finding, None if it finds nothing, or raises NotMeasured if the run has no data for it. Thresholds leave room around what
+the shipped specs show, so that a finding is worth reading; docs/doctor.md lists them with their reasons.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Case, Session, concerns, require
+from slm_lab.experiment.report.doctor_finding import Finding, at_baseline, number_text, range_text, rounded
+from slm_lab.experiment.report.sampler import bottleneck as busiest
+
+MIN_HORIZON = 10.0
+"""Steps over which rewards count, from which a discount factor is never too low."""
+MAX_TARGET = 5000.0
+"""Values that nets reach without normalisation."""
+MAX_OBSERVATION = 100.0
+"""Root mean square of an entry of the observations."""
+MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
+"""Uses of a transition from a replay buffer, and gradient steps per frame."""
+MAX_LAG = 8.0
+"""Policy lag in datasets."""
+MIN_BUSY = 0.75
+"""Share of time from which a process counts as busy."""
+MIN_EPISODES, MIN_SEEDS = 20, 3
+
+
+# ---- settings that contradict the env
+
+
+def discount(session: Session) -> Finding | None:
+    """γ so low that rewards beyond a few steps do not count: 1 / (1 − γ) is under 10 steps and a tenth of an episode, or under 2 steps.
+
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.6: the discount factor is among the choices that matter most; start with 0.99.
+    """
+    horizon, length = session.case.horizon, session.episode_length
+    if horizon >= min(MIN_HORIZON, max(0.1 * length, 2.0)) or length < 5.0:
+        return None
+    return Finding(
+        "discount",
+        "The discount factor hides all but the next rewards",
+        "problem",
+        f"gamma counts rewards over 1 / (1 - gamma) = {number_text(horizon)} steps; episodes have {number_text(length)}",
+        "raise the discount factor",
+        "agent.algorithm.gamma",
+        0.99,
+    )
+
+
+def time_limit(session: Session) -> Finding | None:
+    """Nearly every episode is cut by a time limit that is shorter than half of the horizon 1 / (1 − γ).
+
+    Pardo et al. 2018 (arXiv:1712.00378): the agent never sees what follows the limit, only its own estimate of it.
+    """
+    truncated, longest = session.late("epi_truncated"), session.late("epi_len_max")
+    limit, horizon, own = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
+    if truncated.median < 0.95 or limit >= 0.5 * min(horizon, MAX_HORIZON):
+        return None
+    return Finding(
+        "time_limit",
+        "Episodes are cut before actions show their effect",
+        "problem",
+        f"{100 * truncated.median:.0f} % of the episodes are truncated after {number_text(limit)} steps or less; "
+        f"gamma counts rewards over {number_text(horizon)} steps",
+        "raise the time limit" if own else "remove the time limit of the spec",
+        "env.max_t",
+        int(min(horizon, MAX_HORIZON)) if own else None,
+        frames=truncated.frames,
+    )
+
+
+def truncation(session: Session) -> Finding | None:
+    """Episodes end at one and the same length, but count as terminated: a time limit that the env reports as termination.
+
+    The value after the end is then taken for 0, although the episode would have gone on. Pardo et al. 2018 (arXiv:1712.00378).
+    """
+    truncated, longest = session.late("epi_truncated"), session.late("epi_len_max")
+    limit = float(longest.curve.value.max())
+    share = float(np.mean(longest.curve.value == limit))
+    if truncated.curve.value.any() or limit < 20 or share < 0.5 or len(longest.curve.value) < 5:
+        return None
+    return Finding(
+        "truncation",
+        "A time limit seems to be reported as termination",
+        "warning",
+        f"no episode is truncated, yet in {100 * share:.0f} % of the rows the longest episode has exactly {number_text(limit)} steps",
+        "return truncated, not terminated, at the env's time limit; or let the run truncate episodes one step before it",
+        "env.max_t",
+        int(limit) - 1,
+        frames=longest.frames,
+    )
+
+
+def reward_scale(session: Session) -> Finding | None:
+    """Value targets above 5,000 without normalisation: the value loss dwarfs all else, and Adam takes long to reach such values.
+
+    van Hasselt et al. 2016 (arXiv:1602.07714); Henderson et al. 2018 (arXiv:1709.06560), on reward scale; Engstrom et al. 2020
+    (arXiv:2005.12729), on reward normalisation.
+    """
+    case = session.case
+    handled = case.setting("env.normalize_reward") or case.setting("env.clip_reward") or case.setting("env.reward_scale") == "sign"
+    concerns(not handled and not str(case.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
+    length, scale = session.episode_length, case.number("env.reward_scale", 1.0)
+    target = scale * abs(session.returns.median) * min(1.0, case.horizon / length)
+    if target < MAX_TARGET:
+        return None
+    on_policy = case.algorithm.on_policy
+    return Finding(
+        "reward_scale",
+        "Rewards are large and not normalised",
+        "problem",
+        f"returns of {number_text(session.returns.median)} in episodes of {number_text(length)} steps: "
+        f"values of about {number_text(target)} "
+        f"(usual: up to {number_text(MAX_TARGET)})",
+        "normalise rewards" if on_policy else "scale rewards down",
+        "env.normalize_reward" if on_policy else "env.reward_scale",
+        True if on_policy else rounded(100.0 * scale / target),
+        frames=session.returns.frames,
+    )
+
+
+def observation_scale(session: Session) -> Finding | None:
+    """An entry of the observations with a root mean square above 100 without normalisation: it saturates or dominates the first layer.
+
+    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: normalise observations; LeCun et al. 1998, Efficient BackProp.
+    """
+    obs = session.experience["obs"]
+    concerns(obs.dtype != np.uint8, "observations are images")
+    rows = obs.reshape(len(obs), -1).astype(np.float64)
+    scale = np.sqrt(np.mean(rows * rows, axis=0))
+    largest = int(np.argmax(scale)) if len(scale) else 0
+    if not len(scale) or scale[largest] < MAX_OBSERVATION:
+        return None
+    return Finding(
+        "observation_scale",
+        "Observations are large and not normalised",
+        "problem" if scale[largest] > 2 * MAX_OBSERVATION else "warning",
+        f"entry {largest} of the observation has a root mean square of {number_text(scale[largest])} over "
+        f"{len(rows)} steps (usual: about 1)",
+        "normalise observations",
+        "env.normalize_obs",
+        True,
+        frames=(session.last_frame, session.last_frame),
+    )
+
+
+# ---- how often and with which data the agent learns
+
+
+def replay_ratio(session: Session) -> Finding | None:
+    """Each transition is replayed less than 0.5 times on average, or there are more than 8 gradient steps per frame.
+
+    Mnih et al. 2015 use each transition 8 times (a step on 32 transitions after every 4); Fedus et al. 2020 (arXiv:2007.06700) on the
+    replay ratio; Nikishin et al. 2022 (arXiv:2205.07802): with many steps per frame, agents overfit to their first data.
+    """
+    case = session.case
+    concerns(not case.algorithm.on_policy, "only for algorithms with a replay buffer")
+    steps, batch = session.steps_per_frame, case.number("agent.memory.batch_size", 32.0)
+    if steps * batch >= MIN_REPLAYS and steps <= MAX_STEPS_PER_FRAME:
+        return None
+    few = steps * batch < MIN_REPLAYS
+    every, repeat = case.number("agent.algorithm.training_frequency", 1.0), case.number("agent.algorithm.training_iter", 1.0)
+    key, value = ("training_frequency", max(1, round(every * steps * batch / 8.0))) if few else ("training_iter", 1)
+    if not few and repeat <= 1:
+        key, value = "training_frequency", math.ceil(every * steps)
+    return Finding(
+        "replay_ratio",
+        "The agent learns rarely from what it collects" if few else "The agent learns very often from the same data",
+        "problem" if steps * batch < 0.1 * MIN_REPLAYS or steps > 2 * MAX_STEPS_PER_FRAME else "warning",
+        f"{number_text(steps)} gradient steps per frame with batches of {batch:.0f}: each transition is used "
+        f"{number_text(steps * batch)} times (usual: 8 to 256 times, at most a few steps per frame)",
+        "train more often" if few else "train less often",
+        f"agent.algorithm.{key}",
+        value,
+        frames=(session.last_frame // 2, session.last_frame),
+    )
+
+
+def policy_lag(session: Session) -> Finding | None:
+    """Rollout workers deliver data that is many datasets old, or a tenth of it is discarded for its age.
+
+    Espeholt et al. 2018 (arXiv:1802.01561): returns fall with policy lag, less so with V-trace; Petrenko et al. 2020 (arXiv:2006.11751).
+    """
+    case, lag = session.case, session.late("lag_mean")
+    per_dataset = case.number("meta.sampler.num_batches_per_epoch", 1.0) * case.number("agent.algorithm.training_epoch", 1.0)
+    masked = session.late("lag_masked").median
+    if lag.median <= MAX_LAG * per_dataset and masked < 0.1:
+        return None
+    waiting = case.number("meta.sampler.num_batches_to_accumulate", 2.0)
+    fewer = waiting > 1
+    return Finding(
+        "policy_lag",
+        "The data is from an old policy",
+        "problem" if masked >= 0.5 or lag.median > 4 * MAX_LAG * per_dataset else "warning",
+        f"policy lag of {number_text(lag.median)} gradient steps, {number_text(lag.median / per_dataset)} datasets {range_text(lag)}; "
+        f"{100 * masked:.0f} % of the transitions discarded (usual: under {MAX_LAG:.0f} datasets)",
+        "let fewer datasets wait for the learner" if fewer else "collect with fewer envs at a time",
+        "meta.sampler.num_batches_to_accumulate" if fewer else "meta.sampler.num_envs_per_worker",
+        1 if fewer else max(1, int(case.number("meta.sampler.num_envs_per_worker", 8.0) // 2)),
+        frames=lag.frames,
+    )
+
+
+def staleness(session: Session) -> Finding | None:
+    """Between pull and push of a worker, more updates of others happen than twice the number of other workers.
+
+    Mnih et al. 2016 (arXiv:1602.01783); Ho et al. 2013 (stale synchronous parallel): convergence needs bounded staleness.
+    """
+    stale, workers = session.late("staleness"), session.case.number("meta.max_session", 1.0)
+    if stale.mean <= 2.0 * max(workers - 1.0, 1.0):
+        return None
+    return Finding(
+        "staleness",
+        "Workers learn with outdated weights",
+        "warning",
+        f"{number_text(stale.mean)} updates of others on average between pull and push of a worker, of {workers:.0f} workers",
+        "let one worker at a time update",
+        "meta.hogwild_lock",
+        True,
+        frames=stale.frames,
+    )
+
+
+# ---- results
+
+
+def baseline(session: Session) -> Finding | None:
+    """The return at the end is that of a random agent, within two standard errors or 5 %.
+
+    Henderson et al. 2018 (arXiv:1709.06560): compare with a baseline before anything else.
+    """
+    concerns(session.case.algorithm.learns, "the algorithm does not learn")
+    require(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
+    if not at_baseline(session):
+        return None
+    frames = session.case.number("env.max_frame", session.last_frame)
+    return Finding(
+        "baseline",
+        "The agent is no better than a random one",
+        "problem",
+        f"return {number_text(session.returns.median)} at the end; a random agent has {number_text(session.case.baseline)}",
+        "first change what the findings above name; otherwise train for longer",
+        "env.max_frame",
+        int(4 * frames),
+        frames=session.returns.frames,
+    )
+
+
+def bottleneck(session: Session) -> Finding | None:
+    """The learner waits for the envs: it is busy for less than a quarter of the time, and the workers for more than three quarters.
+
+    Petrenko et al. 2020 (arXiv:2006.11751): throughput is that of the slowest part.
+    """
+    session.late("rollout_busy")
+    found = busiest([session.table])
+    require(found is not None, "no shares of time")
+    assert found is not None
+    busy = found[1]
+    if busy["rollout"] < MIN_BUSY or busy["learner"] > 1.0 - MIN_BUSY:
+        return None
+    workers = int(session.case.number("meta.sampler.num_workers", 1.0))
+    return Finding(
+        "bottleneck",
+        "The env is slower than the learner",
+        "remark",
+        f"workers step envs for {100 * busy['rollout']:.0f} % of the time, the learner trains for {100 * busy['learner']:.0f} %",
+        "use more workers, if there are cores",
+        "meta.sampler.num_workers",
+        2 * workers,
+        frames=session.late("rollout_busy").frames,
+    )
+
+
+def episodes(session: Session) -> Finding | None:
+    """Fewer than 20 episodes have ended, too few for a mean return.
+
+    Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264), on point estimates from few runs.
+    """
+    count = session.episodes
+    if count >= MIN_EPISODES:
+        return None
+    frames = session.case.number("env.max_frame", session.last_frame)
+    return Finding(
+        "episodes",
+        "Too few episodes to tell",
+        "remark",
+        f"{count:.0f} episodes have ended in {session.last_frame:,} frames; at least {MIN_EPISODES} are needed for a mean return",
+        "train for longer",
+        "env.max_frame",
+        int(frames * max(2.0, math.ceil(MIN_EPISODES / max(count, 1.0)))),
+        frames=(0, session.last_frame),
+    )
+
+
+def seeds(case: Case) -> Finding | None:
+    """Fewer than 3 sessions: returns of one spec differ much between seeds.
+
+    Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264): 3 to 10 runs need interval estimates.
+    """
+    count = len({session.number for session in case.sessions})
+    concerns(not case.run.distributed, "the sessions train one net")
+    if count >= MIN_SEEDS:
+        return None
+    return Finding(
+        "seeds",
+        "Too few seeds to tell",
+        "remark",
+        f"{count} session{'s' if count > 1 else ''}: another seed may give another result",
+        "train more sessions",
+        "meta.max_session",
+        4,
+    )

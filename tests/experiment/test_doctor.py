@@ -1,0 +1,396 @@
+"""The doctor: each rule on tables made by hand, on both sides of its threshold; ranking, damaged folders, and the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slm_lab import cli
+from slm_lab.experiment.files import bundle
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.search_state import SearchState, TrialState
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report import doctor
+from slm_lab.experiment.report.doctor import Finding, as_text, diagnose, examine, setting
+from slm_lab.experiment.report.run import Run, load_run
+from slm_lab.spec.load.loader import dump_spec, load_spec
+
+SPECS = Path(doctor.__file__).parents[2] / "spec"
+FILES = {
+    "ppo": "demo",
+    "dqn": "benchmark/dqn/dqn_cartpole",
+    "appo": "benchmark/appo/appo_cartpole",
+    "a3c": "benchmark/a3c/a3c_gae_cartpole",
+}
+NAMES = {"ppo": "ppo_cartpole", "dqn": "dqn_cartpole", "appo": "appo_cartpole", "a3c": "a3c_gae_cartpole"}
+BODIES = {kind: dump_spec(load_spec(SPECS / f"{file}.json", NAMES[kind]))[NAMES[kind]] for kind, file in FILES.items()}
+ROWS = 20
+LR, ALGORITHM = "agent.net.optim_spec.lr", "agent.algorithm"
+Values = float | Sequence[float]
+
+RISING = list(np.linspace(20.0, 200.0, ROWS))
+HEALTHY: dict[str, Values] = {
+    "frame": list(range(1000, 1000 * ROWS + 1, 1000)),
+    "epi": list(range(10, 10 * ROWS + 1, 10)),
+    "opt_step": list(range(100, 100 * ROWS + 1, 100)),
+    "return_new": RISING,
+    "current_return": RISING,
+    "current_return_se": 5.0,
+    "epi_len": 100.0,
+    "epi_len_max": list(np.linspace(120.0, 290.0, ROWS)),
+    "epi_truncated": 0.0,
+    "lr": list(np.linspace(1e-3, 1e-4, ROWS)),
+    "grad_norm": 1.0,
+}
+OF_KIND: dict[str, dict[str, Values]] = {
+    "ppo": {"entropy": list(np.linspace(0.69, 0.3, ROWS)), "approx_kl": 0.01, "clip_fraction": 0.1, "explained_variance": 0.8},
+    "dqn": {"q_mean": 50.0, "td_error": 1.0},
+    "appo": {"lag_mean": 10.0, "lag_masked": 0.0, "rollout_busy": 0.6, "inference_busy": 0.3, "learner_busy": 0.6},
+    "a3c": {"staleness": 1.0},
+}
+
+
+def make_run(
+    root: Path,
+    columns: Mapping[str, Values] | None = None,
+    kind: str = "ppo",
+    sets: Mapping[str, Any] | None = None,
+    others: int = 2,
+    rows: int = ROWS,
+    trial: int = 0,
+) -> Run:
+    """Return a run with a session with these columns (healthy ones by default), and `others` healthy sessions."""
+    paths = RunPaths(root / "run", NAMES[kind])
+    paths.root.mkdir(parents=True, exist_ok=True)
+    paths.make_dirs()
+    body = copy.deepcopy(BODIES[kind])
+    for path, value in ({"env.max_frame": 1000 * ROWS} | dict(sets or {})).items():
+        *parents, key = path.split(".")
+        section = body
+        for parent in parents:
+            section = section[parent]
+        section[key] = value
+    for file in (paths.spec, paths.trial_spec(trial)):
+        file.write_text(json.dumps({NAMES[kind]: body}))
+    paths.trial_metrics(trial).write_text(json.dumps({"random_baseline": 24.85, "status": "done"}))
+    for session in range(1 + others):
+        own = HEALTHY | OF_KIND[kind] | (dict(columns or {}) if session == 0 else {})
+        if kind == "a3c":
+            own["global_frame"] = [2 * frame + session for frame in HEALTHY["frame"]]  # type: ignore[union-attr]
+        cells = {name: [values] * ROWS if isinstance(values, float) else list(values) for name, values in own.items()}
+        lines = [",".join(cells), *(",".join(str(cells[name][row]) for name in cells) for row in range(rows))]
+        paths.session_df(session, t=trial).write_text("\n".join(lines) + "\n")
+    return Run(paths, trial)
+
+
+def save_checkpoint(run: Run, obs: float = 1.0, action: np.ndarray | None = None, squares: Sequence[float] = (1.0,) * 8) -> None:
+    """Write the last checkpoint of session 0: 64 observations of 4 numbers, a hidden layer of 8 units and their squared gradients."""
+    actions = torch.zeros(64, 1, dtype=torch.int64) if action is None else torch.from_numpy(action.astype(np.float32)).view(64, 1, -1)
+    slabs = {
+        "obs": torch.full((65, 1, 4), obs),
+        "action": actions,
+        "reward": torch.ones(64, 1),
+        "valid": torch.ones(64, 1, dtype=torch.bool),
+    }
+    weights = {
+        "actor_body.layers.0.weight": torch.randn(8, 4),
+        "actor_body.layers.0.bias": torch.randn(8),
+        "actor_head.linear.weight": torch.randn(2, 8),
+    }
+    of_units = torch.tensor(squares)
+    second = torch.cat([of_units.repeat_interleave(4), of_units, torch.zeros(16)])
+    param = torch.cat([weight.ravel() for weight in weights.values()])
+    trainer = {"param": param, "optimizers": [{"first": torch.zeros_like(second), "second": second}]}
+    spaces = {"action": {"type": "Discrete" if action is None else "Box"}}
+    policy = {"weights": weights, "spaces": spaces, "agent": {"algorithm": {"trainer": trainer}}}
+    source = {"open": {"obs": torch.zeros(1, 4), "rollout": {"rollout": {"slabs": slabs}}}}
+    path = run.paths.checkpoint(0, "last")
+    assert isinstance(path, Path)
+    bundle.save(path, {"version": bundle.VERSION, "policies": [policy], "source": source})
+
+
+def half(early: float, late: float) -> list[float]:
+    return [early] * (ROWS // 2) + [late] * (ROWS // 2)
+
+
+POOR = {"current_return": 22.0, "current_return_se": 2.0}
+CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values], dict[str, Any]]] = {
+    # rule: kind, columns and settings that fire, and those that just do not
+    "discount": ("ppo", {}, {f"{ALGORITHM}.gamma": 0.89}, {}, {f"{ALGORITHM}.gamma": 0.91}),
+    "time_limit": ("ppo", {"epi_truncated": 1.0, "epi_len_max": 24.0}, {}, {"epi_truncated": 1.0, "epi_len_max": 26.0}, {}),
+    "truncation": ("ppo", {"epi_len_max": 200.0}, {}, {"epi_len_max": 200.0, "epi_truncated": half(0.0, 0.01)}, {}),
+    "reward_scale": ("ppo", {"current_return": 10_100.0}, {}, {"current_return": 9_900.0}, {}),
+    "replay_ratio": (
+        "dqn",
+        {"opt_step": list(range(8100, 8100 * ROWS + 1, 8100))},
+        {},
+        {"opt_step": list(range(7900, 7900 * ROWS + 1, 7900))},
+        {},
+    ),
+    "policy_lag": ("appo", {"lag_masked": 0.11}, {}, {"lag_masked": 0.09}, {}),
+    "clipping": (
+        "ppo",
+        {"clip_fraction": 0.51, "approx_kl": 1e-6},
+        {f"{ALGORITHM}.clip_eps_spec.start_val": 1e-4},
+        {"clip_fraction": 0.49, "approx_kl": 1e-6},
+        {f"{ALGORITHM}.clip_eps_spec.start_val": 1e-4},
+    ),
+    "entropy_high": (
+        "ppo",
+        {"entropy": half(0.69, 0.68)} | POOR,
+        {f"{ALGORITHM}.entropy_coef_spec.start_val": 1.0},
+        {"entropy": half(0.69, 0.65)} | POOR,
+        {f"{ALGORITHM}.entropy_coef_spec.start_val": 1.0},
+    ),
+    "large_updates": ("ppo", {"approx_kl": half(0.11, 0.0)}, {}, {"approx_kl": half(0.09, 0.0)}, {}),
+    "small_updates": ("ppo", {"approx_kl": 9e-6, "clip_fraction": 0.0}, {}, {"approx_kl": 1.1e-5, "clip_fraction": 0.0}, {}),
+    "entropy_lost": ("ppo", {"entropy": [0.6] + [0.011] * 19} | POOR, {}, {"entropy": [0.6] + [0.013] * 19} | POOR, {}),
+    "values": ("dqn", {"q_mean": 401.0}, {}, {"q_mean": 399.0}, {}),
+    "gradients": ("ppo", {"grad_norm": 501.0}, {}, {"grad_norm": 499.0}, {}),
+    "critic": ("ppo", {"explained_variance": 0.04}, {}, {"explained_variance": half(0.06, -5.0)}, {}),
+    "learning_rate": ("ppo", {"lr": [1e-3] * 13 + [1e-4] * 7}, {}, {"lr": [1e-3] * 15 + [1e-4] * 5}, {}),
+    "baseline": ("ppo", {"current_return": 34.0}, {}, {"current_return": 35.0}, {}),
+    "bottleneck": ("appo", {"rollout_busy": 0.76, "learner_busy": 0.24}, {}, {"rollout_busy": 0.74, "learner_busy": 0.24}, {}),
+    "episodes": ("ppo", {"epi": list(range(20))}, {}, {"epi": list(range(1, 21))}, {}),
+}
+
+
+def of_rule(findings: Sequence[Finding], rule: str) -> Finding | None:
+    return next((finding for finding in findings if finding.rule == rule), None)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_fires_beyond_its_threshold_only(rule: str, tmp_path: Path) -> None:
+    kind, faulty, faulty_sets, near, near_sets = CASES[rule]
+    found = of_rule(diagnose(make_run(tmp_path / "faulty", faulty, kind, faulty_sets, others=0)), rule)
+    assert found is not None
+    assert found.sessions == (0,)
+    assert of_rule(diagnose(make_run(tmp_path / "near", near, kind, near_sets, others=0)), rule) is None
+    assert found.key is not None
+    body = copy.deepcopy(BODIES[kind])
+    if kind == "appo":
+        del body["env"]["num_envs"]  # follows from the number of workers
+    load_spec({NAMES[kind]: body}, NAMES[kind], [str(setting(found)).removeprefix("--set ")])  # raises if the change is invalid
+
+
+def test_rules_that_read_the_checkpoint(tmp_path: Path) -> None:
+    run = make_run(tmp_path, others=0)
+    for rule, faulty, near in (
+        ("observation_scale", {"obs": 101.0}, {"obs": -99.0}),
+        ("saturated_actions", {"action": np.array([1.0] * 55 + [0.9] * 9)}, {"action": np.array([-1.0] * 54 + [0.9] * 10)}),
+        ("dead_units", {"squares": [1.0] * 4 + [0.0] * 3 + [1e-11]}, {"squares": [1.0] * 5 + [0.0] * 2 + [1e-9]}),
+    ):
+        save_checkpoint(run, **faulty)  # type: ignore[arg-type]
+        found = of_rule(diagnose(run), rule)
+        assert found is not None
+        assert found.key is not None
+        assert of_rule(diagnose(run, checkpoints=False), rule) is None
+        save_checkpoint(run, **near)  # type: ignore[arg-type]
+        assert of_rule(diagnose(run), rule) is None
+        assert rule in examine(run).checked or rule == "saturated_actions"
+
+
+def test_few_replays_and_old_data(tmp_path: Path) -> None:
+    """The other side of two rules: 0.5 replays of batches of 64, a lag of 8 datasets of 4 minibatches and 4 epochs."""
+    epochs = BODIES["appo"]["agent"]["algorithm"]["training_epoch"]
+    assert BODIES["dqn"]["agent"]["memory"]["batch_size"] == 64
+    for kind, column, low, high, fires_below in (
+        ("dqn", "opt_step", 7.7, 7.9, True),
+        ("appo", "lag_mean", 8 * 4 * epochs - 0.5, 8 * 4 * epochs + 0.5, False),
+    ):
+        rule = "replay_ratio" if kind == "dqn" else "policy_lag"
+        for value in (low, high):
+            values = [value * (row + 1) for row in range(ROWS)] if kind == "dqn" else value
+            found = of_rule(diagnose(make_run(tmp_path / f"{kind}{value}", {column: values}, kind, others=0)), rule)
+            assert (found is not None) == ((value == low) == fires_below), (kind, value)
+
+
+def test_staleness_of_workers_that_share_a_net(tmp_path: Path) -> None:
+    """On average two updates of the other worker are allowed, whose own staleness is 1; the workers' joint table has no session number."""
+    stale = make_run(tmp_path / "stale", {"staleness": 5.1}, "a3c", {"meta.max_session": 2}, others=1)
+    found = of_rule(diagnose(stale), "staleness")
+    assert found is not None
+    assert found.sessions == ()
+    assert (
+        of_rule(diagnose(make_run(tmp_path / "fresh", {"staleness": 2.9}, "a3c", {"meta.max_session": 2}, others=1)), "staleness") is None
+    )
+    assert of_rule(diagnose(stale), "seeds") is None
+
+
+def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
+    """With 3 sessions none at all, with 2 the remark that seeds are few."""
+    for kind in ("ppo", "dqn", "appo"):
+        run = make_run(tmp_path / kind, kind=kind)
+        assert diagnose(run) == []
+        assert "no problem found" in as_text(run, examine(run))
+    (only,) = diagnose(make_run(tmp_path / "two", others=1))
+    assert (only.rule, only.severity) == ("seeds", "remark")
+
+
+def test_findings_are_ranked_by_severity_and_then_from_cause_to_symptom(tmp_path: Path) -> None:
+    faults: dict[str, Values] = {"approx_kl": 0.5, "explained_variance": 0.0, "epi_len_max": 200.0} | POOR
+    found = diagnose(make_run(tmp_path, faults, sets={f"{ALGORITHM}.gamma": 0.5}, others=0))
+    assert [(finding.rule, finding.severity) for finding in found] == [
+        *[(rule, "problem") for rule in ("discount", "large_updates", "baseline")],
+        *[(rule, "warning") for rule in ("truncation", "critic")],
+        ("seeds", "remark"),
+    ]
+
+
+def test_a_single_large_update_makes_the_policy_stop(tmp_path: Path) -> None:
+    """The cause is named, not the small updates that follow it."""
+    columns: dict[str, Values] = {"approx_kl": [31.7] + [0.0] * 19, "clip_fraction": [0.9] + [0.0] * 19, "entropy": [0.6] + [1e-9] * 19}
+    found = diagnose(make_run(tmp_path, columns | POOR, others=0))
+    assert [finding.rule for finding in found if finding.key == LR] == ["large_updates", "entropy_lost"]
+    assert of_rule(found, "small_updates") is None
+
+
+def test_a_small_entropy_of_continuous_actions_is_usual(tmp_path: Path) -> None:
+    """It has no lower bound: 0.01 nats are a standard deviation of 0.24. Without a checkpoint, a negative entropy tells."""
+    columns: dict[str, Values] = {"entropy": [1.4] + [0.01] * 19} | POOR
+    assert of_rule(diagnose(make_run(tmp_path / "discrete", columns, others=0)), "entropy_lost") is not None
+    run = make_run(tmp_path / "checkpoint", columns, others=0)
+    save_checkpoint(run, action=np.zeros(64))
+    assert of_rule(diagnose(run), "entropy_lost") is None
+    columns["entropy"] = [1.4] + [0.01] * 18 + [-0.1]
+    assert of_rule(diagnose(make_run(tmp_path / "negative", columns, others=0)), "entropy_lost") is None
+
+
+def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:
+    """One of four: a warning that names the session. One of two: a problem."""
+    for others, severity in ((3, "warning"), (1, "problem")):
+        run = make_run(tmp_path / str(others), {"approx_kl": 0.5}, others=others)
+        found = of_rule(diagnose(run), "large_updates")
+        assert found is not None
+        assert (found.severity, found.sessions) == (severity, (0,))
+        assert "(session 0)" in as_text(run, examine(run))
+
+
+def test_a_solved_task_is_no_fault(tmp_path: Path) -> None:
+    """CartPole at its limit: all episodes truncated at one length, no entropy left, returns that a critic cannot explain."""
+    solved: dict[str, Values] = {
+        "current_return": half(250.0, 500.0),
+        "epi_len": half(250.0, 500.0),
+        "epi_len_max": 500.0,
+        "epi_truncated": half(0.5, 1.0),
+        "explained_variance": half(0.8, -10.0),
+        "entropy": [0.6] * 5 + [0.001] * 15,
+    }
+    assert diagnose(make_run(tmp_path, solved)) == []
+
+
+def test_missing_and_torn_files_only_leave_rules_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"approx_kl": 0.5}, others=0)
+    save_checkpoint(run)
+    checkpoint, table = run.paths.checkpoint(0, "last"), run.paths.session_df(0)
+    assert isinstance(checkpoint, Path)
+    content = checkpoint.read_bytes()
+    checkpoint.write_bytes(content[: len(content) // 2])
+    result = examine(Run(run.paths))
+    assert of_rule(result.findings, "large_updates") is not None
+    assert "dead_units" in result.not_checked
+    lines = table.read_text().splitlines(keepends=True)
+    for text, rows in (("".join(lines[:3]) + lines[3][:20], 2), (lines[0], 0), ("", 0), ("a,b\n1,2\n", 0)):
+        table.write_text(text)
+        found = examine(Run(run.paths))
+        assert [finding.rule for finding in found.findings] == (["seeds"] if rows else [])
+        assert "large_updates" in found.not_checked
+    table.unlink()
+    run.paths.trial_metrics().write_text("{")
+    assert diagnose(Run(run.paths)) == []
+    run.paths.spec.write_text("{")
+    with pytest.raises(UserError):
+        diagnose(Run(run.paths))
+
+
+def test_a_run_without_the_columns_of_episodes(tmp_path: Path) -> None:
+    """Of an earlier version or of SLM Lab: the length of an episode is frames per episode."""
+    run = make_run(tmp_path, {"current_return": 10_100.0}, others=0)
+    table = run.paths.session_df(0)
+    lines = [line.split(",") for line in table.read_text().splitlines()]
+    kept = [column for column, name in enumerate(lines[0]) if not name.startswith("epi_")]
+    table.write_text("".join(",".join(line[column] for column in kept) + "\n" for line in lines))
+    result = examine(load_run(run.paths.root))
+    assert of_rule(result.findings, "reward_scale") is not None
+    assert not {"truncation", "time_limit"} & {*result.checked, *result.not_checked}
+
+
+def test_what_is_poor_early_may_be_usual(tmp_path: Path) -> None:
+    """Before half of env.max_frame (80,000), returns and values are not judged; the size of updates is."""
+    columns: dict[str, Values] = {"explained_variance": 0.0, "approx_kl": 0.5} | POOR
+    for frames, expected in ((41_000, ["large_updates"]), (40_000, ["large_updates", "baseline", "critic"])):
+        run = make_run(tmp_path / str(frames), columns, sets={"env.max_frame": frames}, others=0)
+        assert [finding.rule for finding in diagnose(run) if finding.severity != "remark"] == expected
+
+
+def test_a_rule_names_itself_and_its_source() -> None:
+    for rule in (*doctor.RULES, *doctor.TRIAL_RULES):
+        assert rule.__doc__ is not None
+        assert any(year in rule.__doc__ for year in map(str, range(1998, 2030))), rule.__name__
+
+
+def test_the_page_lists_the_rules_in_the_order_of_their_ranks() -> None:
+    page = (SPECS.parents[1] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert listed == [rule.__name__ for rule in (*doctor.RULES, *doctor.TRIAL_RULES)]
+
+
+def test_the_return_is_that_of_evaluations_if_there_are_any(tmp_path: Path) -> None:
+    run = make_run(tmp_path, POOR, others=0)
+    assert of_rule(diagnose(run), "baseline") is not None
+    run.paths.session_df(0, "eval").write_text("frame,current_return,current_return_se\n10000,20,5\n20000,180,5\n")
+    assert of_rule(diagnose(Run(run.paths)), "baseline") is None
+
+
+def run_command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = cli.main(["doctor", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command_fits_80_columns_and_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, {"approx_kl": 0.5, "explained_variance": 0.0}, sets={f"{ALGORITHM}.gamma": 0.5}, others=0)
+    code, out, err = run_command(capsys, str(run.paths.root))
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert f"--set {ALGORITHM}.gamma=0.99\n" in out
+    assert out.index("1. problem") < out.index("2. problem") < out.index("3. warning")
+
+
+def test_json_has_stable_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, {"approx_kl": 0.5}, others=0)
+    code, out, _ = run_command(capsys, str(run.paths.root), "--json")
+    content = json.loads(out)
+    assert code == 0
+    assert set(content) == {"run", "spec", "trial", "status", "findings", "checked", "not_checked"}
+    (finding,) = [one for one in content["findings"] if one["rule"] == "large_updates"]
+    keys = {"rule", "title", "severity", "evidence", "advice", "key", "value", "sessions", "frames", "set"}
+    assert set(finding) == keys
+    assert finding["set"] == f"--set {finding['key']}={finding['value']:g}"
+    assert (finding["key"], finding["sessions"], finding["frames"]) == (LR, [0], [1000, 10000])
+
+
+def test_the_command_takes_the_trial_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trial needs no checkpoint if it is given; a trial that does not exist is an error of the user."""
+    for trial, divergence in ((0, 0.01), (1, 0.5)):
+        run = make_run(tmp_path, {"approx_kl": divergence}, others=2, trial=trial)
+    trials = [TrialState(trial, {}, 0, "finished") for trial in (0, 1)]
+    SearchState("current_return", None, False, trials).save(run.paths.search_state)
+    assert "no problem found" in run_command(capsys, str(run.paths.root), "--trial", "0")[1]
+    assert "The policy changes too much" in run_command(capsys, str(run.paths.root), "--trial", "1")[1]
+    for words in (("--trial", "7"), ("--trial", "1", "--entry", "PPO"), ()):
+        assert run_command(capsys, str(run.paths.root), *words)[0] == 2
+
+
+@pytest.mark.parametrize("words", [(), ("nowhere",), ("one", "two"), ("nowhere", "--episodes", "3")])
+def test_errors_of_the_user(words: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_command(capsys, *words, "--data-dir", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err

@@ -171,6 +171,10 @@ class RunPaths:
         """Folder of the TensorBoard events of a Session, or of a policy."""
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
+    def tracker(self, s: int, name: str, ext: str, t: int = 0) -> Path:
+        """What a tracker (meta.track) of a Session, or of a policy, has saved (json), what it prints (log), and its lock (lock)."""
+        return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_{name}.{ext}"
+
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
         """The state of a Session ("last", with all its policies), or the weights of a policy: the best, or those at a frame."""
         name = f"s{s // self.policies}" if which == "last" else self._of(s)

@@ -22,6 +22,7 @@ from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths, file_stem, new_run
 from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.files.storage import StoredPath
+from slm_lab.experiment.files.trackers import wait_for_trackers
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
@@ -298,6 +299,8 @@ class Trial(Experiment):
         elif metrics.get("status") == "done":
             display.say(f"play it:   slm-lab enjoy@{self._shown}")
             display.say(f"train on:  slm-lab train@{self._shown} --set env.max_frame={2 * self.spec.env.max_frame}")
+        with notices_to(display.notice):
+            wait_for_trackers(paths, self.index, self.spec.meta.track, range(self.spec.meta.max_session * self.spec.policies))
         return metrics
 
 

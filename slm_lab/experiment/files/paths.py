@@ -74,6 +74,8 @@ class RunPaths:
     """Importance of each searched key."""
     best_spec = FileIn("{stem}_best_spec.json")
     """The spec of the best trial, loadable again."""
+    search_log = FileIn("log/{stem}_search.log")
+    """What the search prints."""
     confirmation = FileIn("confirm")
     """Folder of the run that trains the best trials again; a trial has the same number in it."""
 
@@ -192,8 +194,8 @@ class RunPaths:
         """Locked while a process runs a trial of a search."""
         return self.root / f".lock_t{t}"
 
-    def trial_log(self, t: int) -> Path:
-        """What a trial of a search prints."""
+    def trial_log(self, t: int = 0) -> Path:
+        """What a trial prints."""
         return self.log_dir / f"{self.stem}_t{t}.log"
 
     def checkpoints(self, t: int) -> list[Path]:
@@ -341,6 +343,8 @@ class StudyPaths:
     runs = FileIn("runs")
     outdated_runs = FileIn("aside")
     page = FileIn("{stem}_study.html")
+    log = FileIn("{stem}_study.log")
+    """What the study prints."""
 
     @property
     def stem(self) -> str:

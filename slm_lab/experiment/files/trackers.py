@@ -39,9 +39,9 @@ except ImportError:  # Windows
 
 MODULE = "slm_lab.experiment.track.tracker_process"
 """Run by each process."""
-_HANG_SECONDS = 60.0
+_HANG_SECONDS = 120.0
 """Seconds after which a tracker that has not taken a row is switched off."""
-END_SECONDS = 60.0
+END_SECONDS = 120.0
 """Seconds that a process has after the last row, such as for an upload."""
 _WRITE_SECONDS = 5.0
 """Seconds that the last rows may wait for a process that still starts."""

@@ -122,7 +122,9 @@ def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
     """
     from slm_lab.lib.files import shown
 
+    folder = str(shown(root)) if where == "latest" else where
     options = {name: getattr(arguments, name) for name in ("checkpoint", "session", "trial", "entry", "env", "seed")}
-    options["data_dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir
-    given = (("--" + name.replace("_", "-"), str(value)) for name, value in options.items() if value is not None)
-    return [str(shown(root)) if where == "latest" else where, *(word for pair in given for word in pair)]
+    if not Path(folder).exists():  # as found under the data folder
+        options["data-dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir
+    given = ((f"--{name}", str(value)) for name, value in options.items() if value is not None)
+    return [folder, *(word for pair in given for word in pair)]

@@ -82,10 +82,10 @@ class SearchTable(LiveTable):
         self.show(now=True)
 
     def rows(self) -> Table:
-        table, max_frame = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), self.totals.max_frame
+        table, max_frame = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True), self.totals.max_frame
         for name in ("trial", "frame", self.metric, "time"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("values", overflow="ellipsis", no_wrap=True)
+        table.add_column("values", overflow="ellipsis", no_wrap=True, ratio=1)  # it is shortened, not the numbers
         running = [trial for trial in self.totals.trials if trial.status == "running"]
         for trial in running[:_MOST_ROWS]:
             frame = f"{trial.frame:,}/{max_frame:,}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import sqlite3
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.files.trackers import is_running, read_state, step_of, tagged, wait_for_trackers
 from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.session.cluster.remote import SinkServer
 from slm_lab.experiment.track.adapters import TrackedRun
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
@@ -208,6 +211,52 @@ def test_a_run_is_the_same_with_and_without(
     logged = [call for call in calls() if call[0] == "log"]
     assert [call[1] for call in logged if "time/fps" in call[2]] == [252, 500, 752, 1000]
     assert [call[1] for call in logged if "eval/total_reward" in call[2]] == [500, 1000]
+
+
+@pytest.mark.slow
+def test_workers_of_one_net(make_spec: MakeSpec, tmp_path: Path, fake: Fake, calls: Callable[[], list[Any]], no_baseline: None) -> None:
+    """Each is a run of its own, in one group; steps are global frames."""
+    spec = make_spec(meta={"track": ["wandb"], "distributed": "synced", "max_session": 2})
+    paths = Trial(spec, data_dir=tmp_path / "data").run().paths
+    inits = [call[1] for call in calls() if call[0] == "init"]
+    assert {(one["group"], one["name"]) for one in inits} == {(paths.root.name, f"{paths.root.name}_s{s}") for s in (0, 1)}
+    logged = sorted(call[1] for call in calls() if call[0] == "log")
+    tables = []
+    for index in (0, 1):
+        with paths.session_df(index).open() as file:
+            tables += [int(row["global_frame"]) for row in csv.DictReader(file)]
+    assert logged == sorted(tables)
+    assert max(logged) > 500, "each worker collects 500 frames"
+
+
+@pytest.mark.slow
+def test_rows_of_another_node(saved: RunPaths, fake: Fake, calls: Callable[[], list[Any]]) -> None:
+    """On a cluster the process that writes the tables has the trackers; a restarted Session continues its run."""
+    server = SinkServer()
+    for restart, frame in enumerate((250, 500)):
+        server.begin(0, restart, saved, 0, ["wandb"])
+        server.call(0, restart, "open", 0)
+        server.write(0, restart, Row(0, "train", {**ROW, "frame": frame}))
+    server.call(0, 1, "close", "done")
+    wait_for_trackers(saved, 0, ["wandb"], [0])
+    assert [call[1] for call in calls() if call[0] == "log"] == [250, 500]
+    assert [call[1] for call in calls() if call[0] == "finish"] == [1, 0]
+
+
+@pytest.mark.slow
+def test_a_killed_session_fails_its_run(saved: RunPaths, fake: Fake, calls: Callable[[], list[Any]]) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from slm_lab.experiment.events import Row
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.sink import LocalSink
+LocalSink(RunPaths(Path({str(saved.root)!r}), "small"), track=["wandb"])(Row(0, "train", {{"frame": 250, "total_reward": 1.0}}))
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    wait_for_trackers(saved, 0, ["wandb"], [0])
+    assert [call[:2] for call in calls() if call[0] in ("log", "finish")] == [["log", 250], ["finish", 1]]
 
 
 def test_names_and_groups(tmp_path: Path) -> None:

@@ -125,8 +125,10 @@ class TrackerLink:
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with self.log.open("ab") as log, self.log.open("ab") as lock:
-            fds = () if fcntl is None else (lock.fileno(),)
-            _try_lock(*fds)  # before the process runs, so that `wait_for_trackers` does not miss it
+            fds: tuple[int, ...] = ()
+            if fcntl is not None:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_SH)  # before the process runs, so that `wait_for_trackers` does not miss it
+                fds = (lock.fileno(),)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE],
                 stdin=subprocess.PIPE,
@@ -241,27 +243,29 @@ def read_state(file: Path) -> dict[str, Any]:
 
 
 def is_running(log: Path) -> bool:
-    """Return whether the process of a tracker is running: it has locked its log. False on Windows."""
+    """Return whether a process of a tracker is running: it shares a lock on its log (flock). False on Windows."""
+    if fcntl is None:
+        return False
     try:
         with log.open("rb") as opened:
-            return not _try_lock(opened.fileno())
+            fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
     except OSError:
         return False
+    return False
 
 
-def take_lock(fd: int | None) -> None:
-    """Lock a file until this process ends; wait for the process of an earlier start of the run, which may still be uploading."""
+def take_turn(fd: int | None) -> None:
+    """Wait until no other process has the turn (lockf, which is independent of flock), and take it until this process ends.
+
+    The process of an earlier start of the run, which may still be uploading, has it. Returns after END_SECONDS in any case.
+    """
     deadline = time.monotonic() + END_SECONDS
-    while fd is not None and not _try_lock(fd) and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
-def _try_lock(fd: int | None = None) -> bool:
-    """Lock a file unless another process has locked it; return whether it is locked. Without effect on Windows."""
-    if fcntl is None or fd is None:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    while fcntl is not None and fd is not None and time.monotonic() < deadline:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it is taken
+            time.sleep(0.1)
+        else:
+            return

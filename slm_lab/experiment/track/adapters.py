@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from slm_lab.experiment.events import Status
 from slm_lab.experiment.files.paths import RunPaths, study_in
-from slm_lab.experiment.files.trackers import take_lock
+from slm_lab.experiment.files.trackers import take_turn
 from slm_lab.spec.report import flat
 
 PROJECT = "slm_lab"
@@ -133,7 +133,7 @@ class MLflow(Adapter):
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         home = run.place.folder.parent
         with nullcontext() if uri else (home / ".mlflow.lock").open("ab") as lock:
-            take_lock(None if lock is None else lock.fileno())  # the first of several processes creates the tables
+            take_turn(None if lock is None else lock.fileno())  # the first of several processes creates the tables
             self.client = MlflowClient(uri or f"sqlite:///{home / 'mlflow.db'}")
             experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
         if known is not None:

@@ -74,13 +74,13 @@ class _Tracking:
 
     def _track(self, tracker: str, root: str, spec: str, table: int, trial: int, policies: int, lock: int | None) -> None:
         from slm_lab.experiment.files.paths import RunPaths
-        from slm_lab.experiment.files.trackers import read_state, take_lock
+        from slm_lab.experiment.files.trackers import read_state, take_turn
         from slm_lab.experiment.track.adapters import ADAPTERS, TrackedRun
         from slm_lab.experiment.track.summary import summary
 
         paths = RunPaths(Path(root), spec)
         paths.__dict__["policies"] = policies
-        take_lock(lock)
+        take_turn(lock)
         self.state = {key: value for key, value in read_state(self.file).items() if key != "failed"}
         adapter = ADAPTERS[tracker]()
         self.state["id"] = adapter.start(TrackedRun(paths, trial, table), self.state.get("id"))

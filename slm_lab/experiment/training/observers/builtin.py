@@ -258,14 +258,11 @@ class DevChecks(Observer):
 
     def _report(self, failed: str | None = None) -> str:
         """Return a line for each check. Args: failed: the check that failed; those after it in DEV_CHECKS are not made."""
-        marks = dict.fromkeys(DEV_CHECKS, "ok")
+        target = "no target net" if self.target_before is None else "ok" if self._due > 0 else "none was due"
+        marks = dict.fromkeys(DEV_CHECKS, "ok") | {"target": target}
         if failed is not None:
             later = list(DEV_CHECKS)[list(DEV_CHECKS).index(failed) + 1 :]
             marks |= {failed: "failed", **dict.fromkeys(later, "not reached")}
-        elif self.target_before is None:
-            marks["target"] = "no target net"
-        elif self._due <= 0:
-            marks["target"] = "none was due"
         lines = [f"  {mark:<13}  {DEV_CHECKS[check].format(self.updates)}" for check, mark in marks.items()]
         return "\n".join(["checks:", *lines])
 

@@ -342,8 +342,8 @@ def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, mo
         trial.run()
     output = capsys.readouterr().out.splitlines()
     assert "session 0 failed: the disk of the data folder is full (No space left on device)" in output
-    assert output[-1] == f"all files: {trial.paths.root}"
-    assert len(output) < 14
+    assert output[-2:] == [f"all files: {trial.paths.root}", f"try again: slm-lab train@{trial.paths.root}"]
+    assert len(output) < 15
 
 
 def test_an_error_at_build_leaves_nothing(tmp_path: Path, spec_body: SpecBody, capfd: pytest.CaptureFixture[str]) -> None:

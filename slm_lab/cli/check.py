@@ -35,6 +35,7 @@ def check(words: list[str], arguments: Namespace) -> int:
 
 
 def _check_specs(file: str, name: str | None, arguments: Namespace) -> int:
+    from slm_lab.lib.text import wrapped
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import load, notify
     from slm_lab.spec.report import SpecError
@@ -57,7 +58,7 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> int:
             from slm_lab.experiment.run.engine import check_builds
 
             reports = [f"builds; {report}" for report in check_builds(specs, Plan(device=arguments.device), source)]
-    lines = [f"{spec.name}: {report}" for spec, report in zip(specs, reports, strict=True)]
+    lines = [wrapped(f"{spec.name}: {report}") for spec, report in zip(specs, reports, strict=True)]
     if loaded.differences is not None:
         lines.append(_summary(loaded.differences))
     return print_result("\n".join(lines))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from slm_lab.cli.parser import COMMANDS, DEMO, MODES, UsageError, did_you_mean
+from slm_lab.cli.parser import COMMANDS, DATA_DIR, DEMO, MODES, UsageError, did_you_mean
 
 _EXAMPLES = ("train", "dev", "search", "train@latest", "search@latest", "study", "study@latest", "enjoy@latest")
 
@@ -112,3 +113,18 @@ def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[
         yield
     except SpecError as error:
         raise mark_sets(error, " ".join([str(find_spec_file(file)), *([name] if name else [])]), sets) from None
+
+
+def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
+    """Return the words that name the same agent in another command: a folder, and the options that choose from it.
+
+    Args: where: the folder as given, or "latest". root: the run folder that was found.
+    """
+    from slm_lab.lib.files import shown
+
+    folder = str(shown(root)) if where == "latest" else where
+    options = {name: getattr(arguments, name) for name in ("checkpoint", "session", "trial", "entry", "env", "seed")}
+    if not Path(folder).exists():  # as found under the data folder
+        options["data-dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir
+    given = ((f"--{name}", str(value)) for name, value in options.items() if value is not None)
+    return [folder, *(word for pair in given for word in pair)]

@@ -188,6 +188,6 @@ KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "algorithms": (_algorithms, "algorithms (agent.algorithm.name)"),
     "nets": (_nets, "nets (agent.net.name)"),
     "memories": (_memories, "memories (agent.memory.name)"),
-    "envs": (_envs, "environments (env.name), by what is installed here"),
+    "envs": (_envs, "environments (env.name), installed ones first"),
 }
 """KIND → function that yields its entries, and a description."""

@@ -1,4 +1,4 @@
-"""`new FILE [NAME] --env ENV [--like SPEC]`: write a commented spec."""
+"""`new FILE [NAME] --env ENV [--like SPEC] [--comments]`: write a spec."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def new(words: list[str], arguments: Namespace) -> int:
     from slm_lab.experiment.run.new_spec import write_new_spec
 
     file, name = words[0], words[1] if len(words) > 1 else None
-    made = write_new_spec(Path(file), name, arguments.env, arguments.like)
+    made = write_new_spec(Path(file), name, arguments.env, arguments.like, comments=arguments.comments)
     return print_result(f"{file}: {made.summary}\nrun it: slm-lab {shlex.quote(file)} {shlex.quote(made.name)} train")

@@ -59,7 +59,7 @@ COMMANDS = {
     "list": Command(
         "slm_lab.cli.list_names:list_names", "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]", ("search",)
     ),
-    "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM]", ("env", "like")),
+    "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM] [--comments]", ("env", "like", "comments")),
 }
 MODES = {
     "train": "train, train@{run folder | latest}",
@@ -95,7 +95,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   retro_analyze
            rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
   list     list what there is: specs, algorithms, nets, memories, envs
-  new      write a commented spec for an env"""
+  new      write a spec for an env"""
 _EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
 
 
@@ -235,6 +235,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
     value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export, doctor: env of the run of a study")
     value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
+    flag("--comments", "new: write a comment for each key; the file is then no strict JSON")
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
+from slm_lab.cli.files import agent_words
 from slm_lab.cli.output import OK, print_error, print_result
 from slm_lab.cli.parser import USER_ERROR, UsageError
 
@@ -30,7 +32,9 @@ def export(words: list[str], arguments: Namespace) -> int:
     training = find_training(words[0], None, arguments.data_dir, choice)
     notify_if_unfinished(training.paths)
     which = arguments.checkpoint or "best"
-    return print_result(summary(export_training(training, arguments.format, arguments.out, which, arguments.session)))
+    result = summary(export_training(training, arguments.format, arguments.out, which, arguments.session))
+    where, *options = agent_words(words[0], training.paths.root, arguments)
+    return print_result(f"{result}\nplay it:   slm-lab {shlex.join([f'enjoy@{where}', *options])}")
 
 
 def doctor(words: list[str], arguments: Namespace) -> int:

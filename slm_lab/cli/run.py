@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import shlex
 from argparse import Namespace
 from typing import TYPE_CHECKING, Literal
 
-from slm_lab.cli.files import Request, mark_set_keys, resolve_request
+from slm_lab.cli.files import Request, agent_words, mark_set_keys, resolve_request
 from slm_lab.cli.output import OK, print_result
 from slm_lab.cli.parser import MODE_OPTIONS, UsageError
 
@@ -76,7 +78,11 @@ def _train(request: Request, arguments: Namespace) -> None:
     from slm_lab.experiment.run.trial import Trial
 
     with mark_set_keys(file, name, arguments.set):
-        Trial(spec, plan=plan).run()
+        trial = Trial(spec, plan=plan)
+        trial.run()
+    if mode == "dev" and trial.display is not None:
+        words = [file, *([name] if name else []), "train", *itertools.chain(*(("--set", one) for one in arguments.set))]
+        trial.display.say(f"train it:  slm-lab {shlex.join(words)}")
 
 
 def _resume(request: Request, arguments: Namespace) -> None:
@@ -174,4 +180,7 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
     choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
     training = find_training(request.where, request.name, arguments.data_dir, choice)
     notify_if_unfinished(training.paths)
-    return print_result(summary(enjoy(training, options, _plan(arguments))))
+    result = summary(enjoy(training, options, _plan(arguments)))
+    same = agent_words(request.where, training.paths.root, arguments)
+    more = [] if options.show else [f"record it: slm-lab {shlex.join([f'enjoy@{same[0]}', *same[1:]])} --video"]
+    return print_result("\n".join([result, *more, f"export it: slm-lab {shlex.join(['export', *same])}"]))

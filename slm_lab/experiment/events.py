@@ -22,7 +22,7 @@ class Row:
     mode: Mode
     values: RowValues
     scalars: RowValues = field(default_factory=dict)
-    """Further means over the row's updates, for TensorBoard."""
+    """Further means over the row's updates, for trackers."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,8 @@ def test_check_one_or_all(spec_file: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == "small: valid\nother: valid\n"
     assert main(["check", str(spec_file), "other", "--build"]) == 0
     assert re.fullmatch(
-        r"other: builds; observation: .*, MLPNet; [\d,]+ parameters, .*, about [\d:]+ for [\d,]+ frames.*\n", capsys.readouterr().out
+        r"other: builds; observation: .*, MLPNet; [\d,]+ parameters, .*, about [\d:]+ for [\d,]+ frames.*",
+        " ".join(capsys.readouterr().out.split()),
     )
     assert main(["check", str(spec_file), "-s", "env.name=Pendulum-v1", "-s", "agent.algorithm.action_pdtype=Categorical", "--build"]) == 2
     text = capsys.readouterr().err

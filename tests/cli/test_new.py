@@ -1,4 +1,4 @@
-"""`new`: a commented spec for any env, which `check` accepts and which trains at first try."""
+"""`new`: a spec for any env, which `check` accepts and which trains at first try."""
 
 from __future__ import annotations
 
@@ -188,7 +188,8 @@ def test_envs_of_other_packages(made: Made, tmp_path: Path, capsys: pytest.Captu
 
 def test_every_key_has_one_line_of_comment(made: Made, tmp_path: Path) -> None:
     for words in (("--env", "HalfCheetah-v5"), ("--env", "ALE/Pong-v5", "--like", "DQN"), ("--env", MINIGRID[0], "--like", "appo_pong")):
-        spec = made(*words)
+        strict = made(*words)
+        assert (spec := made(*words, "--comments")) == strict
         lines = (tmp_path / "new.json").read_text().splitlines()
         keys = [index for index, line in enumerate(lines) if re.match(r' {4,}"', line) and line.strip() != '"agent": {']
         assert len(keys) > 15
@@ -197,6 +198,14 @@ def test_every_key_has_one_line_of_comment(made: Made, tmp_path: Path) -> None:
         assert max(map(len, lines)) <= 140
         assert lines[-1] == f"// Run it: slm-lab {tmp_path / 'new.json'} {spec.name} train"
         json.loads("\n".join(line for line in lines if not line.lstrip().startswith("//")))
+
+
+def test_it_is_strict_json_with_a_schema(made: Made, tmp_path: Path) -> None:
+    made("--env", "CartPole-v1")
+    content = json.loads((tmp_path / "new.json").read_text())
+    assert list(content) == ["$schema", "ppo_cartpole"]
+    schema = json.loads((tmp_path / content["$schema"]).read_text())
+    assert schema["title"] == "SLM Lab spec file"
 
 
 def answer(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
@@ -295,12 +304,12 @@ def test_there_are_25() -> None:
 def test_it_trains_5000_frames_at_first_try(
     env: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command at the end of the file, with fewer frames."""
+    """By the command at its end, with fewer frames."""
     if env in INSTALLED:
         pytest.importorskip(env.partition(":")[0])
     monkeypatch.chdir(tmp_path)
     assert main(["new", "my.json", "mine", "--env", env, *(("--like", LIKE[env]) if env in LIKE else ())]) == 0
-    command = shlex.split((tmp_path / "my.json").read_text().splitlines()[-1].removeprefix("// Run it: "))
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1].removeprefix("run it: "))
     assert command == ["slm-lab", "my.json", "mine", "train"]
     sets = ("-s", "env.max_frame=5000", "-s", "meta.max_session=1", "-s", "meta.log_frequency=500")
     assert main([*command[1:], *sets]) == 0, capsys.readouterr().err

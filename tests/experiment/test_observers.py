@@ -286,6 +286,30 @@ def test_dev_wants_weights_that_move() -> None:
     checks.on_end()
 
 
+def test_dev_lists_its_checks(caplog: pytest.LogCaptureFixture) -> None:
+    """With what each found; those after a failure are not reached."""
+
+    def marks() -> list[str]:
+        return [line[2:17].strip() for line in caplog.messages[-1].splitlines()[1:]]
+
+    weight = torch.zeros(3)
+    checks = DevChecks(lambda: {"w": weight.clone()})
+    with pytest.raises(DevCheckError):
+        checks.on_end()
+    assert marks() == ["ok", "failed", "not reached", "not reached", "not reached"]
+    checks.on_update(Metrics(1.0, 1.0))
+    with pytest.raises(DevCheckError):
+        checks.on_end()
+    assert marks() == ["ok", "ok", "ok", "no target net", "failed"]
+    weight[1] = 1.0
+    checks.on_end()
+    assert marks() == ["ok", "ok", "ok", "no target net", "ok"]
+    with pytest.raises(DevCheckError):
+        checks.on_update(Metrics(math.nan))
+    assert marks() == ["ok", "ok", "failed", "not reached", "not reached"]
+    assert "updates of the weights: 2" in caplog.messages[-1]
+
+
 def test_an_error_that_explains_itself_needs_no_traceback() -> None:
     assert cause(DevCheckError("no weight changed in 3 updates")) == "no weight changed in 3 updates"
     assert cause(Blocked("the env's close() did not return")) == "the env's close() did not return"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 from typing import IO, cast
 
 import pytest
@@ -205,3 +206,30 @@ def test_a_screen_that_is_gone_is_silent() -> None:
 )
 def test_an_estimate_has_as_many_digits_as_its_error_allows(value: float | None, error: float | None, text: str) -> None:
     assert estimate_number(value, error) == text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_log_has_what_is_printed_without_a_terminal(terminal: bool, tmp_path: Path) -> None:
+    """Also the lines before the file exists, and after the display has ended; without colours and live tables."""
+    progress, file = shown(terminal)
+    plain, text = shown(terminal=False)
+    for display in (progress, plain):
+        with display:
+            display.begin("small: 2 sessions")
+            if display is progress:
+                display.log_to(tmp_path / "log.txt")
+            display.update(0, 250, 500.0, ROW)
+            display(Notice("it rains"))
+            display(Notice("it rains"))
+            display(SessionEnded(1, "failed", "out of memory\nat frame 500"))
+        display.say("return 21.5")
+    assert (tmp_path / "log.txt").read_text() == text.getvalue()
+    assert ("\033" in file.getvalue()) == terminal
+
+
+def test_a_log_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    progress, file = shown(terminal=False)
+    progress.log_to(tmp_path / "none" / "log.txt")
+    progress.say("first")
+    progress.say("second")
+    assert file.getvalue() == "first\nsecond\n"

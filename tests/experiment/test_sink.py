@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,39 +89,3 @@ def test_other_events_are_handed_on_and_memory_keeps_rows_alone(paths: RunPaths)
     assert memory.table_rows(0, "train") == [{"frame": 1}]
     assert memory.table_rows(1, "train") == memory.table_rows(0, "eval") == []
     assert memory.rows(0, "train") == []
-
-
-def test_tensorboard_that_fails_is_one_notice(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
-    sink = LocalSink(paths)
-    sink(Row(0, "train", {"frame": 1, "loss": 2.0}, {"alpha": 1.0}))
-
-    class Broken:
-        def add_scalar(self, *arguments: object) -> None:
-            raise OSError("disk full")
-
-    sink.boards[0].close()
-    sink.boards[0].writer = Broken()
-    sink(Row(0, "train", {"frame": 2, "loss": 2.0}))
-    sink(Row(0, "train", {"frame": 3, "loss": 2.0}))
-    sink.close()
-    assert caplog.messages == ["TensorBoard stopped: disk full"]
-    assert len(complete_rows(paths.session_df(0))) == 3
-
-
-@pytest.mark.slow
-def test_tensorboard_on_a_full_disk_is_one_notice(tmp_path: Path) -> None:
-    """Its writer's thread keeps its traceback to itself."""
-    code = f"""
-import resource
-from pathlib import Path
-from slm_lab.experiment.events import Row
-from slm_lab.experiment.files.sink import TensorBoard
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-board = TensorBoard(Path({str(tmp_path)!r}))
-board.add_row(Row(0, "train", {{"frame": 1, "loss": 2.0}}))
-board.close()
-"""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("TensorBoard stopped: [Errno 27]") == 1, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import slm_lab
 from slm_lab.agent.torch_settings import resolve_matmul
@@ -22,7 +24,7 @@ from slm_lab.cli import main
 from slm_lab.experiment.execute.local import fork_server as server
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.plan import TrialFailed
+from slm_lab.experiment.plan import Plan, TrialFailed
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
@@ -85,6 +87,7 @@ def test_two_runs_give_equal_tables_whatever_jobs_and_start_method(
         f"train on:  slm-lab train@{before.root} --set env.max_frame=2000",
     ]
     assert all(line.startswith("  ") and len(line) <= 80 for line in ending[1:-4])
+    assert before.trial_log().read_text() == output
     run.environment |= {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     second = run.script(f"""
 from slm_lab import Trial, load_spec
@@ -113,6 +116,26 @@ print("metrics", Trial(spec, plan=Plan(data_dir=Path("data"), jobs=1)).run())
         "spawn" if method == "spawn" else server.start_method()
     )
     run.leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    ("sessions", "mode", "searched", "expected"),
+    [
+        (1, "train", False, ["enjoy@", "--set env.max_frame=2000", "one seed", "--set meta.max_session=4"]),
+        (2, "train", False, ["enjoy@", "--set env.max_frame=2000"]),
+        (1, "train", True, []),
+        (1, "dev", False, []),
+    ],
+)
+def test_commands_after_a_run(sessions: int, mode: Any, searched: bool, expected: list[str], make_spec: Callable[..., Spec]) -> None:
+    """One session shows little, which a run says that is alone: no trial of a search, no run of a study."""
+    console = Console(file=io.StringIO()) if searched else None
+    trial = Trial(make_spec(meta={"max_session": sessions}), plan=Plan(mode=mode), console=console)
+    lines = trial._next_commands({"status": "done", "sessions": sessions})
+    assert len(lines) == len(expected)
+    assert all(word in line for word, line in zip(expected, lines, strict=True))
+    failed = trial._next_commands({"status": "failed", "sessions": 0})
+    assert ["train@" in line for line in failed] == [True] * (mode != "dev")
 
 
 def test_a_session_that_fails_and_one_that_is_killed(command: Callable[..., Command], spec_body: SpecBody) -> None:
@@ -291,6 +314,7 @@ def test_a_second_ctrl_c_names_the_folder(command: Callable[..., Command], spec_
     assert process.returncode == 130
     assert "Traceback" not in output
     assert output.splitlines()[-1] == f"interrupted; continue it with slm-lab train@{run.paths.root}"
+    assert run.paths.trial_log().read_text().splitlines()[-1] == output.splitlines()[-1]
     run.leaves_nothing()
 
 
@@ -318,8 +342,8 @@ def test_a_disk_that_fills_up(make_spec: Callable[..., Spec], tmp_path: Path, mo
         trial.run()
     output = capsys.readouterr().out.splitlines()
     assert "session 0 failed: the disk of the data folder is full (No space left on device)" in output
-    assert output[-1] == f"all files: {trial.paths.root}"
-    assert len(output) < 14
+    assert output[-2:] == [f"all files: {trial.paths.root}", f"try again: slm-lab train@{trial.paths.root}"]
+    assert len(output) < 15
 
 
 def test_an_error_at_build_leaves_nothing(tmp_path: Path, spec_body: SpecBody, capfd: pytest.CaptureFixture[str]) -> None:

@@ -74,6 +74,8 @@ class RunPaths:
     """Importance of each searched key."""
     best_spec = FileIn("{stem}_best_spec.json")
     """The spec of the best trial, loadable again."""
+    search_log = FileIn("log/{stem}_search.log")
+    """What the search prints."""
     confirmation = FileIn("confirm")
     """Folder of the run that trains the best trials again; a trial has the same number in it."""
 
@@ -171,6 +173,10 @@ class RunPaths:
         """Folder of the TensorBoard events of a Session, or of a policy."""
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
+    def tracker(self, s: int, name: str, ext: str, t: int = 0) -> Path:
+        """What a tracker (meta.track) of a Session, or of a policy, has saved (json), what it prints (log), and its lock (lock)."""
+        return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_{name}.{ext}"
+
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
         """The state of a Session ("last", with all its policies), or the weights of a policy: the best, or those at a frame."""
         name = f"s{s // self.policies}" if which == "last" else self._of(s)
@@ -188,8 +194,8 @@ class RunPaths:
         """Locked while a process runs a trial of a search."""
         return self.root / f".lock_t{t}"
 
-    def trial_log(self, t: int) -> Path:
-        """What a trial of a search prints."""
+    def trial_log(self, t: int = 0) -> Path:
+        """What a trial prints."""
         return self.log_dir / f"{self.stem}_t{t}.log"
 
     def checkpoints(self, t: int) -> list[Path]:
@@ -337,6 +343,8 @@ class StudyPaths:
     runs = FileIn("runs")
     outdated_runs = FileIn("aside")
     page = FileIn("{stem}_study.html")
+    log = FileIn("{stem}_study.log")
+    """What the study prints."""
 
     @property
     def stem(self) -> str:

@@ -8,15 +8,15 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
-from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row, RowValues
+from slm_lab.experiment.events import Emit, Event, Mode, Row, RowValues, Status
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.files.trackers import Trackers
 from slm_lab.lib.log import NotWritable, notice
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -35,8 +35,8 @@ class RunSink:
     def __call__(self, event: Event) -> None:
         """Receive an event."""
 
-    def open(self, table: int, frame: int = 0) -> None:
-        """Prepare for the rows of a table after `frame`. Call it before training, since loading TensorBoard takes a second."""
+    def open(self, table: int) -> None:
+        """Prepare for the rows of a table: the trackers start."""
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         """Save a bundle of tensors and plain Python objects atomically. Raises OSError."""
@@ -61,8 +61,8 @@ class RunSink:
     def timeline(self, session: int, spans: Spans) -> None:
         """Save the activities of each process of a Session in a time window. Raises OSError."""
 
-    def close(self) -> None:
-        """Close all files."""
+    def close(self, status: Status = "done") -> None:
+        """Close all files. Args: status: how the Session ended, for its trackers."""
 
 
 class MemorySink(RunSink):
@@ -81,30 +81,29 @@ class MemorySink(RunSink):
 
 
 class LocalSink(RunSink):
-    """Writes rows to CSV and TensorBoard, and state to checkpoints in a run folder; passes all other events to `forward`.
+    """Writes rows to CSV and to trackers, and state to checkpoints in a run folder; passes all other events to `forward`.
 
     A row is appended as soon as it is received, in a fixed format: equal numbers give equal bytes.
+
+    Args: track: names of the trackers, see meta.track.
     """
 
-    def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None) -> None:
-        self.paths, self.trial, self.forward = paths, trial, forward
+    def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None, track: Sequence[str] = ()) -> None:
+        self.paths, self.trial, self.forward, self.track = paths, trial, forward, track
         self.tables: dict[Path, CsvTable] = {}
-        self.boards: dict[int, TensorBoard] = {}
+        self.trackers: dict[int, Trackers] = {}
 
     def __call__(self, event: Event) -> None:
         match event:
             case Row(table, mode, values):
                 texts = {name: _text(name, value) for name, value in values.items()}
                 self._append(self.paths.session_df(table, mode, self.trial), tuple(values), texts)
-                self._board(table).add_row(event)
-            case CheckpointWritten(table):
-                self._board(table).flush()
-                self.forward(event)
+                self._trackers(table).add_row(event)
             case _:
                 self.forward(event)
 
-    def open(self, table: int, frame: int = 0) -> None:
-        self._board(table, frame)
+    def open(self, table: int) -> None:
+        self._trackers(table)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
@@ -152,14 +151,14 @@ class LocalSink(RunSink):
             writer.writerow(("process", "kind", "begin", "end"))
             writer.writerows((process, kind, f"{begin:.6f}", f"{end:.6f}") for process, kind, begin, end in spans)
 
-    def close(self) -> None:
+    def close(self, status: Status = "done") -> None:
         for table in self.tables.values():
             with suppress(OSError):  # closing retries a row that could not be written: that error has already ended the Session
                 table.file.close()
         self.tables.clear()
-        for board in self.boards.values():
-            board.close()
-        self.boards.clear()
+        for trackers in self.trackers.values():
+            trackers.end(status)
+        self.trackers.clear()
 
     def _append(self, path: Path, columns: tuple[str, ...], row: Mapping[str, str]) -> None:
         if (table := self.tables.get(path)) is None:
@@ -167,10 +166,10 @@ class LocalSink(RunSink):
                 self.tables[path] = table = CsvTable(path, columns)
         table.append([row.get(column, "") for column in table.columns])
 
-    def _board(self, table: int, frame: int = 0) -> TensorBoard:
-        if table not in self.boards:
-            self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial), frame)
-        return self.boards[table]
+    def _trackers(self, table: int) -> Trackers:
+        if table not in self.trackers:
+            self.trackers[table] = Trackers(self.track, self.paths, table, self.trial)
+        return self.trackers[table]
 
 
 class CsvTable:
@@ -221,58 +220,6 @@ def _writing(path: _L) -> Iterator[_L]:
         if error.errno in _READ_ONLY:
             raise NotWritable(f"cannot write {path}: {error.strerror}") from error
         raise
-
-
-class TensorBoard:
-    """Scalars for TensorBoard, if it is installed. A failure causes a notice and never ends the run.
-
-    Args: frame: frame of the last row; existing scalars after it in the folder are hidden.
-    """
-
-    def __init__(self, folder: Path, frame: int = 0) -> None:
-        self.writer: Any = None
-        if find_spec("tensorboard") is None:
-            return
-        import threading
-
-        if threading.excepthook is threading.__excepthook__:
-            threading.excepthook = _excepthook
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(str(folder), purge_step=frame + 1 if frame else None)
-        except Exception as error:
-            self._stop(error)
-
-    def add_row(self, row: Row) -> None:
-        """Add a scalar for each value of a row."""
-        scalars = {name: value for name, value in {**row.values, **row.scalars}.items() if name != "frame" and value is not None}
-        self._try(lambda writer: [writer.add_scalar(f"{row.mode}/{name}", value, row.values["frame"]) for name, value in scalars.items()])
-
-    def flush(self) -> None:
-        self._try(lambda writer: writer.flush())
-
-    def close(self) -> None:
-        self._try(lambda writer: writer.close())
-
-    def _try(self, write: Any) -> None:
-        if self.writer is not None:
-            try:
-                write(self.writer)
-            except Exception as error:
-                self._stop(error)
-
-    def _stop(self, error: Exception) -> None:
-        self.writer = None
-        notice(f"TensorBoard stopped: {error}")
-
-
-def _excepthook(args: Any) -> None:
-    """Print nothing if a thread of TensorBoard fails: the next call of its writer reports the error."""
-    import threading
-
-    if not type(args.thread).__module__.startswith("tensorboard."):
-        threading.__excepthook__(args)
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:

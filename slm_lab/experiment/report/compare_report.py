@@ -21,6 +21,7 @@ from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Curve, Estimate
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
 from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_bytes
+from slm_lab.lib.text import aligned, wrapped
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Values of --by."""
@@ -181,7 +182,8 @@ def text_table(summaries: Sequence[Summary]) -> str:
     }
     judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
     rules = [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
-    return "\n".join([*text_rows(table_lines(columns)), f"[low, high]: {INTERVAL}{explained}", *rules])
+    notes = [f"[low, high]: {INTERVAL}{explained}", *rules]
+    return "\n".join([*aligned(table_lines(columns)), *map(wrapped, notes)])
 
 
 # ---- text and files of tables
@@ -211,12 +213,6 @@ def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Return the header and the lines of a table, without empty columns."""
     kept = {title: cells for title, cells in columns.items() if cells}
     return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]
-
-
-def text_rows(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of cells with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def number_text(value: float | None) -> str:

@@ -1,13 +1,15 @@
 """Progress displays: a live table, or plain lines without a terminal; and the display of the Sessions of a trial.
 
-An OSError on write is recorded, not raised.
+An OSError on write is recorded, not raised. A display also logs what it prints, without colours.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import IO, Self, cast
@@ -62,6 +64,8 @@ class Display:
         self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
         self.live = Live(console=self.console, auto_refresh=False, transient=transient) if self.console.is_terminal else None
         self._said: set[str] = set()
+        self._log: Path | None = None
+        self._unlogged: list[str] = []
 
     def __enter__(self) -> Self:
         if self.live:
@@ -73,8 +77,25 @@ class Display:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line, above the live table."""
+        """Print a line, above the live table, and log it."""
         self.console.print(text, markup=False)
+        self.log(text)
+
+    def log(self, text: str) -> None:
+        """Append a line to the log; keep it until `log_to` names the file. An error, such as a full disk, is ignored."""
+        self._unlogged.append(text)
+        if self._log is not None:
+            with suppress(OSError), self._log.open("a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in self._unlogged)
+            self._unlogged.clear()
+
+    def log_to(self, file: Path) -> None:
+        """Append what is printed, also what was printed before, to a file in an existing folder."""
+        self._log = file.absolute()
+
+    def say_progress(self, text: str) -> None:
+        """Log a line, and print it unless there is a live table, which shows the same."""
+        (self.log if self.live else self.say)(text)
 
     def notice(self, text: str) -> None:
         """Print a line, but only the first time that it is reported."""
@@ -104,9 +125,9 @@ class LiveTable(Display):
         if self.live and (now or time >= self._due):
             self._due = time + _REFRESH
             self.live.update(Group(self.rows(), Text(self.summary(), no_wrap=True, overflow="ellipsis")), refresh=True)
-        elif not self.live and time >= self._line_due:
+        if time >= self._line_due:
             if self._line_due:
-                self.say(self.summary())
+                self.say_progress(self.summary())
             self._line_due = time + _QUIET
 
     def say_end(self, text: str) -> None:
@@ -172,9 +193,9 @@ class ProgressDisplay(Display):
             state.row = row
         if self.live:
             self._refresh()
-        elif (row is not None and (now >= state.line_due or frame >= self.max_frame)) or now >= state.quiet_due:
+        if (row is not None and (now >= state.line_due or frame >= self.max_frame)) or now >= state.quiet_due:
             state.line_due, state.quiet_due = now + _LINE_EVERY, now + _QUIET
-            self.say(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
+            self.say_progress(f"{self._name(index)}  frame {frame:,}/{self.max_frame:,}  {self._line(state)}")
 
     def ended(self, index: int, status: str, detail: str) -> None:
         """Show that Session `index` has ended."""

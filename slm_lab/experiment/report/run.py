@@ -43,6 +43,7 @@ _IGNORED_KEY_PREFIXES = (
     "meta.stall_",
     "meta.max_restart",
     "meta.observers",
+    "meta.track",
 )
 """Path prefixes of keys that do not affect learning."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")

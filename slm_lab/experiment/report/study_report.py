@@ -21,6 +21,7 @@ from slm_lab.experiment.report.metrics import Estimate, average, difference
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes
+from slm_lab.lib.text import aligned, wrapped
 from slm_lab.spec.models.study import Study
 
 SCORES = {
@@ -262,7 +263,7 @@ def markdown_table(study: Study, rows: Sequence[Row]) -> str:
 
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
-    return [*comparison.text_rows(_lines(study, rows)), explanation(study, rows)]
+    return [*aligned(_lines(study, rows)), *wrapped(explanation(study, rows), indent="").splitlines()]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:

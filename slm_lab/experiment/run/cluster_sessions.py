@@ -61,7 +61,7 @@ class _ClusterHost:
             cluster.check_total("a session and its rollout workers (meta.sampler.num_workers)", processes)
             # otherwise the learners could take the cores that their workers wait for
             self.concurrent = min(self.concurrent, int(sum(node.cores for node in cluster.nodes) // processes))
-        self.sinks = partial(RemoteSink, executor.serve(SinkServer, node=cluster.own, max_restarts=0))
+        self.sinks = partial(RemoteSink, executor.serve(SinkServer, node=cluster.own, max_restarts=0), track=meta.track)
         self._checkpoint: Location | None = None if job.resumed is None else job.resumed.trial_checkpoint(job.trial)
         self.servers = ParameterServers(self._serve, lambda: self._checkpoint, self._restarted) if meta.distributed else None
 

@@ -54,7 +54,7 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
                 return [SessionEnded(0, "stopped")]
             paths = job.open_run(session.parts.choices)
             with _logged_to(paths.session_log(0, job.trial)):
-                sink = LocalSink(paths, job.trial, job.emit)
+                sink, end = LocalSink(paths, job.trial, job.emit, job.spec.meta.track), SessionEnded(0, "failed")
                 try:
                     result = session.train(sink)
                 except BaseException as error:  # an env may raise anything
@@ -65,7 +65,7 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
                 else:
                     end = SessionEnded(0, "stopped" if result.interrupted else "done")
                 finally:
-                    sink.close()
+                    sink.close(end.status)
             job.emit(end)
             return [end]
         finally:

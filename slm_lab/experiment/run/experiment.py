@@ -14,7 +14,8 @@ from slm_lab.experiment.execute.executor import Died, Executor, Message, Resourc
 from slm_lab.experiment.execute.local.fork_server import server_in_use, use_start_method
 from slm_lab.experiment.execute.local.interrupt import stop_on_signal
 from slm_lab.experiment.files.lock import RunLock
-from slm_lab.experiment.plan import Interrupted, Plan, Stop, UserError
+from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError
+from slm_lab.experiment.report.progress import Display
 from slm_lab.lib.files import not_writable
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.models.spec import Spec
@@ -33,10 +34,13 @@ Item = TypeVar("Item")
 class Experiment:
     """Base of trial, search and study.
 
-    Attributes: lock: the lock of the folder, held while the experiment runs; None until the folder exists.
+    Attributes:
+        lock: the lock of the folder, held while the experiment runs; None until the folder exists.
+        display: prints and logs while the experiment runs; None before.
     """
 
     lock: RunLock | None = None
+    display: Display | None = None
 
     def _take_lock(self, path: Path, what: str = "run") -> None:
         """Lock the folder that contains `path`. Raises UserError if the folder is in use or cannot be written."""
@@ -56,10 +60,19 @@ class Experiment:
             with stop_on_signal(stop), server_in_use():
                 yield
         except KeyboardInterrupt as error:
-            raise Interrupted(str(error) or interrupted(), stop.number) from None
+            self._log(message := str(error) or interrupted())
+            raise Interrupted(message, stop.number) from None
+        except TrialFailed as error:
+            self._log(str(error))
+            raise
         finally:
             if self.lock is not None:
                 self.lock.release()
+
+    def _log(self, text: str) -> None:
+        """Log a message that the caller prints."""
+        if self.display is not None:
+            self.display.log(text)
 
 
 def lock_of(path: Path, what: str = "run") -> RunLock:

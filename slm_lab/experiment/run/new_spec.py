@@ -1,9 +1,10 @@
-"""The command new: write a commented spec for an env, based on an algorithm or another spec."""
+"""The command new: write a spec for an env, based on an algorithm or another spec."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 import shlex
 import textwrap
@@ -41,7 +42,22 @@ _COMMENT_LETTERS = 110
 """Maximum length of a comment."""
 
 
-def spec_text(spec: Spec, command: str) -> str:
+def strict_text(spec: Spec, file: Path) -> str:
+    """Return the text of a spec file in strict JSON: the given and recommended keys, after the path of the schema relative to `file`."""
+    lines = [line for line in commented_text(spec, "").splitlines() if not line.lstrip().startswith("//")]
+    return "\n".join([lines[0], f'  "$schema": {_json(_schema_path(file))},', *lines[1:]]) + "\n"
+
+
+def _schema_path(file: Path) -> str:
+    """Return the path from the folder of a file to the schema, by which editors find it; a URL if they are on different drives."""
+    schema = SPEC_FOLDER.absolute() / "spec.schema.json"
+    try:
+        return Path(os.path.relpath(schema, file.absolute().parent)).as_posix()
+    except ValueError:
+        return schema.as_uri()
+
+
+def commented_text(spec: Spec, command: str) -> str:
     """Return the text of a spec file: the given and recommended keys, each with a comment, and the command that runs the spec."""
     agent = spec.agent
     first = {key: value for key in ("gamma", "lam") if (value := getattr(agent.algorithm, key, None)) is not None}
@@ -150,8 +166,8 @@ class NewSpec:
         return f"{self.name}: {agent.algorithm.name} on {self.spec.env.name} for {self.spec.env.max_frame:,} frames{with_net}"
 
 
-def write_new_spec(file: Path, name: str | None, env: str, like: str | None = None) -> NewSpec:
-    """Write a commented spec for the env to a new file.
+def write_new_spec(file: Path, name: str | None, env: str, like: str | None = None, *, comments: bool = False) -> NewSpec:
+    """Write a spec for the env to a new file: in strict JSON, or with a comment for each key.
 
     Args:
         name: name of the spec; None: a name made from algorithm and env.
@@ -173,7 +189,8 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     name = name or f"{label.lower()}_{short_name(env)}"
     short = load_spec({name: body}, name)
     spec = complete(short, info.observation.has_images, info.action.kind)
-    text = spec_text(spec, f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train")
+    command = f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train"
+    text = commented_text(spec, command) if comments else strict_text(spec, file)
     written = load_spec(parse_json(text), name)  # the recommended and the given values are checked together
     _write_new(file, text)
     return NewSpec(name, written)
@@ -182,7 +199,7 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
 def _check_new(file: Path) -> None:
     """Raise UserError if a new spec cannot be written to a file."""
     if file.suffix.lower() in (".yaml", ".yml"):
-        raise UserError(f"{file}: a new spec is JSON with comments; choose a FILE that ends in .json")
+        raise UserError(f"{file}: a new spec is JSON; choose a FILE that ends in .json")
     if file.exists():
         raise UserError(f"{file} exists already and is not changed; choose another FILE")
     if not file.absolute().parent.is_dir():

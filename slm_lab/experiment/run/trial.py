@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths, file_stem, new_run
 from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.files.storage import StoredPath
+from slm_lab.experiment.files.trackers import wait_for_trackers
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.progress import ProgressDisplay, duration, number
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
@@ -179,7 +181,11 @@ class Trial(Experiment):
         return TrialResult(metrics, self.paths, self.index)
 
     def _interrupted(self) -> str:
-        return _NOTHING if self.paths is None else f"interrupted; continue it with slm-lab train@{self._shown}"
+        if self.paths is None:
+            return _NOTHING
+        if self.plan.mode == "dev":
+            return f"interrupted before all checks were made; what was written is in {self._shown}"
+        return f"interrupted; continue it with slm-lab train@{shlex.quote(str(self._shown))}"
 
     @property
     def _engine(self) -> str:
@@ -196,6 +202,7 @@ class Trial(Experiment):
         sessions, engine = self.spec.meta.max_session, self._engine
         concurrent = self.plan.concurrent_sessions(self.spec.meta)
         display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
+        self.display = display
         with display, notices_to(display.notice):
             display.start(self.spec.name)
             with watched(self.spec, stop, display) as beat, build_errors(self.spec.env.name, stop):
@@ -260,6 +267,8 @@ class Trial(Experiment):
                 replace_file(file, saved, sync=True)
         self._shown = self.plan.data_dir / paths.root.name
         self.paths = paths
+        if self._folder is None:  # what a trial of a search prints is its log already
+            display.log_to(paths.trial_log(self.index))
         self._say_begin(paths, display)
         return paths
 
@@ -293,12 +302,29 @@ class Trial(Experiment):
         if metrics.get("sessions") and graph.is_file():
             display.say(f"open {self._shown / graph.relative_to(paths.root)}")
         display.say(f"all files: {self._shown}")
-        if self.plan.mode == "dev" and metrics.get("status") == "done" and self.spec.agent.algorithm.learns:
-            display.say("checked: there were updates, every loss and gradient was finite, and weights and due target nets changed")
-        elif metrics.get("status") == "done":
-            display.say(f"play it:   slm-lab enjoy@{self._shown}")
-            display.say(f"train on:  slm-lab train@{self._shown} --set env.max_frame={2 * self.spec.env.max_frame}")
+        for line in self._next_commands(metrics):
+            display.say(line)
+        with notices_to(display.notice):
+            wait_for_trackers(paths, self.index, self.spec.meta.track, range(self.spec.meta.max_session * self.spec.policies))
         return metrics
+
+    def _next_commands(self, metrics: Mapping[str, Any]) -> list[str]:
+        """Return lines with the commands that are useful after this run; [] in mode dev."""
+        shown, status = shlex.quote(str(self._shown)), metrics.get("status")
+        if self.plan.mode == "dev" or status not in ("done", "failed"):
+            return []
+        again = [f"try again: slm-lab train@{shown}"] if status == "failed" else []
+        if not metrics["sessions"] or self._console is not None:  # in a search or study, which has its own commands
+            return again
+        lines = [*again, f"play it:   slm-lab enjoy@{shown}"]
+        if status == "done":
+            lines.append(f"train on:  slm-lab train@{shown} --set env.max_frame={2 * self.spec.env.max_frame}")
+            if self.spec.meta.max_session == 1 and self.spec.policies == 1:
+                lines += ["one seed shows little: results differ between seeds; train three more:", f"  {_FOUR.format(shown)}"]
+        return lines
+
+
+_FOUR = "slm-lab train@{} --set meta.max_session=4"
 
 
 def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:

@@ -34,7 +34,7 @@ _MAY_CHANGE = re.compile(
 )
 """Keys that may be changed when a run is continued: neither what is saved nor the columns of the tables depend on them."""
 _NO_EFFECT = re.compile(
-    r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds)"
+    r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
 """Keys of _MAY_CHANGE that do not affect any step or row."""
 _IGNORED = re.compile(r"meta\.run\b.*")

@@ -129,13 +129,14 @@ def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -
 
     sink: RunSink
     if task.open_sink is None:
-        sink = LocalSink(paths, task.trial, forward)
+        sink = LocalSink(paths, task.trial, forward, task.spec.meta.track)
     else:
         sink = task.open_sink(paths, task.trial, task.index, context.restart, forward)
+    end = SessionEnded(task.index, "failed")
     try:
-        result = session.train(sink)
+        end = SessionEnded(task.index, "stopped" if session.train(sink).interrupted else "done")
     finally:
-        sink.close()
+        sink.close(end.status)
         if lock is not None:
             lock.release()
-    return SessionEnded(task.index, "stopped" if result.interrupted else "done")
+    return end

@@ -135,7 +135,7 @@ class PolicyLearner:
     def begin(self, mode: str, sink: RunSink, stop: Stop, beat: Beat = no_beat) -> None:
         """Connect the observers; rows and checkpoints are written to the sink."""
         self.sink, self.stop, self.beat = sink, stop, beat
-        sink.open(self.table, self.clock.frame)
+        sink.open(self.table)
         clock, agent, limit = self.clock, self.agent, self.spec.meta.max_seconds
         learns = self.spec.agent.algorithm.learns
         progress = ProgressReporter(

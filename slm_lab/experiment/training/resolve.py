@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
 from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.files.trackers import check_installed
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -25,10 +26,11 @@ def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> S
 
     The search section is removed, and values that depend on a searched key follow from the spec's own values. A short spec gets the
     recommended net and keys for the spaces of its env, which is built once and closed. If meta.log_frequency is absent, a Session writes at
-    least 50 rows. Raises SpecError if the env cannot be built.
+    least 50 rows. Raises SpecError if the env cannot be built, or if a tracker of meta.track is not installed.
 
     Args: beat: called with each phase that begins, see execute.heartbeat.
     """
+    check_installed(spec.name, spec.meta)
     return _with_net(_with_log_frequency(_without_search(spec)), beat)
 
 

@@ -21,6 +21,7 @@ from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, flat, neare
 
 OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
+    "meta.track",
 )  # fmt: skip
 """Prefixes of the paths of keys that do not change what is learned."""
 

@@ -93,6 +93,9 @@ class MetaSpec(SpecModel):
     rollout workers, never for a Session."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User observers, each "package.module:Class", a subclass of slm_lab.Observer, which is called with steps, updates and rows."""
+    track: list[Literal["wandb", "mlflow", "trackio", "tensorboard"]] = []
+    """Experiment trackers to which each Session also writes its rows, the spec and its final metrics; each needs the extra of its name. One
+    that fails or blocks is switched off with a notice, and never affects the run."""
     start_method: StartMethod = "auto"
     """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in about 0.02 s each, on Linux;
     "spawn": each process loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the

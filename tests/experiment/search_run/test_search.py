@@ -135,7 +135,7 @@ def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callabl
     state, paths = state_of(made), paths_of(made)
     running = [trial.trial for trial in state.trials if trial.status == "running"]
     assert running
-    assert "continue it with search@" in output
+    assert "continue it with slm-lab search@" in output
     assert "Traceback" not in output
     for trial in running:
         assert paths.checkpoint(0, "last", trial).is_file()
@@ -156,7 +156,7 @@ def test_a_second_ctrl_c_ends_at_once(command: MakeCommand, search_body: Callabl
     begin = time.monotonic()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
-    assert "continue it with search@" in output
+    assert "continue it with slm-lab search@" in output
     assert "Traceback" not in output
     made.leaves_nothing(30.0)
     assert time.monotonic() - begin < 40

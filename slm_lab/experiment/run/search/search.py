@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -126,12 +127,14 @@ class Search(Experiment):
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
         with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted):
             result = self._run(stop)
-        if all(record.status == "failed" for record in result.records):
-            raise TrialFailed(f"all {len(result.records)} trials failed; the last: {result.records[-1].cause.strip()}", {})
+            if all(record.status == "failed" for record in result.records):
+                raise TrialFailed(f"all {len(result.records)} trials failed; the last: {result.records[-1].cause.strip()}", {})
         return result
 
     def _interrupted(self) -> str:
-        return _NOTHING if self.paths is None else f"interrupted; continue it with search@{self.paths.root.name}"
+        return (
+            _NOTHING if self.paths is None else f"interrupted; continue it with slm-lab search@{shlex.quote(str(shown(self.paths.root)))}"
+        )
 
     def _new_state(self) -> SearchState:
         from slm_lab.experiment.report.baseline import known_baseline
@@ -152,7 +155,7 @@ class Search(Experiment):
         self._proposer = proposer
         if meta.search_algorithm == "pbt":
             check_pbt(self.spec, self.space)
-        table = SearchTable(self.state.metric)
+        self.display = table = SearchTable(self.state.metric)
         with table, notices_to(table.notice):
             begin = perf_counter()
             ensure_server()  # it loads torch in the meantime
@@ -185,6 +188,7 @@ class Search(Experiment):
         if stop.requested:
             raise KeyboardInterrupt
         paths = self._open()
+        table.log_to(paths.search_log)
         threading.Thread(target=load_analysis, daemon=True).start()
         self._say_what_runs(table, self._share, perf_counter() - begin)
         self._search_stage(executor, paths, table).run(stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,13 @@ from slm_lab.experiment.report.progress import LiveTable, duration, number
 from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, TaskStart, run_plan
 from slm_lab.experiment.run.search.schedule import Decision, Exploit, Scheduler
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, metric_of, run_trial_task
+from slm_lab.lib.text import aligned, wrapped
 from slm_lab.spec.load.search_space import Values
 from slm_lab.spec.report import SpecError
 
 if TYPE_CHECKING:
     from slm_lab.experiment.report.search_report import SearchSummary
+    from slm_lab.experiment.report.trial_record import TrialRecord
 
 
 _MOST_ROWS = 16
@@ -80,10 +82,10 @@ class SearchTable(LiveTable):
         self.show(now=True)
 
     def rows(self) -> Table:
-        table, max_frame = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), self.totals.max_frame
+        table, max_frame = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True), self.totals.max_frame
         for name in ("trial", "frame", self.metric, "time"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("values", overflow="ellipsis", no_wrap=True)
+        table.add_column("values", overflow="ellipsis", no_wrap=True, ratio=1)  # it is shortened, not the numbers
         running = [trial for trial in self.totals.trials if trial.status == "running"]
         for trial in running[:_MOST_ROWS]:
             frame = f"{trial.frame:,}/{max_frame:,}"
@@ -110,17 +112,33 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
     counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
     seconds = sum(record.seconds for record in records)
     lines = [f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training"]
-    for record in [one for one in records if one.metric is not None][: max(3, state.confirm)]:
-        line = f"trial {record.trial}: {state.metric} {number(record.metric)}"
-        if record.confirmed is not None:
-            low_high = "" if record.confirmed_interval is None else f" ({' to '.join(map(number, record.confirmed_interval))})"
-            line += f", confirmed {number(record.confirmed)}{low_high}"
-        lines.append(f"{line}  {shown_values(record.values)}")
+    lines += _ranking([one for one in records if one.metric is not None][: max(3, state.confirm)], state.metric)
     if summary.importance is not None:
         shares = sorted(summary.importance.shares.items(), key=lambda item: -item[1])
         method = f"PED-ANOVA, best {summary.importance.best} of {summary.importance.trials} trials"
-        lines.append(f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}")
+        text = f"importance ({method}): {', '.join(f'{key} {share:.0%}' for key, share in shares)}"
+        lines += wrapped(text).splitlines()
     return lines
+
+
+def _ranking(records: Sequence[TrialRecord], metric: str) -> list[str]:
+    """Return a table of the best trials with their values."""
+    if not records:
+        return []
+    confirmed = any(record.confirmed is not None for record in records)
+    keys = list(dict.fromkeys(key for record in records for key in record.values))
+    short = {key: _short(key, dict.fromkeys(keys)) for key in keys}
+    head = ["trial", metric, *(["confirmed"] if confirmed else []), *short.values()]
+    cells = []
+    for record in records:
+        values = [_value(record.values[key]) if key in record.values else "-" for key in keys]
+        cells.append([str(record.trial), number(record.metric), *([_confirmed(record)] if confirmed else []), *values])
+    return aligned([head, *cells])
+
+
+def _confirmed(record: TrialRecord) -> str:
+    interval = "" if record.confirmed_interval is None else f" [{', '.join(map(number, record.confirmed_interval))}]"
+    return f"{number(record.confirmed)}{interval}"
 
 
 def shown_values(values: Mapping[str, Any]) -> str:

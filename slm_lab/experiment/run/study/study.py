@@ -155,23 +155,24 @@ class StudyExperiment(Experiment):
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
         with self._run_context(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted):
             self._run(stop)
+            failed = [state for state in self.states if state.status == "failed"]
+            if failed:
+                names = "; ".join(f"{state.run.name}: {_last_line(state.cause)}" for state in failed[:3])
+                raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
         assert self.paths is not None
-        failed = [state for state in self.states if state.status == "failed"]
-        if failed:
-            names = "; ".join(f"{state.run.name}: {_last_line(state.cause)}" for state in failed[:3])
-            raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
         return self.paths
 
     def _interrupted(self) -> str:
         if self.paths is None:
             return "interrupted; nothing was written"
-        return f"interrupted; continue it with: {self.study.source} {self.study.name} study@{self.paths.root}"
+        words = (self.study.source, self.study.name, f"study@{shown(self.paths.root)}")
+        return f"interrupted; continue it with slm-lab {shlex.join(words)}"
 
     def _run(self, stop: Stop) -> None:
         study = self.study
         adopted = adopted_runs(self.study, self.adopt)
         concurrent, _ = self._concurrency()
-        table = StudyTable(self.states, concurrent)
+        self.display = table = StudyTable(self.states, concurrent)
         with table, notices_to(table.notice), LocalExecutor(stall_notice=None) as executor:
             ensure_server()
             if self.paths is not None:
@@ -182,6 +183,7 @@ class StudyExperiment(Experiment):
             gpus = 0 if ended and not missing else self._check_builds(executor, missing, stop)
             concurrent = table.concurrent = gpu_runs(self.study.runs, concurrent, gpus)
             paths = self._open()
+            table.log_to(paths.log)
             self._set_aside(paths, known, table)
             self._read_states(paths, known, adopted)
             table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")

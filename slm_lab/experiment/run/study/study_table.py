@@ -49,9 +49,9 @@ class StudyTable(LiveTable):
         self.say_end(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
 
     def rows(self) -> Table:
-        table, now = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), perf_counter()
+        table, now = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True), perf_counter()
         for name in ("entry", "env"):
-            table.add_column(name, no_wrap=True, overflow="ellipsis")
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
         for name in ("random_seed", "frames", "time"):
             table.add_column(name, justify="right", no_wrap=True)
         for state in self.states:

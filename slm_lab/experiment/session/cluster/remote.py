@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from slm_lab.experiment.events import CheckpointWritten, Emit, Event, Mode, Row
+from slm_lab.experiment.events import Emit, Event, Mode, Row, Status
 from slm_lab.experiment.execute.ray.connect import PACKED, Remote, unpack
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import CheckpointKind, LocalSink, Position, RunSink, Spans
@@ -296,18 +296,18 @@ class SinkServer:
         self._restarts: dict[int, int] = {}
         self._errors: dict[int, Exception] = {}
 
-    def begin(self, session: int, restart: int, paths: RunPaths, trial: int) -> None:
+    def begin(self, session: int, restart: int, paths: RunPaths, trial: int, track: Sequence[str] = ()) -> None:
         """Accept rows from a Session from now on, but only from its process number `restart`."""
         if restart < self._restarts.get(session, 0):
             raise Superseded(f"session {session} was restarted elsewhere")
         if (before := self._sinks.pop(session, None)) is not None:
-            before.close()
+            before.close("failed")
         self._errors.pop(session, None)
         self._restarts[session] = restart
-        self._sinks[session] = LocalSink(paths, trial)
+        self._sinks[session] = LocalSink(paths, trial, track=track)
 
-    def write(self, session: int, restart: int, event: Row | CheckpointWritten) -> None:
-        """Pass an event to the Session's LocalSink. An error is stored and raised by the Session's next `call`."""
+    def write(self, session: int, restart: int, event: Row) -> None:
+        """Pass a row to the Session's LocalSink. An error is stored and raised by the Session's next `call`."""
         if restart != self._restarts.get(session):
             return
         try:
@@ -325,22 +325,24 @@ class SinkServer:
 
 
 class RemoteSink(RunSink):
-    """The RunSink of a Session on any node. Events other than rows are passed to `emit`."""
+    """The RunSink of a Session on any node. Events other than rows are passed to `emit`. Args: track: names of the trackers."""
 
-    def __init__(self, server: Remote, paths: RunPaths, trial: int, session: int, restart: int, emit: Emit) -> None:
+    def __init__(
+        self, server: Remote, paths: RunPaths, trial: int, session: int, restart: int, emit: Emit, *, track: Sequence[str] = ()
+    ) -> None:
         self.server, self.session, self.restart, self.emit = server, session, restart, emit
         self.files = LocalSink(paths, trial)
         """Writes checkpoints directly from this node; rows are sent to the server."""
-        server.call("begin", session, restart, paths, trial)
+        server.call("begin", session, restart, paths, trial, track)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, (Row, CheckpointWritten)):
+        if isinstance(event, Row):
             self.server.send("write", self.session, self.restart, event)
-        if not isinstance(event, Row):
+        else:
             self.emit(event)
 
-    def open(self, table: int, frame: int = 0) -> None:
-        self._call("open", table, frame)
+    def open(self, table: int) -> None:
+        self._call("open", table)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         self.files.save(table, which, bundle)
@@ -365,8 +367,8 @@ class RemoteSink(RunSink):
     def timeline(self, session: int, spans: Spans) -> None:
         self._call("timeline", session, spans)
 
-    def close(self) -> None:
-        self._call("close")
+    def close(self, status: Status = "done") -> None:
+        self._call("close", status)
 
     def _call(self, method: str, *args: Any) -> Any:
         return self.server.call("call", self.session, self.restart, method, *args)

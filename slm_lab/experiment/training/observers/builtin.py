@@ -6,14 +6,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.files.bundle import rank
 from slm_lab.experiment.files.sink import CheckpointKind
 from slm_lab.experiment.training.observers.base import CURRENT_COLUMNS, Observer
 from slm_lab.lib.clock import Clock
-from slm_lab.lib.log import PlainError
+from slm_lab.lib.log import PlainError, notice
 from slm_lab.lib.records import Episode, Metrics
 
 Save = Callable[[CheckpointKind, dict[str, Any]], None]
@@ -191,8 +191,20 @@ class DevCheckError(PlainError):
     """A check of mode dev failed."""
 
 
+DEV_CHECKS = {
+    "env": "env: reset and a step returned what its spaces allow",
+    "updates": "updates of the weights: {}",
+    "finite": "loss and gradient norm of every update are finite",
+    "target": "target net: changes in due updates, and in no other",
+    "weights": "weights differ from the initial ones",
+}
+"""Checks of mode dev, in order; that of the env (training.env_check) is made before the run begins."""
+
+
 class DevChecks(Observer):
     """Checks of mode dev: loss and gradient of each update are finite, there is an update, the weights change, and a target net if due.
+
+    The list of checks with their results is a notice, at the end or when one has failed.
 
     Args:
         weights: returns copies of the agent's weights.
@@ -210,10 +222,11 @@ class DevChecks(Observer):
         self.updates += 1
         for name, value in (("loss", metrics.loss), ("grad_norm", metrics.grad_norm)):
             if value is not None and not math.isfinite(value):
-                raise DevCheckError(f"{name} is {value} in update {self.updates}")
+                self._fail("finite", f"{name} is {value} in update {self.updates}")
         before, now = self.target_before, self.target()
         if before is not None and now is not None and now[0] == before[0] and not _equal(now[1], before[1]):
-            raise DevCheckError(f"the target net changed in update {self.updates} although no update was due (agent.net.update_frequency)")
+            why = "although no update was due (agent.net.update_frequency)"
+            self._fail("target", f"the target net changed in update {self.updates} {why}")
         self.target_before = now
         if self.updates == 1 and now is not None:
             self.early_targets = now[0]
@@ -225,14 +238,33 @@ class DevChecks(Observer):
         if not self.before:
             return
         if self.updates == 0:
-            raise DevCheckError(
-                "the run ended before the first update: raise env.max_frame, or lower training_start_step, training_frequency or batch_size"
-            )
+            lower = "lower training_start_step, training_frequency or batch_size"
+            self._fail("updates", f"the run ended before the first update: raise env.max_frame, or {lower}")
+        first, last, due = self.first_target, self.target_before, self._due
+        if first is not None and last is not None and due > 0 and _equal(first[1], last[1]):
+            self._fail("target", f"{due} updates of the target net were due, but its parameters did not change")
         if _equal(self.before, self.weights()):
-            raise DevCheckError(f"no weight changed in {self.updates} updates")
-        first, last = self.first_target, self.target_before
-        if first is not None and last is not None and last[0] > self.early_targets and _equal(first[1], last[1]):
-            raise DevCheckError(f"{last[0] - self.early_targets} updates of the target net were due, but its parameters did not change")
+            self._fail("weights", f"no weight changed in {self.updates} updates")
+        notice(self._report())
+
+    @property
+    def _due(self) -> int:
+        """Number of target net updates that must have changed its parameters."""
+        return 0 if self.target_before is None else self.target_before[0] - self.early_targets
+
+    def _fail(self, check: str, reason: str) -> NoReturn:
+        notice(self._report(check))
+        raise DevCheckError(reason)
+
+    def _report(self, failed: str | None = None) -> str:
+        """Return a line for each check. Args: failed: the check that failed; those after it in DEV_CHECKS are not made."""
+        target = "no target net" if self.target_before is None else "ok" if self._due > 0 else "none was due"
+        marks = dict.fromkeys(DEV_CHECKS, "ok") | {"target": target}
+        if failed is not None:
+            later = list(DEV_CHECKS)[list(DEV_CHECKS).index(failed) + 1 :]
+            marks |= {failed: "failed", **dict.fromkeys(later, "not reached")}
+        lines = [f"  {mark:<13}  {DEV_CHECKS[check].format(self.updates)}" for check, mark in marks.items()]
+        return "\n".join(["checks:", *lines])
 
 
 def _equal(left: Any, right: Any) -> bool:

@@ -1,0 +1,271 @@
+"""Experiment trackers (meta.track): this module passes a Session's rows on to processes of slm_lab.experiment.track.
+
+Each table has one process per tracker. A tracker's library therefore uses neither the random generators, the threads nor the signal
+handlers of a Session, and a tracker that fails or blocks cannot stop the Session: rows that its process does not read are kept here, and
+after a failure, or if a row is not taken for _HANG_SECONDS, the tracker is switched off with one notice. The process goes on by itself
+after the last row, for at most END_SECONDS; `wait_for_trackers` waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import slm_lab
+from slm_lab.experiment.events import Row, Status
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.lib.log import notice
+from slm_lab.spec.models.meta import MetaSpec
+from slm_lab.spec.report import Problem, SpecError
+
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+MODULE = "slm_lab.experiment.track.tracker_process"
+"""Run by each process."""
+_HANG_SECONDS = 120.0
+"""Seconds after which a tracker that has not taken a row is switched off."""
+END_SECONDS = 120.0
+"""Seconds that a process has after the last row, such as for an upload."""
+_WRITE_SECONDS = 5.0
+"""Seconds that the last rows may wait for a process that still starts."""
+_SHOW_SECONDS = 2.0
+"""Seconds after which `wait_for_trackers` says what it waits for."""
+_KINDS = {
+    "return": ("total_reward", "total_reward_ma", "return_new", "current_return", "current_return_se", "worker_reward"),
+    "episode": ("epi", "epi_new", "current_epi"),
+    "time": ("wall_t", "fps", "t", "opt_step", "global_frame"),
+    "schedule": ("lr", "explore_var", "entropy_coef"),
+}
+_KIND = {column: kind for kind, columns in _KINDS.items() for column in columns}
+"""Column → kind; the others, such as loss, entropy and an algorithm's diagnostics, are of the kind "loss"."""
+_OF_EVALUATION = ("return", "episode")
+"""Kinds of columns that describe an evaluation; its other columns repeat those of training rows."""
+
+
+def check_installed(spec_name: str, meta: MetaSpec) -> None:
+    """Raise SpecError with a problem for each tracker of meta.track whose library is not installed."""
+    missing = [(index, name) for index, name in enumerate(meta.track) if find_spec(name) is None]
+    if missing:
+        needs = "needs the package {0}: pip install 'slm-lab[{0}]'"
+        raise SpecError(spec_name, [Problem(f"meta.track[{index}]", needs.format(name)) for index, name in missing])
+
+
+def tagged(row: Row) -> dict[str, float]:
+    """Return the known finite values of a row by tag: "return/total_reward", "loss/entropy", "eval/total_reward"."""
+    tags = {}
+    for column, value in {**row.values, **row.scalars}.items():
+        kind = "info" if column.startswith("info_") else _KIND.get(column, "loss")
+        if column == "frame" or value is None or not math.isfinite(value):
+            continue
+        if row.mode == "train":
+            tags[f"{kind}/{column}"] = value
+        elif kind in _OF_EVALUATION:
+            tags[f"eval/{column}"] = value
+    return tags
+
+
+def step_of(row: Row) -> int:
+    """Return the frame of a row, in a distributed run the global frame."""
+    return int(row.values.get("global_frame") or row.values["frame"] or 0)
+
+
+class Trackers:
+    """The trackers of one table: those that `names` lists. Creating it starts their processes."""
+
+    def __init__(self, names: Iterable[str], paths: RunPaths, table: int, trial: int = 0) -> None:
+        self.links = [TrackerLink(name, paths, table, trial) for name in dict.fromkeys(names)]
+
+    def add_row(self, row: Row) -> None:
+        """Pass a row on, without waiting."""
+        if self.links:
+            message = {"step": step_of(row), "mode": row.mode, "values": tagged(row)}
+            for link in self.links:
+                link.send(message)
+
+    def end(self, status: Status) -> None:
+        """Pass on how the Session ended, without waiting."""
+        for link in self.links:
+            link.end(status)
+
+
+class TrackerLink:
+    """The connection to the process of one tracker of one table."""
+
+    def __init__(self, name: str, paths: RunPaths, table: int, trial: int) -> None:
+        self.name, self.log = name, paths.tracker(table, name, "log", trial)
+        self._rows, self._read = bytearray(), bytearray()
+        self._waiting: deque[float] = deque()
+        """Time at which each row was sent that the tracker has not taken."""
+        self._process: subprocess.Popen[bytes] | None = None
+        about = {"tracker": name, "root": str(paths.root.absolute()), "spec": paths.spec_name, "table": table, "trial": trial}
+        try:
+            self._start({**about, "policies": paths.policies})
+        except OSError as error:
+            self._switch_off(f"its process cannot be started: {error.strerror or error}")
+
+    def _start(self, about: Mapping[str, Any]) -> None:
+        """Start the process, and pass on which table it tracks. Raises OSError."""
+        package = str(Path(slm_lab.__file__).parents[1])
+        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        with self.log.open("ab") as log, self.log.open("ab") as lock:
+            fds: tuple[int, ...] = ()
+            if fcntl is not None:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_SH)  # before the process runs, so that `wait_for_trackers` does not miss it
+                fds = (lock.fileno(),)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": path},
+                pass_fds=fds,
+                start_new_session=True,  # a signal to this process or its group does not reach it
+            )
+        for fd in self._fds:
+            os.set_blocking(fd, False)
+        self._write({**about, "lock": next(iter(fds), None), "file": str(self.log.absolute().with_suffix(".json")), "limit": END_SECONDS})
+
+    @property
+    def _fds(self) -> tuple[int, int]:
+        """The descriptors of the pipes to and from the running process."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin.fileno(), self._process.stdout.fileno()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Pass a row on. Switch the tracker off if it has failed, or has not taken an earlier row for too long."""
+        self._receive()
+        if self._waiting and time.monotonic() - self._waiting[0] > _HANG_SECONDS:
+            self._switch_off(f"it has not taken a row for {_HANG_SECONDS:g} s")
+        if self._process is not None:
+            self._waiting.append(time.monotonic())
+            self._write(message)
+
+    def end(self, status: Status) -> None:
+        """Pass on how the Session ended, and close the connection: the process goes on by itself."""
+        self._receive()
+        if self._process is not None:
+            self._write({"end": status})
+            deadline = time.monotonic() + _WRITE_SECONDS
+            while self._rows and time.monotonic() < deadline:
+                select.select([], [self._fds[0]], [], 0.1)
+                self._write()
+        self._close()
+
+    def _write(self, message: Mapping[str, Any] | None = None) -> None:
+        """Write what the pipe has space for, without waiting."""
+        if message is not None:
+            self._rows += json.dumps(message).encode() + b"\n"
+        try:
+            while self._rows:
+                del self._rows[: os.write(self._fds[0], self._rows)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the process has died, which _receive reports
+            self._rows.clear()
+
+    def _receive(self) -> None:
+        """Read what the process has sent: a line for each row, and a reason if it has failed."""
+        ended = False
+        with suppress(BlockingIOError):
+            while self._process is not None and not ended:
+                data = os.read(self._fds[1], 2**16)
+                self._read += data
+                ended = not data
+        *lines, rest = self._read.split(b"\n")
+        self._read = bytearray(rest)
+        for line in lines:
+            if line:
+                self._switch_off(line.decode(errors="replace"))
+                return
+            self._waiting.popleft()
+        if ended:
+            self._switch_off("its process has died")
+
+    def _switch_off(self, reason: str) -> None:
+        self._waiting.clear()
+        self._close()
+        notice(switched_off(self.name, reason, self.log))
+
+    def _close(self) -> None:
+        if self._process is not None:
+            for stream in (self._process.stdin, self._process.stdout):
+                assert stream is not None
+                with suppress(OSError):
+                    stream.close()
+            self._process.wait()  # it has started another process and ended
+            self._process = None
+
+
+def switched_off(name: str, reason: str, log: Path) -> str:
+    """Return the notice about a tracker that failed."""
+    return f"{name} (meta.track) is switched off: {reason}; the run continues; see {log.parent.name}/{log.name}"
+
+
+def wait_for_trackers(paths: RunPaths, trial: int, names: Sequence[str], tables: Iterable[int]) -> None:
+    """Wait until the processes of all trackers have ended, at most about END_SECONDS; print a notice for each that failed at its end."""
+    begin, said = time.monotonic(), False
+    for name, table in product(dict.fromkeys(names), tables):
+        log = paths.tracker(table, name, "log", trial)
+        while is_running(log) and time.monotonic() < begin + END_SECONDS + _SHOW_SECONDS:
+            if not said and time.monotonic() > begin + _SHOW_SECONDS:
+                notice(f"waiting for {name} (meta.track) to finish, at most {END_SECONDS:.0f} s")
+                said = True
+            time.sleep(0.05)
+        if (reason := read_state(log.with_suffix(".json")).get("failed")) is not None:
+            notice(switched_off(name, reason, log))
+
+
+def read_state(file: Path) -> dict[str, Any]:
+    """Return what a tracker has saved: the id of its run, the last step of each mode, and a reason if it failed; {} without a file."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def is_running(log: Path) -> bool:
+    """Return whether a process of a tracker is running: it shares a lock on its log (flock). False on Windows."""
+    if fcntl is None:
+        return False
+    try:
+        with log.open("rb") as opened:
+            fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def take_turn(fd: int | None) -> None:
+    """Wait until no other process has the turn (lockf, which is independent of flock), and take it until this process ends.
+
+    The process of an earlier start of the run, which may still be uploading, has it. Returns after END_SECONDS in any case.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while fcntl is not None and fd is not None and time.monotonic() < deadline:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it is taken
+            time.sleep(0.1)
+        else:
+            return

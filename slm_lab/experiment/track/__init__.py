@@ -1,0 +1,1 @@
+"""Adapters to experiment trackers, and the process that runs one of them."""

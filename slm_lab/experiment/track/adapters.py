@@ -1,0 +1,291 @@
+"""One adapter per tracker. Each creates one run per table: grouped by trial, search or study, with the spec as its configuration.
+
+Names of projects and servers come from the environment variables of each library (WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_PROJECT, …);
+the project is otherwise "slm_lab".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slm_lab.experiment.events import Status
+from slm_lab.experiment.files.paths import RunPaths, study_in
+from slm_lab.experiment.files.trackers import take_turn
+from slm_lab.spec.report import flat
+
+PROJECT = "slm_lab"
+Scalar = str | int | float | bool
+
+
+class _Place(NamedTuple):
+    """Where a run stands in its experiment."""
+
+    group: str
+    """Name of the folder of the trial, search or study."""
+    prefix: str
+    """What distinguishes the run from others of the group, without its Session."""
+    folder: Path
+    """The folder of the trial, search or study."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """One table of a run folder."""
+
+    paths: RunPaths
+    trial: int = 0
+    table: int = 0
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The saved spec, without its record of starts."""
+        ((_, body),) = json.loads(self.paths.trial_spec(self.trial).read_text(encoding="utf-8")).items()
+        meta = {key: value for key, value in body["meta"].items() if key != "run"}
+        return {**body, "meta": meta, "name": self.paths.spec_name}
+
+    @cached_property
+    def settings(self) -> dict[str, Scalar]:
+        """The keys of the spec by path; lists as JSON; without keys that are null."""
+        found = dict(flat(self.spec))
+        return {key: value if isinstance(value, Scalar) else json.dumps(value) for key, value in found.items() if value is not None}
+
+    @cached_property
+    def place(self) -> _Place:
+        root = self.paths.root
+        runs = root.parent.parent
+        if runs.name == "runs" and study_in(runs.parent) is not None:
+            return _Place(runs.parent.name, f"{root.parent.name}_", runs.parent)
+        if root.name == "confirm" and self.paths.holds_trials:
+            return _Place(root.parent.name, f"confirm_t{self.trial}_", root.parent)
+        return _Place(root.name, f"t{self.trial}_" if self.paths.search_state.exists() else "", root)
+
+    @property
+    def group(self) -> str:
+        return self.place.group
+
+    @property
+    def name(self) -> str:
+        """Name of the run: with its group, since trackers also list runs without their groups."""
+        session, policy = divmod(self.table, self.paths.policies)
+        return f"{self.group}_{self.place.prefix}s{session}" + (f"_p{policy}" if self.paths.policies > 1 else "")
+
+
+class Adapter(ABC):
+    """A tracker. Every method may raise anything: the tracker is then switched off."""
+
+    @abstractmethod
+    def start(self, run: TrackedRun, known: str | None) -> str:
+        """Begin a run, or continue the run with the id `known`; return the id of the run."""
+
+    @abstractmethod
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Track the values of a row by tag, see `tagged`."""
+
+    @abstractmethod
+    def end(self, status: Status, metrics: Mapping[str, float]) -> None:
+        """Track the final metrics, and end the run."""
+
+
+class Wandb(Adapter):
+    """Weights & Biases. With WANDB_MODE=offline it writes to the run's log folder; `wandb sync` uploads it."""
+
+    def start(self, run: TrackedRun, known: str | None) -> str:
+        import wandb
+
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            group=run.group,
+            name=run.name,
+            id=known,
+            resume="allow" if known else None,
+            dir=str(run.paths.log_dir),
+            config=run.spec,
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        return str(self.run.id)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def end(self, status: Status, metrics: Mapping[str, float]) -> None:
+        self.run.summary.update({**{f"metric/{name}": value for name, value in metrics.items()}, "status": status})
+        self.run.finish(exit_code=int(status == "failed"))
+
+
+class MLflow(Adapter):
+    """MLflow. Without MLFLOW_TRACKING_URI it writes to mlflow.db, an SQLite file in the data folder."""
+
+    _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+    _PARAM_LETTERS, _PARAMS = 500, 100
+    """Maximum letters of a value, and number of values in one request, that every server accepts."""
+
+    def start(self, run: TrackedRun, known: str | None) -> str:
+        from mlflow.tracking import MlflowClient
+
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        home = run.place.folder.parent
+        with nullcontext() if uri else (home / ".mlflow.lock").open("ab") as lock:
+            take_turn(None if lock is None else lock.fileno())  # the first of several processes creates the tables
+            self.client = MlflowClient(uri or f"sqlite:///{home / 'mlflow.db'}")
+            experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
+        if known is not None:
+            self.id = known
+            self.client.update_run(known, "RUNNING")
+            return known
+        tags = {"group": run.group, "spec": run.paths.spec_name, "mlflow.note.content": str(run.paths.root)}
+        self.id = self.client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
+        self._log_params(run.settings)
+        return self.id
+
+    def _experiment(self, name: str) -> str:
+        found = self.client.get_experiment_by_name(name)
+        return str(found.experiment_id if found is not None else self.client.create_experiment(name))
+
+    def _log_params(self, settings: Mapping[str, Scalar]) -> None:
+        from mlflow.entities import Param
+
+        params = [Param(_mlflow_name(key), str(value)[: self._PARAM_LETTERS]) for key, value in settings.items()]
+        for at in range(0, len(params), self._PARAMS):
+            self.client.log_batch(self.id, params=params[at : at + self._PARAMS])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        moment = int(1000 * time.time())
+        self.client.log_batch(self.id, metrics=[Metric(_mlflow_name(tag), value, moment, step) for tag, value in values.items()])
+
+    def end(self, status: Status, metrics: Mapping[str, float]) -> None:
+        self.log(int(metrics.get("frame", 0)), {f"metric/{name}": value for name, value in metrics.items()})
+        self.client.set_terminated(self.id, self._STATUS[status])
+
+
+def _mlflow_name(tag: str) -> str:
+    """Replace the characters that MLflow does not accept in names, such as brackets."""
+    return "".join(letter if letter.isalnum() or letter in "_-. /:" else "_" for letter in tag)
+
+
+class Trackio(Adapter):
+    """Trackio. It writes to its local folder (TRACKIO_DIR), which `trackio show` displays; TRACKIO_SPACE_ID: to a Hugging Face Space."""
+
+    def start(self, run: TrackedRun, known: str | None) -> str:
+        import trackio
+
+        name = known or run.name
+        self.run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
+            name=name,
+            group=run.group,
+            config=dict(run.settings),
+            space_id=os.environ.get("TRACKIO_SPACE_ID"),
+            resume="allow" if known else "never",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+        return name
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+        self.step = step
+
+    def end(self, status: Status, metrics: Mapping[str, float]) -> None:
+        self.run.log({f"metric/{name}": value for name, value in metrics.items()}, step=int(metrics.get("frame", 0)))
+        self.run.finish()
+
+
+class TensorBoard(Adapter):
+    """TensorBoard event files in the run's log folder, with the settings as hparams and the spec as text."""
+
+    _METRICS = ("return/current_return", "return/total_reward", "eval/total_reward")
+    """Tags in the table of the page HPARAMS."""
+
+    def start(self, run: TrackedRun, known: str | None) -> str:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder = run.paths.tensorboard(run.table, run.trial)
+        self.writer = EventFileWriter(str(folder))
+        if known is None:
+            self._add(0, _text("spec", f"```json\n{json.dumps(run.spec, indent=2, ensure_ascii=False)}\n```"))
+            for summary in _hparams(run.settings, run.group, self._METRICS):
+                self._add(0, summary)
+        return folder.name
+
+    def _add(self, step: int, summary: Any) -> None:
+        import time
+
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self.writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        self._add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]))
+        self.writer.flush()
+
+    def end(self, status: Status, metrics: Mapping[str, float]) -> None:
+        self.log(int(metrics.get("frame", 0)), {f"metric/{name}": value for name, value in metrics.items()})
+        self._add(0, _session_end(status))
+        self.writer.close()
+
+
+def _text(tag: str, text: str) -> Any:
+    """Return a summary for the page TEXT of TensorBoard."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.plugins.text.metadata import create_summary_metadata
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=shape)
+    metadata = create_summary_metadata(display_name=tag, description="")
+    return Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)])
+
+
+def _hparams(settings: Mapping[str, Scalar], group: str, metrics: tuple[str, ...]) -> list[Any]:
+    """Return the summaries of an experiment and of the start of one run, for the page HPARAMS of TensorBoard."""
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    start = plugin_data_pb2.SessionStartInfo(group_name=group)
+    infos = []
+    for key, value in settings.items():
+        kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+        setattr(start.hparams[key], f"{kind}_value", value)
+        data_type = api_pb2.DataType.Value("DATA_TYPE_FLOAT64" if kind == "number" else f"DATA_TYPE_{kind.upper()}")
+        infos.append(api_pb2.HParamInfo(name=key, type=data_type))
+    metric_infos = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
+    experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metric_infos)
+    return [
+        _of_hparams(metadata.EXPERIMENT_TAG, experiment=experiment),
+        _of_hparams(metadata.SESSION_START_INFO_TAG, session_start_info=start),
+    ]
+
+
+def _session_end(status: Status) -> Any:
+    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+    value = api_pb2.Status.Value("STATUS_FAILURE" if status == "failed" else "STATUS_SUCCESS")
+    return _of_hparams(metadata.SESSION_END_INFO_TAG, session_end_info=plugin_data_pb2.SessionEndInfo(status=value))
+
+
+def _of_hparams(tag: str, **content: Any) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.plugins.hparams import metadata, plugin_data_pb2
+
+    data = plugin_data_pb2.HParamsPluginData(version=metadata.PLUGIN_DATA_VERSION, **content)
+    plugin = SummaryMetadata.PluginData(plugin_name=metadata.PLUGIN_NAME, content=data.SerializeToString())
+    return Summary(value=[Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))])
+
+
+ADAPTERS: dict[str, type[Adapter]] = {"wandb": Wandb, "mlflow": MLflow, "trackio": Trackio, "tensorboard": TensorBoard}
+"""Name in meta.track → adapter."""

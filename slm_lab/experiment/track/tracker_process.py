@@ -1,0 +1,126 @@
+"""The process of one tracker of one table; see files/trackers.py for the other side.
+
+stdin: a line that names the table, a line for each row, and a line with the status of the Session. stdout: an empty line for each row that
+the tracker has taken, or a line with the reason of a failure. What the tracker's library prints is appended to a log file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+
+def main() -> None:
+    """Continue in the background as a process without a parent, and track until the Session ends."""
+    if hasattr(os, "fork") and os.fork():
+        os._exit(0)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    tracking = _Tracking(replies)
+    threading.Thread(target=tracking.read, args=(sys.stdin.buffer,), daemon=True).start()
+    code = tracking.run()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # the disk is full
+            stream.flush()
+    os._exit(code)  # without waiting for threads of the library
+
+
+class _Tracking:
+    """Passes the messages of a Session on to an adapter. Args: replies: descriptor of the pipe to the Session."""
+
+    def __init__(self, replies: int) -> None:
+        self.replies = replies
+        self.messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self.file = Path()
+        self.state: dict[str, Any] = {}
+        """What is saved in `file`, see files.trackers.read_state."""
+
+    def read(self, lines: Iterable[bytes]) -> None:
+        """Queue the messages until the Session has ended; if its library blocks then, end this process after some time."""
+        limit, message = 0.0, dict[str, Any]()
+        for line in lines:
+            with suppress(ValueError):  # an incomplete line of a killed process
+                message = json.loads(line)
+                if "file" in message:
+                    self.file, limit = Path(message.pop("file")), message.pop("limit")
+                self.messages.put(message)
+        if "end" not in message:  # the Session's process was killed, or has switched the tracker off
+            self.messages.put({"end": "failed"})
+        time.sleep(limit)
+        self._failed(f"it did not finish within {limit:g} s")
+        os._exit(1)
+
+    def run(self) -> int:
+        """Track until the Session ends; return the exit code."""
+        try:
+            self._track(**self.messages.get())
+        except BaseException as error:  # also a SystemExit of the library
+            traceback.print_exc()
+            self._failed(_in_a_line(error))
+            return 1
+        return 0
+
+    def _track(self, tracker: str, root: str, spec: str, table: int, trial: int, policies: int, lock: int | None) -> None:
+        from slm_lab.experiment.files.paths import RunPaths
+        from slm_lab.experiment.files.trackers import read_state, take_turn
+        from slm_lab.experiment.track.adapters import ADAPTERS, TrackedRun
+        from slm_lab.experiment.track.summary import summary
+
+        paths = RunPaths(Path(root), spec)
+        paths.__dict__["policies"] = policies
+        take_turn(lock)
+        self.state = {key: value for key, value in read_state(self.file).items() if key != "failed"}
+        adapter = ADAPTERS[tracker]()
+        self.state["id"] = adapter.start(TrackedRun(paths, trial, table), self.state.get("id"))
+        self._save()
+        while "end" not in (message := self.messages.get()):
+            step, mode, values = message["step"], message["mode"], message["values"]
+            if step > self._steps.get(mode, -1):
+                adapter.log(step, values)
+                self._steps[mode] = step
+                self._save()
+            self._reply("")
+        adapter.end(message["end"], summary(paths, trial, table))
+
+    @property
+    def _steps(self) -> dict[str, int]:
+        """The last step of each mode: a continued run repeats the rows after its checkpoint, which are not tracked again."""
+        steps: dict[str, int] = self.state.setdefault("steps", {})
+        return steps
+
+    def _failed(self, reason: str) -> None:
+        self.state["failed"] = reason
+        with suppress(OSError):
+            self._save()
+        self._reply(reason)
+
+    def _save(self) -> None:
+        from slm_lab.lib.files import replace_file
+
+        replace_file(self.file, json.dumps(self.state).encode())
+
+    def _reply(self, text: str) -> None:
+        with suppress(OSError):  # the Session has ended
+            os.write(self.replies, f"{text}\n".encode())
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Text for the terminal that fits its width."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+WIDTH = 80
+"""Columns of a terminal that every table fits."""
+_NAME = 32
+"""Maximum letters of a cell in the first column of a table that is too wide."""
+
+
+def shorten(text: str, letters: int) -> str:
+    """Return a text with its middle replaced by "…" if it is longer: names of runs differ at their ends."""
+    if len(text) <= letters:
+        return text
+    end = (letters - 1) // 2
+    return f"{text[: letters - 1 - end]}…{text[len(text) - end :]}"
+
+
+def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+    """Return lines of cells, the first of which is the header, with aligned columns.
+
+    A table that is wider than `width` is divided into blocks of columns, one below the other; each has the first column.
+    """
+    columns = list(zip(*lines, strict=True))
+    if sum(_width(column) + 2 for column in columns) - 2 <= width:
+        return _rows(columns)
+    first = [shorten(cell, _NAME) for cell in columns[0]]
+    blocks = [[first]]
+    for column in columns[1:]:
+        fitting = [shorten(cell, width - _width(first) - 2) for cell in column]
+        if len(blocks[-1]) > 1 and sum(_width(one) + 2 for one in [*blocks[-1], fitting]) - 2 > width:
+            blocks.append([first])
+        blocks[-1].append(fitting)
+    return [line for number, block in enumerate(blocks) for line in [*([""] if number else []), *_rows(block)]]
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(map(len, column))
+
+
+def _rows(columns: Sequence[Sequence[str]]) -> list[str]:
+    padded = [[cell.ljust(_width(column)) for cell in column] for column in columns]
+    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+
+
+def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
+    """Return a paragraph in lines of at most `width` letters; lines after the first are indented. Words and paths are not divided."""
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,31 @@
+"""Tables that fit the terminal."""
+
+from __future__ import annotations
+
+from slm_lab.lib.text import aligned, shorten, wrapped
+
+
+def test_a_table_that_fits_is_one_block() -> None:
+    assert aligned([["name", "seeds", "return"], ["a", "4", "12.5"], ["long", "10", "-"]]) == [
+        "name  seeds  return",
+        "a     4      12.5",
+        "long  10     -",
+    ]
+
+
+def test_a_wide_table_is_divided_by_columns() -> None:
+    head, line = ["run", "first", "second", "third"], ["ab", "1" * 10, "2" * 12, "3" * 30]
+    assert aligned([head, line], 30) == [
+        "run  first       second",
+        f"ab   {'1' * 10}  {'2' * 12}",
+        "",
+        "run  third",
+        f"ab   {'3' * 12}…{'3' * 12}",
+    ]
+
+
+def test_long_names_keep_their_ends() -> None:
+    assert shorten("ppo_cartpole_2026_11_27_232513", 13) == "ppo_ca…232513"
+    assert shorten("short", 5) == "short"
+    path = "/data/" + "x" * 90
+    assert wrapped(f"all files are in {path} now", 40) == f"all files are in\n  {path}\n  now"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 
 from slm_lab.experiment.files.find import BEST, Choice, find_training
 from slm_lab.experiment.files.lock import unfinished
-from slm_lab.experiment.files.paths import run_paths_in, study_in
+from slm_lab.experiment.files.paths import StudyPaths, run_paths_in, study_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import (
     Aligned,
@@ -260,7 +261,11 @@ def study_results(word: str, choice: Choice = BEST) -> list[Run]:
     paths = study_in(Path(word))
     if paths is None:
         return []
-    found = [ResultRun(file) for file in sorted(paths.results.glob("*.json"))]
+    order = _entry_order(paths)
+    found = sorted(
+        (ResultRun(file) for file in paths.results.glob("*.json")),
+        key=lambda one: (one.env, order.get(one.name, len(order)), one.name, one.random_seed),
+    )
     if not found:
         raise UserError(f"'{word}' is a study of which no run has ended")
     for part, key in (("entry", "entry"), ("env", "env"), ("seed", "random_seed")):
@@ -271,6 +276,15 @@ def study_results(word: str, choice: Choice = BEST) -> list[Run]:
             raise UserError(f"{part} {wanted}: the runs of {word} have {', '.join(map(str, sorted(known)))}{near}")
         found = [one for one in found if wanted in (None, one.content[key])]
     return list(found)
+
+
+def _entry_order(paths: StudyPaths) -> dict[str, int]:
+    """Return the label of each entry → its position: the baseline first, then as in the study; {} if the study file is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        study = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]["study"]
+        labels = [study.get("baseline"), *(one.get("label") or one["spec"].rpartition(":")[2] for one in study["entries"])]
+        return {label: position for position, label in enumerate(dict.fromkeys(labels))}
+    return {}
 
 
 def _named_runs(word: str, choice: Choice, data_dir: Path) -> list[Run]:
@@ -363,6 +377,8 @@ class Summary(NamedTuple):
     """The numbers of a setting, which are the columns of the tables; None if unknown."""
 
     name: str
+    label: str
+    """See Setting.label."""
     env: str
     seeds: int
     sessions: int
@@ -402,6 +418,7 @@ def summarize(
     judged, known = threshold is not None, np.array([value for value in finals if value is not None])
     return Summary(
         name=setting.name,
+        label=setting.label or setting.name,
         env=setting.env,
         seeds=len(seeds),
         sessions=setting.sessions,

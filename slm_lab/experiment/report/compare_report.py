@@ -20,7 +20,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import comparison_page as html
 from slm_lab.experiment.report.compare import RULES, Setting, Summary, read_settings, summarize, usable_metric
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
-from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Curve, Estimate, Median
+from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Bounds, Curve, Estimate, Median
 from slm_lab.experiment.report.pairwise import Comparison, Pair, compare_pairs, profile_figure
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
@@ -34,6 +34,8 @@ METRICS = {
     "return_new": "mean return (episodes since the last row)",
 }
 """Values of --metric → vertical axis."""
+RETURNS = (*METRICS, "total_reward_ma", "evaluation")
+"""Columns that are returns; the other columns that are drawn are never negative."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
@@ -44,7 +46,7 @@ MEDIANS = (
 )
 WIDTH = 80
 """Columns of the terminal that tables are fitted to."""
-_NAME_LETTERS = 34
+_NAME_LETTERS = 24
 """Maximum number of letters of a name in a table of the terminal."""
 
 
@@ -108,8 +110,8 @@ class _Report:
 
     @property
     def text(self) -> str:
-        several = len({one.env for one in self.summaries}) > 1
-        blocks = [text_rows(lines, 2 if title == "Results" and several else 1) for title, lines in self.tables.items()]
+        keys = [lines[0].index("env") + 1 if "env" in lines[0] else 2 if lines[0][1] == "A" else 1 for lines in self.tables.values()]
+        blocks = [text_rows(lines, count) for lines, count in zip(self.tables.values(), keys, strict=True)]
         explained = [line for text in explanations(self.summaries, self.found) for line in wrap(text, WIDTH)]
         return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])
 
@@ -139,7 +141,7 @@ class _Report:
         return html.page(
             "Comparison of " + (" and ".join(names) if len(names) < 4 else f"{len(names)} settings"),
             [
-                html.bullets(answers(self.found)),
+                f'<div class="sentences">{html.bullets(answers(self.found))}</div>',
                 *(html.section(title, html.table(lines)) for title, lines in self.tables.items()),
                 html.section("Graphs", *(html.plot(self.graphs[name]) for name in order)),
                 html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definitions(TERMS)),
@@ -215,18 +217,29 @@ def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Ite
     for what in drawn:
         of_settings = [setting.aligned(what.column, by) for setting in settings]
         found = [(style, one) for style, one in zip(styles, of_settings, strict=True) if len(one.frame)]
-        lines = [_line(style, one, spread=what.spread) for style, one in found if not what.spread or len(one.value_SF) > 1]
+        limits = _limits(settings, what)
+        lines = [_line(style, one, limits, spread=what.spread) for style, one in found if not what.spread or len(one.value_SF) > 1]
         level = _threshold_line([one for _, one in found], what.solve)
         panel = Panel(what.y_label, [*level, *lines], x_label=shared_axis(settings, by).label)
         figures[what.name] = Figure(f"{env}: {what.title}", (panel,))
     return figures
 
 
-def _line(style: Line, one: Aligned, *, spread: bool) -> Line:
+def _limits(settings: Sequence[Setting], what: Drawn) -> Bounds:
+    """Return the range of possible values of a column, which a band does not leave."""
+    if what.column not in RETURNS:
+        return 0.0, math.inf
+    known = {setting.bounds for setting in settings}
+    return (known.pop() if len(known) == 1 else None) or (-math.inf, math.inf)
+
+
+def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
     """Return a setting's mean or, with `spread`, its variance (unbiased, since numbers of seeds may differ)."""
     if spread:
         return replace(style, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
-    return replace(style, curve=one.mean(), band=one.band() if len(one.value_SF) > 1 else None)
+    mean, (low, high) = one.mean(), one.band()
+    within = np.minimum(np.maximum(low, limits[0]), mean.value), np.maximum(np.minimum(high, limits[1]), mean.value)
+    return replace(style, curve=mean, band=within if len(one.value_SF) > 1 else None)
 
 
 def _threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
@@ -242,9 +255,10 @@ def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
 
     The env is a column if there are several envs.
     """
+    several = len({one.env for one in summaries}) > 1
     columns: dict[str, list[str]] = {
-        "name": [one.name for one in summaries],
-        "env": [one.env for one in summaries] if len({one.env for one in summaries}) > 1 else [],
+        "name": [one.label for one in summaries] if several else [one.name for one in summaries],
+        "env": [one.env for one in summaries] if several else [],
         "seeds": [str(one.seeds) for one in summaries],
         "sessions": [str(one.sessions) for one in summaries] if any(one.sessions != one.seeds for one in summaries) else [],
         "status": [one.status for one in summaries] if any(one.status != "done" for one in summaries) else [],
@@ -266,9 +280,12 @@ def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
 def pair_lines(found: Comparison) -> list[list[str]]:
     """Return the table of differences to the first setting."""
     pairs = found.pairs
+    several = len({one.env for one in pairs}) > 1
     columns: dict[str, list[str]] = {
-        "B − A": [f"{one.b} − {one.a}" for one in pairs],
-        "difference": [estimate_text(one.difference, "+") for one in pairs],
+        "B": [one.b for one in pairs],
+        "A": [one.a for one in pairs],
+        "env": [one.env for one in pairs] if several else [],
+        "B − A": [estimate_text(one.difference, "+") for one in pairs],
         "P(B > A)": [estimate_text(one.improvement) for one in pairs],
         "p": [number(one.p_value and _rounded(one.p_value)) for one in pairs],
         "p (Holm)": [number(one.p_holm and _rounded(one.p_holm)) for one in pairs],

@@ -13,44 +13,52 @@ from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_json
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #222; --muted: #666; --rule: #ddd; --back: #fff; --code: #f3f4f5; --link: #0072B2; }
+:root { color-scheme: light dark; --page: #f6f7f8; --card: #ffffff; --ink: #23282d; --soft: #69727a; --grid: #e4e7ea; --accent: #0060a0; }
 @media (prefers-color-scheme: dark) {
-  :root { --text: #e4e6e8; --muted: #a3a8ad; --rule: #3a3f44; --back: #17191b; --code: #24282b; --link: #6db7e8; }
+  :root { --page: #101315; --card: #181c1f; --ink: #e6e8ea; --soft: #9aa1a8; --grid: #2b3136; --accent: #6cb8f5; }
 }
-@media print { :root { --text: #000; --muted: #444; --rule: #bbb; --back: #fff; --code: #f3f4f5; } .plot { break-inside: avoid; } }
+@media print {
+  :root { --page: #fff; --card: #fff; --ink: #000; --soft: #444; --grid: #bbb; --accent: #0060a0; }
+  .card, tr { break-inside: avoid; } .modebar { display: none; }
+}
 * { box-sizing: border-box; }
-body { font: 15px/1.5 Inter, Helvetica, Arial, sans-serif; color: var(--text); background: var(--back); max-width: 1100px;
-  margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: break-word; }
-h1 { font-size: 1.5rem; margin: 0 0 .5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-a { color: var(--link); } small, .muted { color: var(--muted); }
+body { margin: 0; background: var(--page); color: var(--ink); font: 14px/1.45 system-ui, Helvetica, Arial, sans-serif; }
+main { max-width: 1320px; margin: 0 auto; padding: 12px 20px 40px; overflow-wrap: anywhere; }
+h1 { font-size: 21px; margin: 0; } h2 { font-size: 15px; margin: 22px 0 8px; }
+a { color: var(--accent); } .sentences { font-size: 15px; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; white-space: nowrap; font-size: 14px; }
-th, td { text-align: left; padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--rule); font-variant-numeric: tabular-nums; }
-th { font-weight: 600; }
-pre { background: var(--code); padding: .6rem .8rem; overflow-x: auto; border-radius: 4px; font-size: 13px; }
-dt { font-weight: 600; margin-top: .5rem; } dd { margin: 0; }
-.plot { margin: 1rem 0; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1rem; }
-.pictures img { width: 100%; height: auto; background: #fff; border-radius: 4px; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: 3px 16px 3px 0; border-bottom: 1px solid var(--grid); white-space: nowrap; }
+th { font-weight: 500; color: var(--soft); font-size: 12px; }
+pre { font: 12.5px/1.5 ui-monospace, monospace; background: var(--card); border: 1px solid var(--grid); border-radius: 6px; padding: 10px;
+  overflow-x: auto; }
+ul { padding-left: 18px; } dt { font-weight: 600; margin-top: 6px; } dd { margin: 0; }
+.card { background: var(--card); border: 1px solid var(--grid); border-radius: 6px; padding: 4px; margin: 0 0 12px; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 12px; }
+.grid > * { min-width: 0; } .grid img { width: 100%; height: auto; background: #fff; border-radius: 6px; }
+@media (max-width: 700px) { main { padding: 10px 10px 30px; } }
 """
 _SCRIPT = """
-const dark = matchMedia("(prefers-color-scheme: dark)");
+const dark = matchMedia("(prefers-color-scheme: dark)"), plots = [...document.querySelectorAll(".plot")];
 function coloured(layout) {
   const css = getComputedStyle(document.documentElement), value = name => css.getPropertyValue(name).trim();
-  const own = {...layout, paper_bgcolor: value("--back"), plot_bgcolor: value("--back"), font: {...layout.font, color: value("--text")},
-    hoverlabel: {bgcolor: value("--code"), font: {color: value("--text")}}};
-  for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) own[key] = {...layout[key], gridcolor: value("--rule")};
+  const own = {...layout, paper_bgcolor: value("--card"), plot_bgcolor: value("--card"), font: {...layout.font, color: value("--ink")},
+    hoverlabel: {bgcolor: value("--page"), font: {color: value("--ink")}}, margin: {...layout.margin, l: innerWidth < 700 ? 60 : 80}};
+  for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) own[key] = {...layout[key], gridcolor: value("--grid")};
   return own;
 }
 function draw() {
-  for (const node of document.querySelectorAll(".plot")) {
+  const options = {displaylogo: false, responsive: true, displayModeBar: innerWidth < 700 ? false : "hover"};
+  for (const node of plots) {
     const figure = JSON.parse(node.nextElementSibling.textContent);
-    Plotly.react(node, figure.data, coloured(figure.layout), {displaylogo: false, responsive: true});
+    Plotly.react(node, figure.data, coloured(figure.layout), options);
   }
 }
 if (window.Plotly) { draw(); dark.addEventListener("change", draw); }
-else for (const node of document.querySelectorAll(".plot")) node.textContent = "plotly.min.js is missing beside this page: no graph";
+else for (const node of plots) node.textContent = "plotly.min.js is missing beside this page: no graph";
 """
+_POLICY = "default-src 'none'; script-src 'unsafe-inline' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob: file:"
+"""Content security policy: nothing is loaded from another machine."""
 
 
 def page(title: str, sections: Iterable[str], *, plots: bool = False) -> str:
@@ -58,10 +66,11 @@ def page(title: str, sections: Iterable[str], *, plots: bool = False) -> str:
     script = f'<script src="{PLOTLY_JS}"></script><script>{_SCRIPT}</script>' if plots else ""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>{html.escape(title)}</title><link rel="icon" href="data:,">
 <style>{_STYLE}</style></head><body>
-<h1>{html.escape(title)}</h1>
-{"".join(sections)}
+<main><h1>{html.escape(title)}</h1>
+{"".join(sections)}</main>
 {script}
 </body></html>
 """
@@ -116,7 +125,7 @@ def pictures(files: Iterable[tuple[Path, str]]) -> str:
     """Return PNG files below the folder of the page, two in a row; each is linked to its interactive page."""
     shown = [(f"{file.parent.name}/{file.stem}", title) for file, title in files]
     each = (f'<a href="{name}.html"><img src="{name}.png" alt="{html.escape(title)}" loading="lazy"></a>' for name, title in shown)
-    return f'<div class="pictures">{"".join(each)}</div>' if shown else ""
+    return f'<div class="grid">{"".join(each)}</div>' if shown else ""
 
 
 def text(plain: str) -> str:
@@ -126,5 +135,7 @@ def text(plain: str) -> str:
 
 def plot(figure: AnyFigure) -> str:
     """Return an interactive graph."""
-    content = json.dumps(plotly_json(figure), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
-    return f'<div class="plot"></div><script type="application/json">{content}</script>'
+    content = json.dumps(plotly_json(figure), separators=(",", ":"))
+    for letter in "<>&":  # no text can end the script element
+        content = content.replace(letter, f"\\u{ord(letter):04x}")
+    return f'<div class="card"><div class="plot"></div><script type="application/json">{content}</script></div>'

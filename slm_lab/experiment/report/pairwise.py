@@ -97,7 +97,7 @@ def _pair(a: Setting, b: Setting, metric: str) -> Pair:
     own, theirs = scores.tolist(), others.tolist()
     apart = difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)
     assert apart is not None
-    return Pair(a.env, a.name, b.name, apart, probability_of_improvement([scores], [others]), welch_test(own, theirs), None)
+    return Pair(a.env, _label(a), _label(b), apart, probability_of_improvement([scores], [others]), welch_test(own, theirs), None)
 
 
 # ---- several envs

@@ -261,7 +261,7 @@ def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dic
 # ---- tables
 
 
-def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
+def study_table(study: Study, rows: Sequence[Row]) -> list[list[str]]:
     """Return the header and the lines of the table, without columns that no row has."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
@@ -297,14 +297,14 @@ def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
 
 def markdown_table(study: Study, rows: Sequence[Row]) -> str:
     """Return the table as Markdown, followed by an explanation of its columns."""
-    head, *lines = _lines(study, rows)
+    head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", explanation(study, rows)]) + "\n"
 
 
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
-    table = comparison.text_rows(_lines(study, rows), keys=2 if len(study.envs) > 1 else 1)
+    table = comparison.text_rows(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
     return [*table, *wrap(explanation(study, rows), comparison.WIDTH)]
 
 
@@ -380,7 +380,7 @@ def page(
         study.name,
         [
             html.bullets([*_decision_lines(study, decided), *findings(study, rows)]),
-            html.section("Results", html.table(_lines(study, rows))),
+            html.section("Results", html.table(study_table(study, rows))),
             html.section("Figures", html.pictures((paths.graph(name, "png"), figure.title) for name, figure in figures.items())),
             html.section("Definitions", f"<p>{html.text(explanation(study, rows))}</p>", html.definitions(definitions(study))),
             html.section("Runs", html.links(runs, paths.root)),
@@ -423,11 +423,8 @@ def origins(results: Sequence[ResultRun]) -> list[str]:
 
 def command_lines(study: Study, paths: StudyPaths) -> list[str]:
     """Return the commands that repeat, continue, compare and play the study."""
-    file, folder, sets = (
-        shlex.quote(study.source),
-        shlex.quote(str(shown(paths.root))),
-        "".join(f" -s {shlex.quote(one)}" for one in study.sets),
-    )
+    sets = "".join(f" -s {shlex.quote(one)}" for one in study.sets)
+    file, folder = shlex.quote(study.source), shlex.quote(str(shown(paths.root)))
     env = f" --env {shlex.quote(study.envs[0])}" if len(study.envs) > 1 else ""
     return [
         f"slm-lab {file} {shlex.quote(study.name)} study{sets}",

@@ -390,7 +390,7 @@ class StudyExperiment(Experiment):
 
         if self.max_seeds is None or any(state.status != "done" for state in self.states):
             return False
-        found = decisions(self.study, study_settings(self.study, self._results(paths)), self.study.metric)
+        found = decisions(self.study, study_settings(self.study, self._results(paths)[0]), self.study.metric)
         undecided = [one for one in found if one.after is None]
         before = len(self.study.runs)
         while len(self.study.runs) - before < concurrent:
@@ -407,16 +407,15 @@ class StudyExperiment(Experiment):
             table.say(f"not decided: {len(undecided)} of {len(found)} differences; random_seed {seeds_added} added")
         return bool(added)
 
-    def _results(self, paths: StudyPaths) -> list[ResultRun]:
-        """Return the results of the runs that have ended."""
-        files = (paths.result(self._folders[key_of(state.run)].root.name) for state in self.states)
-        return [ResultRun(file) for file in files if file.is_file()]
+    def _results(self, paths: StudyPaths) -> tuple[list[ResultRun], list[tuple[str, str]]]:
+        """Return the results so far, and (entry, env) of each run that failed."""
+        results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
+        return results, [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
 
     def _report(self, paths: StudyPaths, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report
 
-        results = self._results(paths)
-        failed = [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
+        results, failed = self._results(paths)
         for line in write_report(self.study, paths, results, failed, decide=self.max_seeds is not None):
             table.say(line)
         if results:

@@ -111,9 +111,10 @@ def commands(lines: Iterable[str]) -> str:
 
 
 def links(targets: Iterable[tuple[str, Path]], root: Path) -> str:
-    """Return a list of links to files and folders, relative to the folder of the page."""
-    items = (f'<li><a href="{link(target, root)}">{html.escape(name)}</a></li>' for name, target in targets)
-    return f"<ul>{''.join(items)}</ul>"
+    """Return a list of links to files and folders, relative to the folder of the page; names without a link for those that are gone."""
+    shown = ((html.escape(name), target) for name, target in targets)
+    items = (f'<a href="{link(target, root)}">{name}</a>' if target.exists() else name for name, target in shown)
+    return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
 def link(target: Path, root: Path) -> str:
@@ -128,9 +129,9 @@ def pictures(files: Iterable[tuple[Path, str]]) -> str:
     return f'<div class="grid">{"".join(each)}</div>' if shown else ""
 
 
-def text(plain: str) -> str:
-    """Return plain text as HTML."""
-    return html.escape(plain)
+def paragraphs(texts: Iterable[str]) -> str:
+    """Return paragraphs of plain text."""
+    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
 def plot(figure: AnyFigure) -> str:

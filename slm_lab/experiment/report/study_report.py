@@ -285,7 +285,7 @@ def study_table(study: Study, rows: Sequence[Row]) -> list[list[str]]:
     for title, values in {
         "updates/s": [row.updates_per_second for row in rows],
         "gradient norm": [row.grad_norm for row in rows],
-        "its variance": [row.grad_norm_variance for row in rows],
+        "gradient norm variance": [row.grad_norm_variance for row in rows],
         "staleness": [row.staleness for row in rows],
         "lock wait (ms)": [row.lock_wait for row in rows],
         "policy lag (steps)": [row.lag for row in rows],
@@ -360,9 +360,10 @@ def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.solved is None or row.solve_frames is None:
             continue
-        level, frames = number(study.solve(row.env)), row.solve_frames.value
+        level, frames, seconds = number(study.solve(row.env)), row.solve_frames.value, row.solve_seconds
         at_most = "at most " if row.solve_frames.at_most else ""
-        when = "half of the seeds never did" if math.isinf(frames) else f"the median is {at_most}{frames:,.0f} global frames"
+        after = "" if seconds is None else f" and {'at most ' if seconds.at_most else ''}{number_text(seconds.value)} s"
+        when = "half of the seeds never did" if math.isinf(frames) else f"the median is {at_most}{frames:,.0f} global frames{after}"
         yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
 
 
@@ -375,14 +376,15 @@ def page(
     decided: Sequence[Decision] = (),
 ) -> str:
     """Return one HTML page: findings, table, figures, definitions, runs, hardware and commands."""
+    explained = [explanation(study, rows), *([decision_explanation(decided)] if decided else [])]
     runs = sorted(((_run_title(one), paths.runs / one.paths.root.stem) for one in results), key=lambda named: named[0])
     return html.page(
         study.name,
         [
-            html.bullets([*_decision_lines(study, decided), *findings(study, rows)]),
+            f'<div class="sentences">{html.bullets([*_decision_lines(study, decided)[:-1], *findings(study, rows)])}</div>',
             html.section("Results", html.table(study_table(study, rows))),
             html.section("Figures", html.pictures((paths.graph(name, "png"), figure.title) for name, figure in figures.items())),
-            html.section("Definitions", f"<p>{html.text(explanation(study, rows))}</p>", html.definitions(definitions(study))),
+            html.section("Definitions", html.paragraphs(explained), html.definitions(definitions(study))),
             html.section("Runs", html.links(runs, paths.root)),
             html.section("Hardware and versions", html.bullets(origins(results))),
             html.section("Commands", html.commands(command_lines(study, paths))),

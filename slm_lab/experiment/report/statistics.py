@@ -210,7 +210,7 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
         with np.errstate(over="ignore"):  # a wealth that overflows is above 1 / level too
             above_GK *= 1.0 - bet_K + bet_K * (x / mean_G1)
             below_GK *= 1.0 - bet_K + bet_K * ((1.0 - x) / (1.0 - mean_G1))
-        wealth_G = 0.5 * (above_GK.mean(axis=1) + below_GK.mean(axis=1))
+            wealth_G = 0.5 * (above_GK.mean(axis=1) + below_GK.mean(axis=1))
         kept = np.flatnonzero(wealth_G < 1.0 / level)
         yield _from_grid(kept, float(np.mean(differences[:count])), span)
 

@@ -38,6 +38,7 @@ SCORES = {
     "evaluation": "mean return of the last evaluation",
 }
 """Metric → description."""
+_BOOTSTRAP = "Intervals of interquartile means and probabilities: percentiles of the bootstrap over seeds."
 _Y_LABELS = comparison.METRICS | {"total_reward_ma": "mean of the last 100 mean returns", "evaluation": "mean return in evaluation"}
 _MORE = {
     "grad_norm": ("gradient norm", "norm of the gradient before clipping"),
@@ -299,18 +300,18 @@ def markdown_table(study: Study, rows: Sequence[Row]) -> str:
     """Return the table as Markdown, followed by an explanation of its columns."""
     head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
-    return "\n".join([*table, "", explanation(study, rows)]) + "\n"
+    return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
 
 
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
     table = comparison.text_rows(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
-    return [*table, *wrap(explanation(study, rows), comparison.WIDTH)]
+    return [*table, *wrap(f"{explanation(study, rows)} {_BOOTSTRAP}", comparison.WIDTH)]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:
     """Return an explanation of the columns of the table."""
-    parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: {INTERVAL}; interquartile mean: of the bootstrap."]
+    parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: {INTERVAL}."]
     if study.spec.baseline is not None:
         how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
         parts.append(f"Difference to {study.spec.baseline}: {how}; P(higher): that a seed scores higher than one of it; p: Welch's t test.")
@@ -376,7 +377,7 @@ def page(
     decided: Sequence[Decision] = (),
 ) -> str:
     """Return one HTML page: findings, table, figures, definitions, runs, hardware and commands."""
-    explained = [explanation(study, rows), *([decision_explanation(decided)] if decided else [])]
+    explained = [f"{explanation(study, rows)} {_BOOTSTRAP}", *([decision_explanation(decided)] if decided else [])]
     runs = sorted(((_run_title(one), paths.runs / one.paths.root.stem) for one in results), key=lambda named: named[0])
     return html.page(
         study.name,

@@ -340,7 +340,7 @@ def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> N
         "fast reached 20 in 4 of 4 seeds; the median is at most 12,800 global frames.",
     ]
     level = fast._replace(difference=Estimate(15.0, -5.0, 25.0))
-    assert findings(loaded, [level])[0].endswith("apart (95 % interval of the difference -5 to 25).")
+    assert findings(loaded, [level])[0].endswith("with 4 seeds (95 % interval of the difference -5 to 25).")
     assert findings(loaded, [slow._replace(solved=None)]) == []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 WIDTH = 80
 """Columns of a terminal that every table fits."""
 _NAME = 32
-"""Maximum letters of a cell in the first column of a table that is too wide."""
+"""Maximum letters of the cells in the first columns of a table that is too wide."""
 
 
 def shorten(text: str, letters: int) -> str:
@@ -19,20 +19,21 @@ def shorten(text: str, letters: int) -> str:
     return f"{text[: letters - 1 - end]}…{text[len(text) - end :]}"
 
 
-def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
+def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:
     """Return lines of cells, the first of which is the header, with aligned columns.
 
-    A table that is wider than `width` is divided into blocks of columns, one below the other; each has the first column.
+    A table that is wider than `width` is divided into blocks of columns, one below the other; each has the first `keys` columns.
     """
     columns = list(zip(*lines, strict=True))
     if sum(_width(column) + 2 for column in columns) - 2 <= width:
         return _rows(columns)
-    first = [shorten(cell, _NAME) for cell in columns[0]]
-    blocks = [[first]]
-    for column in columns[1:]:
-        fitting = [shorten(cell, width - _width(first) - 2) for cell in column]
-        if len(blocks[-1]) > 1 and sum(_width(one) + 2 for one in [*blocks[-1], fitting]) - 2 > width:
-            blocks.append([first])
+    first = [[shorten(cell, _NAME // keys) for cell in column] for column in columns[:keys]]
+    left = width - sum(_width(column) + 2 for column in first)
+    blocks = [[*first]]
+    for column in columns[keys:]:
+        fitting = [shorten(cell, left) for cell in column]
+        if len(blocks[-1]) > keys and sum(_width(one) + 2 for one in [*blocks[-1], fitting]) - 2 > width:
+            blocks.append([*first])
         blocks[-1].append(fitting)
     return [line for number, block in enumerate(blocks) for line in [*([""] if number else []), *_rows(block)]]
 

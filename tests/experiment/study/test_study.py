@@ -20,7 +20,7 @@ from slm_lab.experiment.files.bundle import rank, read_header
 from slm_lab.experiment.files.lock import RunLock, in_use
 from slm_lab.experiment.files.paths import RunFolder, StudyPaths, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
-from slm_lab.experiment.report.metrics import Estimate
+from slm_lab.experiment.report.metrics import Estimate, Median
 from slm_lab.experiment.report.study_report import Row, findings
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment, gpu_runs
@@ -330,15 +330,17 @@ def test_a_damaged_result_is_refused(study: StudyPaths, tmp_path: Path) -> None:
 
 def test_findings_say_what_the_rows_show(study: StudyPaths, tmp_path: Path) -> None:
     loaded = load_study(write(tmp_path, solve=20), "small")
-    slow = Row("CartPole-v1", "slow", 4, 0, Estimate(10.0, None, None), solved=1, solve_frames=Estimate(math.inf, None, None))
-    fast = Row("CartPole-v1", "fast", 4, 0, difference=Estimate(15.0, 5.0, 25.0), solved=4, solve_frames=Estimate(12_800.0, None, None))
+    slow = Row("CartPole-v1", "slow", 4, 0, Estimate(10.0, None, None), solved=1, solve_frames=Median(math.inf, None, None))
+    fast = Row(
+        "CartPole-v1", "fast", 4, 0, difference=Estimate(15.0, 5.0, 25.0), solved=4, solve_frames=Median(12_800.0, None, None, at_most=True)
+    )
     assert findings(loaded, [slow, fast]) == [
         "fast scored 15 above slow (95 % interval of the difference 5 to 25).",
         "slow reached 20 in 1 of 4 seeds; half of the seeds never did.",
-        "fast reached 20 in 4 of 4 seeds; the median is 12,800 global frames.",
+        "fast reached 20 in 4 of 4 seeds; the median is at most 12,800 global frames.",
     ]
     level = fast._replace(difference=Estimate(15.0, -5.0, 25.0))
-    assert findings(loaded, [level])[0].endswith("apart (95 % interval of the difference -5 to 25).")
+    assert findings(loaded, [level])[0].endswith("with 4 seeds (95 % interval of the difference -5 to 25).")
     assert findings(loaded, [slow._replace(solved=None)]) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.experiment.run.study.study_run import RunJob, run_in_process
+from slm_lab.lib.files import replace_file, with_checksum
 from slm_lab.spec.load.study_file import load_study
 
 NET = {"name": "MLPNet", "hid_layers": [8], "gpu": False}
@@ -69,3 +71,33 @@ def written(paths: StudyPaths) -> dict[tuple[str, int], int]:
         for identity in [json.loads(path.read_text())]
         if any(path.parent.glob("*/info/*_train.csv"))
     }
+
+
+RETURNS: dict[str, Callable[[int], float]] = {
+    "slow": lambda seed: 20.0 + seed,
+    "fast": lambda seed: 480.0 - seed,
+    "same": lambda seed: 20.0,
+}
+
+
+def made_up_run(context: Context, job: RunJob) -> None:
+    """Write a result instead of training: the return that RETURNS gives."""
+    identity = json.loads(job.folder.identity.read_text(encoding="utf-8"))
+    write_made_up(job.result, identity)
+    context.send("outcome", "done", "")
+
+
+def failing_run(context: Context, job: RunJob) -> None:
+    """The same, but runs with random_seed 2 fail."""
+    identity = json.loads(job.folder.identity.read_text(encoding="utf-8"))
+    if identity["random_seed"] == 2:
+        return context.send("outcome", "invalid", "the env is gone")
+    made_up_run(context, job)
+
+
+def write_made_up(file: Path, identity: dict[str, Any]) -> None:
+    value = RETURNS[identity["entry"]](identity["random_seed"])
+    table = {"0": {"frame": [100, 200], "total_reward": [10.0, value], "current_return": [10.0, value]}}
+    body = {"version": 1, **identity, "status": "done", "policies": 1, "seconds": 1.0, "failures": {}, "sessions": {"0": "done"}}
+    content = with_checksum({**body, "spec_name": "a2c", "versions": {}, "git": None, "processor": "", "train": table, "eval": {}})
+    replace_file(file, json.dumps(content).encode())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from slm_lab.cli.output import print_result
+from slm_lab.cli.output import print_json, print_result
 from slm_lab.cli.parser import UsageError, did_you_mean
 
 
@@ -23,6 +23,11 @@ class Entry(NamedTuple):
     text: str = ""
     """A sentence below the row."""
     keywords: str = ""
+
+    def to_dict(self, kind: str) -> dict[str, str]:
+        """Return the entry for JSON."""
+        cells = dict(zip(COLUMNS[kind], self.cells, strict=True))
+        return {**cells, **({"group": self.heading} if self.heading else {}), **({"description": self.text} if self.text else {})}
 
     def contains(self, words: Sequence[str]) -> bool:
         """Return whether the entry contains all words, ignoring case."""
@@ -40,6 +45,8 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     if words and words[0] not in KINDS:
         raise UsageError(f"unknown list '{words[0]}'{did_you_mean(words[0], KINDS)} (lists: {', '.join(KINDS)})")
     if not words and not search:
+        if arguments.json:
+            return print_json({kind: {"entries": len(list(make())), "description": text} for kind, (make, text) in KINDS.items()})
         lines = [f"slm-lab list {kind:<12}{len(list(make())):>5} {text}" for kind, (make, text) in KINDS.items()]
         return print_result("\n".join([*lines, "slm-lab list … --search WORD … shows only entries that contain all these words"]))
     kinds = words or list(KINDS)
@@ -47,6 +54,8 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     shown = {kind: [entry for entry in entries if entry.contains(search)] for kind, entries in found.items()}
     if not any(shown.values()):
         raise UsageError(_nothing(search, found))
+    if arguments.json:
+        return print_json({kind: [entry.to_dict(kind) for entry in entries] for kind, entries in shown.items()})
     width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
     parts = [_table(entries, width, kind if len(kinds) > 1 else "") for kind, entries in shown.items() if entries]
     if shown.get("specs"):
@@ -182,6 +191,15 @@ def _installed(what: str, missing: str | None) -> str:
     return f"{what}: not installed; pip install '{missing}'" if missing else f"{what} (installed)"
 
 
+COLUMNS = {
+    "specs": ("name", "algorithm", "frames", "env"),
+    "studies": ("name", "entries", "seeds"),
+    "algorithms": ("name", "policy", "actions"),
+    "nets": ("name",),
+    "memories": ("name", "policy"),
+    "envs": ("name",),
+}
+"""KIND → names of the cells of its entries, in JSON documents."""
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "specs": (_specs, "specs that ship"),
     "studies": (_studies, "studies that ship"),

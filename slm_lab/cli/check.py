@@ -27,22 +27,23 @@ def check(words: list[str], arguments: Namespace) -> int:
     from slm_lab.spec.load.files import find_spec_file, is_study, raw_entries, raw_specs
 
     studies = [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
-    content: dict[str, Any] = {"file": str(find_spec_file(file)), "specs": [], "studies": [], "slm_lab": None}
+    content: dict[str, Any] = {"file": str(find_spec_file(file)), "specs": [], "slm_lab": None, "studies": []}
+    code = OK
     if not studies or (name is None and raw_specs(file)):
-        content |= _check_specs(file, name, arguments)
+        code, found = _check_specs(file, name, arguments)
+        content |= found
     if studies:
-        content["studies"] = _check_studies(file, studies, arguments)
-    return print_json(content) if arguments.json else OK
+        code, content["studies"] = _check_studies(file, studies, arguments)
+    return print_json(content) if arguments.json else code
 
 
-def _show(lines: Sequence[str], arguments: Namespace) -> None:
-    """Print lines, unless the result is a JSON document."""
-    if not arguments.json:
-        print_result("\n".join(lines))
+def _show(lines: Sequence[str], arguments: Namespace) -> int:
+    """Print lines, unless the result is a JSON document; return the exit code."""
+    return OK if arguments.json else print_result("\n".join(lines))
 
 
-def _check_specs(file: str, name: str | None, arguments: Namespace) -> dict[str, Any]:
-    """Validate specs, print a line for each, and return the content of the JSON document."""
+def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int, dict[str, Any]]:
+    """Validate specs and print a line for each. Return the exit code and the content of the JSON document."""
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import load, notify
     from slm_lab.spec.report import SpecError
@@ -68,10 +69,10 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> dict[str,
     lines = [f"{spec.name}: {'builds; ' * arguments.build}{report}" for spec, report in zip(specs, reports, strict=True)]
     if loaded.differences is not None:
         lines.append(_summary(loaded.differences))
-    _show(lines, arguments)
+    code = _show(lines, arguments)
     built = [report if arguments.build else None for report in reports]
     named = [{"name": spec.name, "builds": report} for spec, report in zip(specs, built, strict=True)]
-    return {"specs": named, "slm_lab": None if loaded.differences is None else {"differences": list(loaded.differences)}}
+    return code, {"specs": named, "slm_lab": None if loaded.differences is None else {"differences": list(loaded.differences)}}
 
 
 def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
@@ -102,8 +103,8 @@ def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
     return [replace(one, path=f"{prefixes[spec.name]}{one.path}") for spec in given for one in argument_problems(spec.env)]
 
 
-def _check_studies(file: str, names: list[str], arguments: Namespace) -> list[dict[str, Any]]:
-    """Validate studies, print their runs, and return the content of the JSON document; with --build also estimate the time.
+def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[int, list[dict[str, Any]]]:
+    """Validate studies and print their runs; with --build also estimate the time. Return the exit code and the content for JSON.
 
     Raises SpecError with the problems of all studies.
     """
@@ -131,10 +132,9 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> list[di
             seconds, unknown = _study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments)
             valid[-1] |= {"seconds": seconds, "unmeasured": unknown}
             lines.append(_time_text(seconds, unknown))
-    if lines:
-        _show(lines, arguments)
+    code = _show(lines, arguments) if lines else OK
     if not problems:
-        return valid
+        return code, valid
     if len(names) == 1:
         raise SpecError(source, problems[names[0]])
     raise SpecError(file, [replace(one, path=f"{name}.{one.path}".rstrip(".")) for name, found in problems.items() for one in found])

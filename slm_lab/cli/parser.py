@@ -290,4 +290,4 @@ def check_options_apply(command: str, arguments: argparse.Namespace) -> None:
         accepted = [name for name, row in COMMANDS.items() if option in row.options]
         given = option != "words" and value is not None and value is not False and value not in ([], DATA_DIR)
         if given and command not in accepted:
-            raise UsageError(f"--{option.replace('_', '-')} is an option of {' and '.join(accepted)} only")
+            raise UsageError(f"--{option.replace('_', '-')} is an option of {', '.join(accepted)} only")

@@ -17,6 +17,7 @@ from slm_lab.experiment.report.compare_report import estimate_text, number_text,
 from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_quantile
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
+from slm_lab.lib.files import shown
 from slm_lab.spec.report import flat
 
 _RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "matmul", "threads", "start_method")
@@ -98,15 +99,15 @@ class RunDifference:
 def run_difference(a: Run, b: Run) -> RunDifference:
     """Compare two runs. Raises UserError if a saved spec cannot be read."""
     keys, other = a.keys(), b.keys()
-    shown = differing_keys([keys, other])
+    differ = differing_keys([keys, other])
     all_keys = [key for key in {**keys, **other} if keys.get(key) != other.get(key)]
     records, records_b = (_records(run) for run in (a, b))
     sessions, sessions_b = (set(run.tables("train")) for run in (a, b))
     return RunDifference(
         a,
         b,
-        [Pair(key, keys.get(key), other.get(key)) for key in shown],
-        len(all_keys) - len(shown),
+        [Pair(key, keys.get(key), other.get(key)) for key in differ],
+        len(all_keys) - len(differ),
         [Pair(key, records.get(key), records_b.get(key)) for key in {**records, **records_b} if records.get(key) != records_b.get(key)],
         list(_table_differences(a, b)),
         (sorted(sessions - sessions_b), sorted(sessions_b - sessions)),
@@ -178,6 +179,7 @@ def difference_json(found: RunDifference) -> dict[str, Any]:
         "a": str(found.a.paths.root),
         "b": str(found.b.paths.root),
         "keys": [pair._asdict() for pair in found.keys],
+        "implied": found.implied,
         "records": [pair._asdict() for pair in found.records],
         "rows_equal": found.rows_equal,
         "tables": [_table_json(one) for one in found.tables],
@@ -215,12 +217,12 @@ def _returns_json(returns: Returns) -> dict[str, Any]:
 
 
 def difference_text(found: RunDifference) -> str:
-    """Return the comparison for the terminal, in lines of at most 80 characters."""
+    """Return the comparison for the terminal, in lines of at most 80 characters (folders aside)."""
     width = max(60, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH))
-    parts = [[f"A  {found.a.paths.root}", f"B  {found.b.paths.root}"]]
+    parts = [[f"{name}  {shown(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
     parts.append(_pair_lines("key", found.keys, width) or ["no key differs"])
     if found.implied:
-        only = f"and {found.implied} more keys, which only one run has because a component has another name"
+        only = f"and {found.implied} more key{'s' * (found.implied > 1)}, which only one run has because a component has another name"
         parts[-1] += textwrap.wrap(only, width)
     parts.append(_pair_lines("made with", found.records, width) or ["same versions and machine"])
     parts.append([line for text in _row_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
@@ -278,7 +280,7 @@ def _table_text(rows: RowComparison) -> str:
         more = f" and {len(rows.columns) - 1} more columns" if len(rows.columns) > 1 else ""
         first = f"first difference at frame {cell.frame:,} (row {cell.row}): {cell.column}{more}; {cell.column} is"
         return f"{first} {cell.values[0] or 'empty'} in A, {cell.values[1] or 'empty'} in B"
-    extra = [f"{len(only):,} more rows in {name}" for name, only in zip("AB", rows.only, strict=True) if only]
+    extra = [f"{len(only):,} more row{'s' * (len(only) > 1)} in {name}" for name, only in zip("AB", rows.only, strict=True) if only]
     if not rows.rows:
         return f"no row of the same frame; {', '.join(extra)}" if extra else "no rows"
     return "; ".join([f"{rows.rows:,} rows are equal", *extra])

@@ -82,7 +82,7 @@ class SessionParts:
 
     @property
     def choices(self) -> dict[str, str | int]:
-        """Settings chosen for this machine (env backend, matrix product backend, threads of an update), and its CPU, recorded in meta.run."""
+        """Settings chosen for this machine (env backend, matrix product backend, threads of an update) and its CPU, kept in meta.run."""
         assert self.source is not None
         matmul = resolve_matmul(self.spec.meta.matmul, self.device)
         return {"backend": self.source.backend, "matmul": matmul, "threads": self.learners[0].agent.threads, "cpu": cpu_name()}

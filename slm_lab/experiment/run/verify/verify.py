@@ -22,7 +22,7 @@ from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.files.search_state import SearchState
-from slm_lab.experiment.files.sink import LocalSink
+from slm_lab.experiment.files.sink import LocalSink, Position, is_damaged
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.report.progress import ProgressDisplay, duration
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
@@ -211,8 +211,6 @@ def _changed_keys(spec: Spec, files: SessionFiles, run: Run) -> list[Finding]:
 
 def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Finding]:
     """Return the tables whose rows are not those of the time at which the last checkpoint was saved."""
-    from slm_lab.experiment.files.sink import is_damaged
-
     if files.last is None or spec.meta.distributed:
         return []
     found = []
@@ -231,6 +229,12 @@ def _plan(training: Training, run: Run, device: str | None) -> Plan:
     if training.of_search:
         common = paths.root.name == "confirm" or SearchState.load(paths.search_state).common_seeds
     return Plan("dev" if run.mode == "dev" else "train", paths.root.parent, device, common_seeds=common)
+
+
+class _NewRows(LocalSink):
+    """Writes tables that begin with the window: no row before it is kept."""
+
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
 
 
 class _StopAt(Observer):
@@ -300,7 +304,7 @@ class _Again:
         if self._ends:
             for learner, frame in zip(session.learners, self._last_frames, strict=True):
                 learner.frames = frame  # below env.max_frame if the run ended by meta.max_seconds
-        sink = LocalSink(copy, self.training.trial, display, board=False)
+        sink = _NewRows(copy, self.training.trial, display, board=False)
         try:
             session.train(sink)
         except BaseException as error:  # an env may raise anything
@@ -312,14 +316,12 @@ class _Again:
 
     def _copy(self, root: Path) -> RunPaths:
         """Create a run folder with the state to continue from."""
-        copy, paths, trial = RunPaths(root, self.training.paths.spec_name), self.training.paths, self.training.trial
+        copy, trial = RunPaths(root, self.training.paths.spec_name), self.training.trial
         copy.make_dirs()
         copy.spec.write_text(json.dumps(dump_spec(self._spec())), encoding="utf-8")
         if isinstance(self.window.start, Path):
             first = self.session * self.spec.policies
             shutil.copyfile(self.window.start, str(copy.checkpoint(first, "last", trial)))
-            for table in paths.info_dir.glob(f"{paths.stem}_t{trial}_s{self.session}_*.csv"):
-                shutil.copyfile(table, copy.info_dir / table.name)
         return copy
 
     def _spec(self) -> Spec:

@@ -111,7 +111,8 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
     from slm_lab.spec.load.study_file import load_study
     from slm_lab.spec.report import SpecError
 
-    problems, lines, valid = dict[str, list[Problem]](), list[str](), list[dict[str, Any]]()
+    problems: dict[str, list[Problem]] = {}
+    lines, valid = list[str](), list[dict[str, Any]]()
     source = file
     for name in names:
         try:

@@ -9,7 +9,7 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from slm_lab.cli.output import print_json, print_result
 from slm_lab.cli.parser import UsageError, did_you_mean
@@ -23,11 +23,13 @@ class Entry(NamedTuple):
     text: str = ""
     """A sentence below the row."""
     keywords: str = ""
+    values: tuple[Any, ...] = ()
+    """The cells in JSON documents, if they are not text."""
 
-    def to_dict(self, kind: str) -> dict[str, str]:
+    def to_dict(self, kind: str) -> dict[str, Any]:
         """Return the entry for JSON."""
-        cells = dict(zip(COLUMNS[kind], self.cells, strict=True))
-        return {**cells, **({"group": self.heading} if self.heading else {}), **({"description": self.text} if self.text else {})}
+        cells = dict(zip(COLUMNS[kind], self.values or self.cells, strict=True))
+        return {**cells, **({"group": self.heading} if kind == "envs" else {}), **({"description": self.text} if self.text else {})}
 
     def contains(self, words: Sequence[str]) -> bool:
         """Return whether the entry contains all words, ignoring case."""
@@ -113,7 +115,8 @@ def _specs() -> Iterator[Entry]:
     from slm_lab.spec.load.files import spec_summaries
 
     for file, name, algorithm, env, frames in spec_summaries():
-        yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}")
+        values = (name, algorithm, frames, env, str(file))
+        yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}", values=values)
 
 
 def _studies() -> Iterator[Entry]:
@@ -124,7 +127,8 @@ def _studies() -> Iterator[Entry]:
             if is_study(raw):
                 entries, seeds = raw["study"]["entries"], raw["study"]["random_seed"]
                 labels = "; ".join(dict.fromkeys(entry.get("label", entry["spec"]) for entry in entries))
-                yield Entry(file.name, (name, f"{len(entries)} entries", f"{len(seeds)} seeds"), f"{labels}.", str(file))
+                cells, values = (name, f"{len(entries)} entries", f"{len(seeds)} seeds"), (name, len(entries), len(seeds), str(file))
+                yield Entry(file.name, cells, f"{labels}.", str(file), values)
 
 
 def _frames(frames: object) -> str:
@@ -192,8 +196,8 @@ def _installed(what: str, missing: str | None) -> str:
 
 
 COLUMNS = {
-    "specs": ("name", "algorithm", "frames", "env"),
-    "studies": ("name", "entries", "seeds"),
+    "specs": ("name", "algorithm", "frames", "env", "file"),
+    "studies": ("name", "entries", "seeds", "file"),
     "algorithms": ("name", "policy", "actions"),
     "nets": ("name",),
     "memories": ("name", "policy"),

@@ -193,7 +193,7 @@ def test_a_row(run: RunPaths) -> None:
     """A changed return is named by its row and column; a row before the window still fails the checksum of the last checkpoint."""
     table = run.session_df(0)
     change_row(table, "240", lambda row: row.update(total_reward="500"))
-    checksum, row = verified(run).findings
+    row, checksum = verified(run).findings
     assert (checksum.kind, row.kind) == ("rows", "rows")
     assert (row.detail["frame"], row.detail["row"], row.detail["column"], row.detail["a"]) == (240, 6, "total_reward", "500")
 
@@ -301,7 +301,9 @@ def test_exit_codes_and_json(run: RunPaths, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sets", [["meta.max_session=2", "meta.save_interval=0"], ["meta.distributed=synced", "meta.max_session=1"]])
+@pytest.mark.parametrize(
+    "sets", [["meta.max_session=2", "meta.save_interval=0"], ["meta.distributed=synced", "meta.max_session=1", "meta.save_interval=0"]]
+)
 def test_a_run_of_the_command_line(sets: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sessions in their own processes; a single one of a shared net."""
     options = [word for one in [*sets, "env.max_frame=4000"] for word in ("--set", one)]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -119,8 +120,10 @@ class Verification:
                 lines.append("  weights      not compared: no checkpoint in these frames")
         if self.equal:
             return "\n".join([*lines, f"equal to the byte: {'rows and weights' if self.checkpoints else 'rows'}"])
-        lines += ["not equal:", *(f"  {finding}" for finding in self.findings)]
-        return "\n".join([*lines, *(f"  {key}: {run} in the run, {here} here" for key, (run, here) in self.machine.items())])
+        found = [str(finding) for finding in self.findings]
+        found += [f"{key}: {run} in the run, {here} here" for key, (run, here) in self.machine.items()]
+        wrapped = (textwrap.fill(one, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False) for one in found)
+        return "\n".join([*lines, "not equal:", *wrapped])
 
 
 def verify(
@@ -152,20 +155,27 @@ def verify(
     if not 0 <= session < spec.meta.max_session:
         raise UserError(f"session {session}: the sessions of {paths.root} are 0 to {spec.meta.max_session - 1}")
     files = session_files(paths, session, training.trial)
+    if spec.meta.distributed:  # its arrays are in another file, of which only the last is kept
+        files = replace(files, previous=None)
     result = Verification(paths.root, session, machine=_machine(run.starts[-1]))
     result.findings += [Finding("file", text.partition(" is ")[0], text.partition(" ")[2]) for text in files.damaged]
-    result.findings += _changed_keys(spec, files, run)
+    result.findings += _changed_keys(spec, files, run, training.spec_file.name)
     if result.findings:
         return result
-    result.findings += _changed_tables(paths, files, spec)
+    changed = _changed_tables(paths, files, spec)
     table = read_table(paths.session_df(session * spec.policies, "train", training.trial))
-    window = choose_window(files, table, run.starts, session, (begin, end, frames))
-    result.window = window
+    try:
+        window = result.window = choose_window(files, table, run.starts, session, (begin, end, frames))
+    except UserError:
+        if not changed or (begin, end, frames) != (None, None, None):
+            raise
+        return replace(result, findings=changed)
     again = _Again(training, spec, session, window, _plan(training, run, device), run)
     started = perf_counter()
     with again.trained(console) as copy:
         result.seconds = perf_counter() - started
         _compare(result, again, copy)
+    result.findings += changed
     return result
 
 
@@ -195,13 +205,12 @@ def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _changed_keys(spec: Spec, files: SessionFiles, run: Run) -> list[Finding]:
+def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[Finding]:
     """Return the keys in which the saved spec differs from the spec in the last checkpoint, except those changed by the last start."""
     if files.last is None:
         return []
     recorded_changes = run.starts[-1].get("changed", {})
     trained = next((load_spec({spec.name: body}, spec.name) for body in files.last.header["spec"].values()), spec)
-    file = run.paths.spec.name
     return [
         Finding("spec", key, f"{show(now)} in {file}, {show(before)} in the checkpoint", {"file": now, "checkpoint": before})
         for key, (before, now) in differences(trained, spec).items()
@@ -218,8 +227,9 @@ def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Fi
         path = paths.info_dir / name
         missing = size > (path.stat().st_size if path.exists() else 0)
         if missing or is_damaged(path, size, crc):
-            why = "rows are missing" if missing else "its rows do not match their checksum (CRC-32)"
-            found.append(Finding("rows", name, f"{why} in the last checkpoint, at frame {files.last.frame:,}"))
+            shorter = "it is shorter than when the last checkpoint was saved"
+            why = shorter if missing else "its rows do not match the checksum (CRC-32) in the last checkpoint"
+            found.append(Finding("rows", name, f"{why}, at frame {files.last.frame:,}"))
     return found
 
 

@@ -159,7 +159,7 @@ def _end(files: SessionFiles, table: Table, begin: int, session: int) -> int:
 
 
 def _checked_end(end: int, begin: int, files: SessionFiles) -> int:
-    last = max((one.frame for one in files.found), default=0)
+    last: int = max((one.frame for one in files.found), default=0)
     if not begin < end <= last:
         raise UserError(f"--to {end}: expected a frame above {begin:,} and at most {last:,}, the last checkpoint")
     return end

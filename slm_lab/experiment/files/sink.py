@@ -27,6 +27,8 @@ Spans = list[tuple[str, str, float, float]]
 Position = dict[str, tuple[int, int]]
 """Name of a table → its size in bytes and the CRC-32 of its content."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
+_KEPT_BYTES = 2**28
+"""Maximum size of a previous checkpoint that is kept."""
 
 
 class RunSink:
@@ -107,6 +109,8 @@ class LocalSink(RunSink):
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
+            if which == "last" and isinstance(path, Path):
+                _keep_previous(path, self.paths.checkpoint(table, "previous", self.trial), bundle)
             state.save(path, bundle)
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
@@ -206,6 +210,21 @@ class CsvTable:
         except OSError as error:
             if error.errno != errno.EINVAL:  # not a file on a disk
                 raise
+
+
+def _keep_previous(last: Path, previous: Location, bundle: Mapping[str, Any]) -> None:
+    """Keep the state from before `bundle`, from which `verify` trains the end of a run again, under another name of the same file.
+
+    Nothing is copied. States from which training does not continue exactly, or of more than 256 MB, are not kept.
+    """
+    temporary = last.with_name(f".{last.name}.previous.tmp")
+    with suppress(OSError, state.BundleError):  # no such file yet, or a file system without hard links
+        header = state.read_header(last)
+        if header.get("lost") != [] or header["frames"] == bundle.get("frames") or last.stat().st_size > _KEPT_BYTES:
+            return
+        temporary.unlink(missing_ok=True)
+        os.link(last, temporary)
+        os.replace(temporary, str(previous))
 
 
 _L = TypeVar("_L", bound=Location)

@@ -23,7 +23,8 @@ from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Bounds, Curve, 
 from slm_lab.experiment.report.pairwise import Comparison, Pair, compare_pairs, profile_figure
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
-from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_bytes
+from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
+from slm_lab.lib.files import finite
 from slm_lab.lib.text import aligned, wrapped
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
@@ -46,7 +47,21 @@ MEDIANS = (
 )
 
 
-def compare(
+class WrittenComparison(NamedTuple):
+    """What `comparison` found and wrote."""
+
+    text: str
+    content: dict[str, Any]
+    """The content of the JSON file."""
+    files: list[Path]
+
+
+def compare(run_patterns: Sequence[str], **options: Any) -> str:
+    """Return the text of `comparison`: the table and the written files."""
+    return comparison(run_patterns, **options).text
+
+
+def comparison(
     run_patterns: Sequence[str],
     *,
     by: str = "frame",
@@ -56,8 +71,8 @@ def compare(
     choice: Choice = BEST,
     data_dir: Path = Path("data"),
     out: Path | None = None,
-) -> str:
-    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return a text of the tables and the files.
+) -> WrittenComparison:
+    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return tables and written files.
 
     `metric` is the column of METRICS to draw, `solve` the return that counts as solved, `labels` one name per pattern, `choice` the trial
     of searches and the part of studies to compare (see read_settings), `out` the output folder instead of a new one in `data_dir`. A graph
@@ -147,8 +162,8 @@ class _Report:
         )
 
 
-def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> str:
-    """Write tables, page and graphs, and return the text. Raises UserError if a file cannot be written."""
+def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> WrittenComparison:
+    """Write tables, page and graphs, and return their content. Raises UserError if a file cannot be written."""
     writer = Writer(paths.root)
     writer.write("table not written", (paths.table("json"), lambda: json_bytes(report.content())))
     writer.write("table not written", (paths.table("csv"), lambda: rows_csv([file_row(one._asdict()) for one in report.summaries])))
@@ -163,7 +178,8 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> st
         raise UserError(f"{report.text}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
     listed = [paths.table("csv"), paths.table("json"), paths.graph("mean_returns", "png", AXES[report.by].name)]
     lines = [str(file) for file in listed if file in writer.files]
-    return "\n".join([report.text, *lines, *([f"open {paths.page}"] if paths.page in writer.files else [])])
+    text = "\n".join([report.text, *lines, *([f"open {paths.page}"] if paths.page in writer.files else [])])
+    return WrittenComparison(text, report.content(), writer.files)
 
 
 def comparison_graphs(

@@ -44,8 +44,15 @@ COMMANDS = {
     "check": Command("slm_lab.cli.check:check", "check FILE [NAME] [--build] [options]", ("set", "device", "build")),
     "export": Command(
         "slm_lab.cli.results:export",
-        "export {folder | latest} [--format onnx | torch] [--out FILE] [options]",
-        ("data_dir", "format", "out", "checkpoint", "session", "trial", "entry", "env", "seed"),
+        "export {folder | latest} [--format onnx | torch] [--out FILE | --as NAME [--replace]] [options]",
+        ("data_dir", "format", "out", "as", "replace", "checkpoint", "session", "trial", "entry", "env", "seed"),
+    ),
+    "models": Command("slm_lab.cli.models:models", "models [--json]", ("data_dir", "json")),
+    "push": Command("slm_lab.cli.models:push", "push NAME USER/REPO [--private]", ("data_dir", "private")),
+    "pull": Command(
+        "slm_lab.cli.models:pull",
+        "pull USER/REPO[@REVISION] [--as NAME] [--replace] [--trust-code]",
+        ("data_dir", "as", "replace", "trust_code"),
     ),
     "compare": Command(
         "slm_lab.cli.results:compare",
@@ -86,6 +93,8 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
 
   check    validate one or all specs of a file; with --build also build their env and agent
   export   write the policy of a run as an ONNX or torch.export file
+  models   list the named models (export --as NAME)
+  push     upload a named model to a repository of the Hugging Face Hub; pull downloads one
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve
   retro_analyze
@@ -222,6 +231,11 @@ def make_parser() -> argparse.ArgumentParser:
     value("--entry", "LABEL", "enjoy, export: entry of a study (default: that of the best run)")
     value("--seed", "N", "enjoy, export: random_seed of the run of a study (default: that of the best run)")
     value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
+    value("--as", "NAME", "export, pull: name of the model, which enjoy@, export, load_agent and meta.init_from accept like a folder")
+    flag("--replace", "export, pull: replace the model of this name")
+    flag("--json", "models: print JSON")
+    flag("--private", "push: create a private repository")
+    flag("--trust-code", "pull: accept a spec that names modules, which are imported when the model is used")
     value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
     value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: current_return)")
     value("--solve", "RETURN", "compare: mean return that counts as solved")

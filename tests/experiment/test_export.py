@@ -116,7 +116,7 @@ def test_it_acts_as_the_agent(case: str, format: Format, tmp_path: Path, monkeyp
     monkeypatch.setattr(export, "_export_to_onnx", never)
     env, algorithm, net = POLICIES[case]
     paths = trained(tmp_path, env, algorithm, net)
-    done = export_training(Training(paths), format)
+    done, _ = export_training(Training(paths), format)
     agent = load_agent(paths.root)
     assert done.checkpoint == agent.path
     assert done.path == agent.path.with_suffix({"onnx": ".onnx", "torch": ".pt2"}[format])
@@ -180,7 +180,7 @@ def test_the_same_returns_in_onnxruntime(env: dict[str, Any], algorithm: dict[st
     if env["name"] == "HalfCheetah-v5":
         pytest.importorskip("mujoco")
     paths = trained(tmp_path, env, algorithm)
-    agent, run = load_agent(paths.root), runner(export_training(Training(paths)).path, load_agent(paths.root))
+    agent, run = load_agent(paths.root), runner(export_training(Training(paths))[0].path, load_agent(paths.root))
     returns: dict[str, list[float]] = {"agent": [], "file": []}
     actions: dict[str, list[Any]] = {"agent": [], "file": []}
     for who in returns:
@@ -298,7 +298,7 @@ def test_what_cannot_be_exported(
 def test_a_net_that_cannot_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.export writes it instead of the trace."""
     paths = trained(tmp_path, {"name": "CartPole-v1"}, PPO, {"name": f"{__name__}:AssertingSpec"})
-    done = export_training(Training(paths))
+    done, _ = export_training(Training(paths))
     agent, run = load_agent(paths.root), runner(done.path, load_agent(paths.root))
     obs = observations(agent.observation_space, 7)
     assert np.array_equal(run(obs)[0], agent.act(obs, deterministic=True)[0])

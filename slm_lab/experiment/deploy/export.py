@@ -19,12 +19,15 @@ from torch import Tensor
 
 from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
-from slm_lab.experiment.files.find import CheckpointName, Choice, Training, find_training
+from slm_lab.experiment.files.find import CheckpointName, Training
+from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+POLICIES: dict[Format, str] = {"onnx": "policy.onnx", "torch": "policy.pt2"}
+"""Name of the file in the folder of a named model."""
 OBSERVATIONS = 1_000
 """Number of observations with which the exported file is checked."""
 TOLERANCE = 1e-4
@@ -49,28 +52,13 @@ class Exported(NamedTuple):
     """Largest difference from the agent's actions."""
     params_difference: float
     """Largest difference from the agent's distribution parameters (and hidden states)."""
-
-
-def export(
-    folder: str | Path,
-    format: Format | None = None,
-    out: str | Path | None = None,
-    which: CheckpointName = "best",
-    session: int | None = None,
-    *,
-    trial: int | None = None,
-    entry: str | None = None,
-    env: str | None = None,
-    seed: int | None = None,
-) -> Exported:
-    """Export the policy of a checkpoint in the folder of a run, search or study. Args: as in `load_agent` and `export_training`."""
-    training = find_training(folder, None, Path("data"), Choice(trial, entry, env, seed))
-    return export_training(training, format, None if out is None else Path(out), which, session)
+    card: Path | None = None
+    """The model card."""
 
 
 def export_training(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
-) -> Exported:
+) -> tuple[Exported, LoadedAgent]:
     """Export the policy of a checkpoint: observation → deterministic action, including the normaliser and the action rule.
 
     Args:
@@ -80,12 +68,15 @@ def export_training(
 
     Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
     """
-    format = _format_of(out, format)
-    for package in _ONNX_PACKAGES if format == "onnx" else ():
-        if find_spec(package) is None:  # not imported: onnxscript takes seconds, and is rarely used
-            raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'")
+    format = format_of(out, format)
+    check_packages(format)
     agent = load_trained(training, which, session)
-    path = out or training.paths.model_dir / f"{agent.path.stem}{SUFFIXES[format]}"
+    default = POLICIES[format] if isinstance(training.paths, ModelPaths) else f"{agent.path.stem}{SUFFIXES[format]}"
+    return export_agent(agent, format, out or training.paths.model_dir / default), agent
+
+
+def export_agent(agent: LoadedAgent, format: Format, path: Path) -> Exported:
+    """Write the policy of an agent to `path`, and check it. Raises UserError, see export_training; nothing is written then."""
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
     try:
         ports, differences = _write_checked(agent, format, temporary)
@@ -100,7 +91,14 @@ def export_training(
     return Exported(path, agent.path, agent.description, *ports, *differences)
 
 
-def _format_of(out: Path | None, format: Format | None) -> Format:
+def check_packages(format: Format) -> None:
+    """Raise UserError if a package that the format needs is not installed."""
+    for package in _ONNX_PACKAGES if format == "onnx" else ():
+        if find_spec(package) is None:  # not imported: onnxscript takes seconds, and is rarely used
+            raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'")
+
+
+def format_of(out: Path | None, format: Format | None) -> Format:
     """Return the format of the output file. Raises UserError if it cannot be written, or its suffix does not fit the format."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
@@ -118,10 +116,13 @@ def summary(done: Exported) -> str:
     lines += [
         f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
     ]
+    if not done.inputs:
+        return "\n".join(lines)
     lines.append(
         f"checked on {OBSERVATIONS:,} observations: actions differ from the agent's by at most {done.action_difference:.2g}, "
         f"distribution parameters by at most {done.params_difference:.2g}"
     )
+    lines += [] if done.card is None else [str(done.card)]
     return "\n".join(lines)
 
 
@@ -182,15 +183,14 @@ def _not_exportable(format: Format, error: Exception) -> UserError:
 
 def _trace_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
     """Return the ONNX file of a trace. Raises TracerWarning if values that were computed during the trace became constants."""
-    content = BytesIO()
-    names, out_names = example.names, example.out_names
-    axes = {name: {0: "batch"} for name in (*names, *out_names)}
-    warnings.filterwarnings("error", category=torch.jit.TracerWarning)
-    warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"torch\.")  # torch's own checks of shapes
-    torch.onnx.export(
-        policy, example.inputs, content, dynamo=False, input_names=names, output_names=out_names, dynamic_axes=axes, verbose=False
-    )
-    return content.getvalue()
+    content: Any = BytesIO()
+    axes = {name: {0: "batch"} for name in (*example.names, *example.out_names)}
+    doubt: type[Warning] = vars(torch.jit)["TracerWarning"]
+    warnings.filterwarnings("error", category=doubt)
+    warnings.filterwarnings("ignore", category=doubt, module=r"torch\.")  # torch's own checks of shapes
+    names: dict[str, Any] = {"input_names": example.names, "output_names": example.out_names, "dynamic_axes": axes}
+    torch.onnx.export(policy, example.inputs, content, dynamo=False, verbose=False, **names)
+    return bytes(content.getvalue())
 
 
 def _exported_program(policy: ExportedPolicy, example: _Example) -> torch.export.ExportedProgram:

@@ -39,7 +39,7 @@ def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | 
     """
     parts = [_header(name, known), f"# {name}", _about(known), _result(known)]
     parts += [_table("Training", _training(known)), _table("Interface", _interface(known, agent)), "## Use"]
-    parts += [_use_named(name)] if is_named else []
+    parts += [_use_named(name, _is_recurrent(agent))] if is_named else []
     parts += [_use_exported(exported)] if exported is not None else []
     body = "\n\n".join(parts) + "\n"
     return f"{body}\n<!-- crc32 {zlib.crc32(body.encode()):08x}: written by slm_lab; a card that was edited is not overwritten -->\n"
@@ -93,7 +93,7 @@ def _result(known: Facts) -> str:
     interval = f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
     what = "mean return" if error is None else "mean return ± standard error of the mean"
     lines = [f"**Return: {interval}** ({what}, over {over}, at frame {known.saved.get('frame', 0):,})."]
-    if known.source.endswith("best.pt"):
+    if "ckpt-best.pt" in known.source:
         lines.append("The weights were selected by this return, so it tends to be higher than that of new episodes.")
     return " ".join(lines)
 
@@ -123,9 +123,12 @@ def _interface(known: Facts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
     if env.obs_keys:
         yield "parts of the observation", f"`{_code(', '.join(env.obs_keys))}`"
     yield "observation normaliser", _normalizer(agent)
-    state = agent.policy.initial_state(1)
-    if state is not None:
-        yield "hidden state", f"float32 [batch, {state.shape[1]}], zeros at the start of an episode"
+    if _is_recurrent(agent):
+        yield "hidden state", "that of the previous step; at the start of an episode None in `agent.act`, zeros in an exported file"
+
+
+def _is_recurrent(agent: LoadedAgent) -> bool:
+    return agent.policy.initial_state(1) is not None
 
 
 def _normalizer(agent: LoadedAgent) -> str:
@@ -140,12 +143,13 @@ def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
     return "\n".join([f"## {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
 
 
-def _use_named(name: str) -> str:
+def _use_named(name: str, is_recurrent: bool) -> str:
+    state = "state, " if is_recurrent else ""
     return f"""```python
 from slm_lab import load_agent
 
 agent = load_agent("{name}")
-action, state = agent.act(obs, deterministic=True)
+action, state = agent.act(obs, {state}deterministic=True)
 ```
 
 ```bash

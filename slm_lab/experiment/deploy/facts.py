@@ -48,8 +48,14 @@ def facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) ->
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     name, body = read_saved_spec(training.spec_file)
     starts = body.get("meta", {}).get("run") or [{}]
-    source = saved.get("source") or f"{training.paths.root.name}/{checkpoint.name}"
+    source = saved.get("source") or _source(training, checkpoint)
     return Facts(spec, digest(name, body), saved, source, starts[-1] if isinstance(starts, list) else starts)
+
+
+def _source(training: Training, checkpoint: Location) -> str:
+    root = training.paths.root
+    folder = f"{root.parent.name}/{root.name}" if root.name == "confirm" else root.name
+    return f"{folder}/{checkpoint.name}{f', {training.name}' if training.name else ''}"
 
 
 def read_saved_spec(file: Path) -> tuple[str, dict[str, Any]]:
@@ -116,4 +122,4 @@ def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     value = "" if row["return"] is None else estimate_number(row["return"], row["standard_error"])
     frames = "" if row["frames"] is None else f"{row['frames']:,}"
-    return [row["name"], row["env"].rpartition(":")[2], row["algorithm"], value, frames, (row["registered"] or "")[:10]]
+    return [row["name"], row["env"].rpartition(":")[2], row["algorithm"], value, frames, str(row["registered"] or "")[:10]]

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.named_model import CARD, FILES, SPEC, WEIGHTS, ModelPaths, check_free, models_dir, named_model, new_model
 from slm_lab.experiment.plan import UserError
@@ -40,9 +41,9 @@ _WHY = {
 def push(name: str, repo: str, data_dir: Path, *, private: bool = False) -> str:
     """Upload a named model to a repository, which is created if it does not exist; return a summary.
 
-    Args: private: create a private repository; no effect on an existing one.
+    Args: private: create a private repository; an existing one must be private.
 
-    Raises UserError: no such model, no token, no network, no permission.
+    Raises UserError: no such model, no token, no network, no permission, a public repository with `private`.
     """
     model = named_model(name, data_dir)
     _check_repo(repo)
@@ -53,7 +54,10 @@ def push(name: str, repo: str, data_dir: Path, *, private: bool = False) -> str:
     with _hub_errors(hub, repo):
         api = _api(hub)
         api.create_repo(repo, private=private or None, exist_ok=True)
-        there = {one.rfilename for one in api.model_info(repo).siblings or ()}
+        info = api.model_info(repo)
+        if private and not info.private:
+            raise UserError(f"{repo} exists and is public; make it private on its page, use another one, or leave --private out")
+        there = {one.rfilename for one in info.siblings or ()}
         operations = [hub.CommitOperationAdd(file.name, str(file)) for file in files]
         operations += [hub.CommitOperationDelete(file) for file in there.intersection(FILES).difference(file.name for file in files)]
         api.create_commit(repo, operations, commit_message=f"Upload the model {name}")
@@ -115,6 +119,8 @@ def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
     """Convert errors of the Hub and of the network to UserError."""
     try:
         yield
+    except UserError:
+        raise
     except hub.errors.OfflineModeIsEnabled:
         raise UserError(f"cannot reach {where}: HF_HUB_OFFLINE is set") from None
     except hub.errors.HfHubHTTPError as error:
@@ -125,6 +131,8 @@ def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
         raise UserError(f"{where}: {why} ({_api(hub).endpoint}, HTTP status {status})") from None
     except (hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError) as error:
         raise UserError(f"{where}: {str(error).strip().splitlines()[0]}") from None
+    except (RuntimeError, ValueError) as error:  # a file that was not uploaded, or an answer that is none of the Hub's
+        raise UserError(f"{where}: {str(error).strip().splitlines()[0]} ({_api(hub).endpoint})") from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub"):
             raise
@@ -163,16 +171,30 @@ def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
     from slm_lab.experiment.deploy.load import load_trained
 
     try:
-        _, body = read_saved_spec(model.spec)
+        name, body = read_saved_spec(model.spec)
+        _check_texts([name, body, tensor_file.load_values(model.weights)])
         named = list(_code_names(body, ()))
         if named and not trust_code:
             shown = ", ".join(f"{show_path(path)}: '{name}'" for path, name in named)
             raise UserError(f"its spec names code, which is imported when the model is used ({shown}); if you trust it, add --trust-code")
         agent = load_trained(Training(model))
     except Exception as error:  # whatever a crafted or damaged file causes
-        text = str(error).replace(f"{model.root}{os.sep}", "")
-        raise UserError(f"{where} is not usable: {text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'}") from None
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        kind = f"{WEIGHTS} " if isinstance(error, tensor_file.TensorFileError) else kind
+        raise UserError(f"{where} is not usable: {kind}{str(error).replace(f'{model.root}{os.sep}', '')}") from None
     return agent.description.removesuffix(f": {agent.path}")
+
+
+def _check_texts(tree: Any) -> None:
+    """Raise UserError for a text with a control character, which could change what a terminal shows."""
+    match tree:
+        case dict():
+            _check_texts([*tree.keys(), *tree.values()])
+        case list():
+            for value in tree:
+                _check_texts(value)
+        case str() if not tree.isprintable():
+            raise UserError(f"it contains control characters: {tree[:60]!r}")
 
 
 def _code_names(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:

@@ -155,7 +155,8 @@ def _header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
 def _values(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `save` wrote beside the tensors."""
     try:
-        values = without_checksum(json.loads(header["__metadata__"]["slm_lab"]))
+        content = json.loads(header["__metadata__"]["slm_lab"])
+        values = without_checksum({"crc32": None, **content})  # raises an error for a content without checksum
     except (KeyError, TypeError):
         raise TensorFileError("was not written by slm_lab") from None
     except (ValueError, RecursionError, AttributeError):

@@ -44,7 +44,7 @@ COMMANDS = {
     "check": Command("slm_lab.cli.check:check", "check FILE [NAME] [--build] [options]", ("set", "device", "build")),
     "export": Command(
         "slm_lab.cli.results:export",
-        "export {folder | latest} [--format onnx | torch] [--out FILE | --as NAME [--replace]] [options]",
+        "export {folder | model | latest} [--format onnx | torch] [--out FILE | --as NAME [--replace]] [options]",
         ("data_dir", "format", "out", "as", "replace", "checkpoint", "session", "trial", "entry", "env", "seed"),
     ),
     "models": Command("slm_lab.cli.models:models", "models [--json]", ("data_dir", "json")),
@@ -70,7 +70,7 @@ MODES = {
     "dev": "dev",
     "search": "search, search@{run folder | latest}",
     "study": "study, study@{folder | latest}",
-    "enjoy": "enjoy@{folder | latest}",
+    "enjoy": "enjoy@{folder | model | latest}",
 }
 """Mode → its forms on the command line."""
 DEMO = ("demo.json", "ppo_cartpole")
@@ -88,13 +88,15 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
          study                         run what a study lists, and compare it
          study@{folder | latest}       run what is missing of a study, as FILE says now
          dev                           one session with extra checks: weights change, gradients are finite
-         enjoy@{folder | latest}       play episodes with a checkpoint of a run, or of the best of a search or study; FILE and NAME
-                                       may be left out
+         enjoy@{folder | model | latest}
+                                       play episodes with a checkpoint of a run, or of the best of a search or study, or with a
+                                       named model; FILE and NAME may be left out
 
   check    validate one or all specs of a file; with --build also build their env and agent
   export   write the policy of a run as an ONNX or torch.export file
-  models   list the named models (export --as NAME)
-  push     upload a named model to a repository of the Hugging Face Hub; pull downloads one
+  models   list the models that export --as NAME registered
+  push     upload a model to a repository of the Hugging Face Hub
+  pull     download a model from one, and register it
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve
   retro_analyze

@@ -371,3 +371,26 @@ def test_paths_of_a_model(own: Path) -> None:
     assert isinstance(model, ModelPaths)
     assert (model.spec_name, model.policy, model.holds_trials) == ("small", own / "models/swing/policy.onnx", False)
     assert find_model("latest", own) is None
+
+
+@pytest.mark.slow
+def test_the_winner_of_a_search_in_one_line_each(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is played, exported, registered and loaded; the agent is that of the best trial."""
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    short = [word for key in ("meta.max_trial=2", "meta.max_session=1", "env.max_frame=3000") for word in ("-s", key)]
+    assert main(["dqn_cartpole_search.json", "dqn_cartpole_search", "search", *short]) == 0
+    (folder,) = Path("data").iterdir()
+    paths = find_training(folder, None, Path("data"))
+    assert main([f"enjoy@{folder}", "--episodes", "2"]) == 0
+    assert main(["export", str(folder)]) == 0
+    assert main(["export", str(folder), "--as", "winner"]) == 0
+    assert f"trial {paths.trial} of the search" in capfd.readouterr().out
+    obs = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    expected = load_agent(folder).act(obs, deterministic=True)[0]
+    assert np.array_equal(load_agent("winner").act(obs, deterministic=True)[0], expected)
+    session = onnxruntime.InferenceSession("data/models/winner/policy.onnx")
+    assert np.array_equal(session.run(None, {"obs": obs})[0], expected)
+    assert f"trial {paths.trial} of the search" in Path("data/models/winner/README.md").read_text()

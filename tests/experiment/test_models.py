@@ -377,7 +377,7 @@ def test_paths_of_a_model(own: Path) -> None:
 def test_the_winner_of_a_search_in_one_line_each(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is played, exported, registered and loaded; the agent is that of the best trial."""
+    """It is played, exported, registered and loaded in one line each; the agent is that of the best trial."""
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     short = [word for key in ("meta.max_trial=2", "meta.max_session=1", "env.max_frame=3000") for word in ("-s", key)]

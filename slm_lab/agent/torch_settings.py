@@ -11,7 +11,7 @@ from torch import nn
 
 from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.q_nets import StackedCritics
-from slm_lab.lib.limits import processor
+from slm_lab.lib.limits import processor, processor_name
 from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
@@ -67,6 +67,11 @@ def use_matmul(net: nn.Module, asked: str, device: str) -> None:
         for module in net.modules():
             if isinstance(module, Body | StackedCritics):
                 module.matmul_mode.onednn = least
+
+
+def cpu_name() -> str:
+    """Return the processor and the instructions that torch uses on it, on which the rounding of results depends."""
+    return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def has_bfloat16(processor: str) -> bool:

@@ -6,10 +6,10 @@ import math
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slm_lab.cli.files import check_file_argument, mark_set_keys
-from slm_lab.cli.output import print_result
+from slm_lab.cli.output import OK, print_json, print_result
 from slm_lab.cli.parser import UsageError
 
 if TYPE_CHECKING:
@@ -24,17 +24,26 @@ def check(words: list[str], arguments: Namespace) -> int:
     if len(words) > 2:
         raise UsageError(f"too many arguments after check FILE NAME: {' '.join(words[2:])}")
     file, name = check_file_argument(words[0]), words[1] if len(words) > 1 else None
-    from slm_lab.spec.load.files import is_study, raw_entries, raw_specs
+    from slm_lab.spec.load.files import find_spec_file, is_study, raw_entries, raw_specs
 
     studies = [key for key, raw in raw_entries(file)[1].items() if is_study(raw) and name in (None, key)]
-    if not studies:
-        return _check_specs(file, name, arguments)
-    if name is None and raw_specs(file):
-        _check_specs(file, None, arguments)
-    return _check_studies(file, studies, arguments)
+    content: dict[str, Any] = {"file": str(find_spec_file(file)), "specs": [], "slm_lab": None, "studies": []}
+    code = OK
+    if not studies or (name is None and raw_specs(file)):
+        code, found = _check_specs(file, name, arguments)
+        content |= found
+    if studies:
+        code, content["studies"] = _check_studies(file, studies, arguments)
+    return print_json(content) if arguments.json else code
 
 
-def _check_specs(file: str, name: str | None, arguments: Namespace) -> int:
+def _show(lines: Sequence[str], arguments: Namespace) -> int:
+    """Print lines, unless the result is a JSON document; return the exit code."""
+    return OK if arguments.json else print_result("\n".join(lines))
+
+
+def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int, dict[str, Any]]:
+    """Validate specs and print a line for each. Return the exit code and the content of the JSON document."""
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import load, notify
     from slm_lab.spec.report import SpecError
@@ -56,11 +65,14 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> int:
             from slm_lab.experiment.plan import Plan
             from slm_lab.experiment.run.engine import check_builds
 
-            reports = [f"builds; {report}" for report in check_builds(specs, Plan(device=arguments.device), source)]
-    lines = [f"{spec.name}: {report}" for spec, report in zip(specs, reports, strict=True)]
+            reports = check_builds(specs, Plan(device=arguments.device), source)
+    lines = [f"{spec.name}: {'builds; ' * arguments.build}{report}" for spec, report in zip(specs, reports, strict=True)]
     if loaded.differences is not None:
         lines.append(_summary(loaded.differences))
-    return print_result("\n".join(lines))
+    code = _show(lines, arguments)
+    built = [report if arguments.build else None for report in reports]
+    named = [{"name": spec.name, "builds": report} for spec, report in zip(specs, built, strict=True)]
+    return code, {"specs": named, "slm_lab": None if loaded.differences is None else {"differences": list(loaded.differences)}}
 
 
 def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
@@ -75,7 +87,7 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
     others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
     found = {name: _argument_problems(load(file, name, arguments.set).specs) for name in others}
     if valid := [name for name in others if not found[name]]:
-        print_result("\n".join(f"{name}: valid" for name in valid))
+        _show([f"{name}: valid" for name in valid], arguments)
     problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]
     return mark_sets(SpecError(error.source, problems), error.source, arguments.set).problems
 
@@ -91,12 +103,16 @@ def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
     return [replace(one, path=f"{prefixes[spec.name]}{one.path}") for spec in given for one in argument_problems(spec.env)]
 
 
-def _check_studies(file: str, names: list[str], arguments: Namespace) -> int:
-    """Validate studies and list their runs; with --build also estimate the time. Raises SpecError with the problems of all studies."""
+def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[int, list[dict[str, Any]]]:
+    """Validate studies and print their runs; with --build also estimate the time. Return the exit code and the content for JSON.
+
+    Raises SpecError with the problems of all studies.
+    """
     from slm_lab.spec.load.study_file import load_study
     from slm_lab.spec.report import SpecError
 
-    problems, lines = dict[str, list[Problem]](), list[str]()
+    problems: dict[str, list[Problem]] = {}
+    lines, valid = list[str](), list[dict[str, Any]]()
     source = file
     for name in names:
         try:
@@ -111,27 +127,35 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> int:
         lines.append(f"{name}: valid; {len(study.runs)} runs")
         seeds = ", ".join(map(str, study.spec.random_seed))
         lines += [f"  {entry}, {env}: random_seed {seeds}" for entry, env in first]
+        entries = [{"entry": entry, "env": env} for entry, env in first]
+        valid.append({"name": name, "runs": len(study.runs), "entries": entries, "random_seed": list(study.spec.random_seed)})
         if arguments.build:
-            lines.append(_study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments))
+            seconds, unknown = _study_time(file, name, list(first.values()), len(study.spec.random_seed), arguments)
+            valid[-1] |= {"seconds": seconds, "unmeasured": unknown}
+            lines.append(_time_text(seconds, unknown))
+    code = _show(lines, arguments) if lines else OK
     if not problems:
-        return print_result("\n".join(lines))
-    if lines:
-        print_result("\n".join(lines))
+        return code, valid
     if len(names) == 1:
         raise SpecError(source, problems[names[0]])
     raise SpecError(file, [replace(one, path=f"{name}.{one.path}".rstrip(".")) for name, found in problems.items() for one in found])
 
 
-def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> str:
-    """Build the env and agent of each spec, and return a line with the estimated time of all runs."""
+def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> tuple[float, int]:
+    """Build the env and agent of each spec; return the estimated seconds of all runs, and how many specs cannot be measured."""
     from slm_lab.experiment.plan import Plan
-    from slm_lab.experiment.report.progress import duration
     from slm_lab.experiment.run.engine import expected_times
 
     times = expected_times(specs, Plan(device=arguments.device), f"{file} {name}")
     known = [seconds for seconds in times if not math.isnan(seconds)]
-    without = f", without {len(times) - len(known)} that cannot be measured" if len(known) < len(times) else ""
-    return f"  builds; about {duration(sum(known) * seeds)} of training, one run after another{without}"
+    return sum(known) * seeds, len(times) - len(known)
+
+
+def _time_text(seconds: float, unknown: int) -> str:
+    from slm_lab.experiment.report.progress import duration
+
+    without = f", without {unknown} that cannot be measured" if unknown else ""
+    return f"  builds; about {duration(seconds)} of training, one run after another{without}"
 
 
 def _summary(differences: list[str]) -> str:

@@ -57,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:
             sys.path.append(here)  # for "package.module:Name" in a spec
     try:
-        arguments = make_parser().parse_intermixed_args(argv)
+        line = list(sys.argv[1:] if argv is None else argv)
+        about = line[0] if line and line[0] in COMMANDS and {"-h", "--help"}.intersection(line) else None
+        arguments = make_parser(about).parse_intermixed_args(line)
         words = arguments.words
         name = words.pop(0) if words and words[0] in COMMANDS else "run"
         if name == "run" and (later := next((word for word in words[2:] if word in COMMANDS), None)):

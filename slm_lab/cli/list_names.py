@@ -9,9 +9,9 @@ import textwrap
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from slm_lab.cli.output import print_result
+from slm_lab.cli.output import print_json, print_result
 from slm_lab.cli.parser import UsageError, did_you_mean
 
 
@@ -23,6 +23,13 @@ class Entry(NamedTuple):
     text: str = ""
     """A sentence below the row."""
     keywords: str = ""
+    values: tuple[Any, ...] = ()
+    """The cells in JSON documents, if they are not text."""
+
+    def to_dict(self, kind: str) -> dict[str, Any]:
+        """Return the entry for JSON."""
+        cells = dict(zip(COLUMNS[kind], self.values or self.cells, strict=True))
+        return {**cells, **({"group": self.heading} if kind == "envs" else {}), **({"description": self.text} if self.text else {})}
 
     def contains(self, words: Sequence[str]) -> bool:
         """Return whether the entry contains all words, ignoring case."""
@@ -40,6 +47,8 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     if words and words[0] not in KINDS:
         raise UsageError(f"unknown list '{words[0]}'{did_you_mean(words[0], KINDS)} (lists: {', '.join(KINDS)})")
     if not words and not search:
+        if arguments.json:
+            return print_json({kind: {"entries": len(list(make())), "description": text} for kind, (make, text) in KINDS.items()})
         lines = [f"slm-lab list {kind:<12}{len(list(make())):>5} {text}" for kind, (make, text) in KINDS.items()]
         return print_result("\n".join([*lines, "slm-lab list … --search WORD … shows only entries that contain all these words"]))
     kinds = words or list(KINDS)
@@ -47,6 +56,8 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     shown = {kind: [entry for entry in entries if entry.contains(search)] for kind, entries in found.items()}
     if not any(shown.values()):
         raise UsageError(_nothing(search, found))
+    if arguments.json:
+        return print_json({kind: [entry.to_dict(kind) for entry in entries] for kind, entries in shown.items()})
     width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
     parts = [_table(entries, width, kind if len(kinds) > 1 else "") for kind, entries in shown.items() if entries]
     if shown.get("specs"):
@@ -104,7 +115,8 @@ def _specs() -> Iterator[Entry]:
     from slm_lab.spec.load.files import spec_summaries
 
     for file, name, algorithm, env, frames in spec_summaries():
-        yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}")
+        values = (name, algorithm, frames, env, str(file))
+        yield Entry(file.name, (name, algorithm, _frames(frames), env.rpartition(":")[2]), keywords=f"{file} {env}", values=values)
 
 
 def _studies() -> Iterator[Entry]:
@@ -115,7 +127,8 @@ def _studies() -> Iterator[Entry]:
             if is_study(raw):
                 entries, seeds = raw["study"]["entries"], raw["study"]["random_seed"]
                 labels = "; ".join(dict.fromkeys(entry.get("label", entry["spec"]) for entry in entries))
-                yield Entry(file.name, (name, f"{len(entries)} entries", f"{len(seeds)} seeds"), f"{labels}.", str(file))
+                cells, values = (name, f"{len(entries)} entries", f"{len(seeds)} seeds"), (name, len(entries), len(seeds), str(file))
+                yield Entry(file.name, cells, f"{labels}.", str(file), values)
 
 
 def _frames(frames: object) -> str:
@@ -182,6 +195,15 @@ def _installed(what: str, missing: str | None) -> str:
     return f"{what}: not installed; pip install '{missing}'" if missing else f"{what} (installed)"
 
 
+COLUMNS = {
+    "specs": ("name", "algorithm", "frames", "env", "file"),
+    "studies": ("name", "entries", "seeds", "file"),
+    "algorithms": ("name", "policy", "actions"),
+    "nets": ("name",),
+    "memories": ("name", "policy"),
+    "envs": ("name",),
+}
+"""KIND → names of the cells of its entries, in JSON documents."""
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "specs": (_specs, "specs that ship"),
     "studies": (_studies, "studies that ship"),

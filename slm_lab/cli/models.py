@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 
-from slm_lab.cli.output import print_result
+from slm_lab.cli.output import print_json, print_result
 from slm_lab.cli.parser import UsageError
 
 
@@ -16,7 +15,7 @@ def models(words: list[str], arguments: Namespace) -> int:
     from slm_lab.experiment.deploy.facts import list_models, models_table
 
     rows = list_models(arguments.data_dir)
-    return print_result(json.dumps(rows, indent=2, ensure_ascii=False) if arguments.json else models_table(rows, arguments.data_dir))
+    return print_json({"models": rows}) if arguments.json else print_result(models_table(rows, arguments.data_dir))
 
 
 def push(words: list[str], arguments: Namespace) -> int:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from slm_lab.experiment.report.screen import Screen, keep_streams
+from slm_lab.lib.files import finite
 
 OK, FAILED = 0, 1
 
@@ -33,6 +37,11 @@ def print_result(text: str) -> int:
         return OK
     print_error(f"cannot write to stdout: {screen.error.strerror}")
     return FAILED
+
+
+def print_json(content: Mapping[str, Any]) -> int:
+    """Write a command's result to stdout as one JSON document, the only text there; infinite numbers and NaN become null."""
+    return print_result(json.dumps(finite(dict(content)), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_error(text: str, colour: str = "") -> None:

@@ -7,6 +7,7 @@ import difflib
 import itertools
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -30,7 +31,7 @@ class Command(NamedTuple):
 
 
 MODE_OPTIONS = {
-    "enjoy": ("episodes", "deterministic", "render", "video", "checkpoint", "session", "trial", "entry", "env", "seed"),
+    "enjoy": ("episodes", "deterministic", "render", "video", "checkpoint", "session", "trial", "entry", "env"),
     "search": ("confirm", "common_seeds"),
     "study": ("adopt",),
 }
@@ -39,9 +40,9 @@ COMMANDS = {
     "run": Command(
         "slm_lab.cli.run:run",
         "[run] [FILE [NAME [MODE]]] [options]",
-        ("set", "device", "jobs", "cluster", "storage", "data_dir", *itertools.chain(*MODE_OPTIONS.values())),
+        ("set", "seed", "device", "jobs", "cluster", "storage", "data_dir", *itertools.chain(*MODE_OPTIONS.values())),
     ),
-    "check": Command("slm_lab.cli.check:check", "check FILE [NAME] [--build] [options]", ("set", "device", "build")),
+    "check": Command("slm_lab.cli.check:check", "check FILE [NAME] [--build] [--json] [options]", ("set", "device", "build", "json")),
     "export": Command(
         "slm_lab.cli.results:export",
         "export {folder | model | latest} [--format onnx | torch] [--out FILE | --as NAME [--replace]] [options]",
@@ -57,13 +58,22 @@ COMMANDS = {
     "compare": Command(
         "slm_lab.cli.results:compare",
         "compare RUN RUN ... [--by COLUMN] [--metric COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
-        ("data_dir", "by", "metric", "solve", "label", "out"),
+        ("data_dir", "by", "metric", "solve", "label", "out", "json"),
+    ),
+    "diff": Command("slm_lab.cli.diff:diff", "diff A B [--json]", ("data_dir", "json")),
+    "verify": Command(
+        "slm_lab.cli.verify:verify",
+        "verify {folder | latest} [--session N] [--from FRAME] [--to FRAME] [--frames N] [options]",
+        ("data_dir", "device", "session", "from", "to", "frames", "trial", "entry", "env", "seed", "json"),
     ),
     "retro_analyze": Command("slm_lab.cli.results:retro_analyze", "retro_analyze {RUN ... | latest}", ("data_dir",)),
     "list": Command(
-        "slm_lab.cli.list_names:list_names", "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]", ("search",)
+        "slm_lab.cli.list_names:list_names",
+        "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...] [--json]",
+        ("search", "json"),
     ),
     "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM]", ("env", "like")),
+    "help": Command("slm_lab.cli.help:show_help", "help [COMMAND | MODE]", ()),
 }
 MODES = {
     "train": "train, train@{run folder | latest}",
@@ -99,11 +109,16 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   pull     download a model from one, and register it
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve
+  diff     show what differs between two runs: keys, versions, the first rows, returns
+  verify   train a part of a run again, and compare rows and weights byte by byte
   retro_analyze
            rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
   list     list what there is: specs, algorithms, nets, memories, envs
-  new      write a commented spec for an env"""
-_EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
+  new      write a commented spec for an env
+  help     show the options of one command or mode"""
+_EPILOG = (
+    "exit codes: 0 done, 1 a session failed (verify: not equal), 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
+)
 
 
 class UsageError(Exception):
@@ -164,6 +179,9 @@ _TYPES = {
     "--session": _type("session", "0 or more", str.isdecimal, int),
     "--trial": _type("trial", "0 or more", str.isdecimal, int),
     "--seed": _type("seed", "0 or more", str.isdecimal, int),
+    "--from": _type("frame", "0 or more", str.isdecimal, int),
+    "--to": _type("frame", "1 or more", _is_count, int),
+    "--frames": _type("number of frames", "1 or more", _is_count, int),
     "--checkpoint": _type(
         "checkpoint",
         "best, last or a frame, such as 200000",
@@ -193,13 +211,17 @@ _TYPES = {
 """Option → function that parses its value; values of other options are strings."""
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all commands; it stores positional arguments in `words`."""
-    usage = "\n       ".join(f"%(prog)s {command.usage}" for command in COMMANDS.values())
+def make_parser(word: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands; it stores positional arguments in `words`. With a command or mode: a parser for its help."""
+    usage = "\n       ".join(f"%(prog)s {form}" for form in _usages(word))
+    text, options = _DESCRIPTION if word is None else _about(word), _options_of(word)
     parser = _Parser(
-        usage=usage, description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        usage=usage, description=text, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    add = parser.add_argument
+
+    def add(*names: str, **how: Any) -> None:
+        if word is None or names[-1].strip("-").replace("-", "_") in options:
+            parser.add_argument(*names, **how)
 
     def value(name: str, metavar: str, text: str, default: Any = None) -> None:
         add(name, type=_TYPES.get(name, str), metavar=metavar, help=text, default=default)
@@ -210,7 +232,7 @@ def make_parser() -> argparse.ArgumentParser:
     def flag(name: str, text: str) -> None:
         add(name, action="store_true", help=text)
 
-    add("words", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
     repeatable("-s", "--set", metavar="KEY=VALUE", text="fill ${KEY}, or override a key by path", default=[])
     value("--jobs", "N", "number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)")
     value("--data-dir", "DIR", "where runs are written (default: data)", DATA_DIR)
@@ -228,14 +250,17 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--render", "enjoy: draw one env in a window")
     flag("--video", "enjoy: record one env as an MP4 file in the run folder")
     value("--checkpoint", "WHICH", "enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)")
-    value("--session", "N", "enjoy, export: session of the checkpoint (default: the best one)")
-    value("--trial", "N", "enjoy, export: trial of a search (default: the best one, of the confirmed ones if there are any)")
-    value("--entry", "LABEL", "enjoy, export: entry of a study (default: that of the best run)")
-    value("--seed", "N", "enjoy, export: random_seed of the run of a study (default: that of the best run)")
+    value("--session", "N", "enjoy, export: session of the checkpoint (default: the best one); verify: session to train again (default: 0)")
+    value("--from", "FRAME", "verify: frame from which to train again: 0, or that of the state before the last checkpoint")
+    value("--to", "FRAME", "verify: frame at which to end")
+    value("--frames", "N", "verify: maximum number of frames (default: as many as took 10 minutes)")
+    value("--trial", "N", "enjoy, export, verify: trial of a search (default: the best one, of the confirmed ones if there are any)")
+    value("--entry", "LABEL", "enjoy, export, verify: entry of a study (default: that of the best run)")
+    of_run = "enjoy, export, verify: that of the run of a study (default: the best run)"
+    value("--seed", "N", f"train, dev, search, study: meta.random_seed of new runs; {of_run}")
     value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
     value("--as", "NAME", "export, pull: name of the model, which enjoy@, export, load_agent and meta.init_from accept like a folder")
     flag("--replace", "export, pull: replace the model of this name")
-    flag("--json", "models: print JSON")
     flag("--private", "push: create a private repository")
     flag("--trust-code", "pull: accept a spec that names modules, which are imported when the model is used")
     value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
@@ -244,10 +269,34 @@ def make_parser() -> argparse.ArgumentParser:
     repeatable("--label", metavar="NAME", text="compare: name of each RUN, in order")
     value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
-    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export: env of the run of a study")
+    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export, verify: env of the run of a study")
+    flag("--json", "check, list, models, compare, diff, verify: print one JSON document to stdout, and notices to stderr")
     value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
-    add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
+    parser.add_argument("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
+
+
+def _usages(word: str | None) -> list[str]:
+    """Return the forms of all commands, or of one command or mode."""
+    if word is None:
+        return [command.usage for command in COMMANDS.values()]
+    return [COMMANDS[word].usage] if word in COMMANDS else [f"[FILE [NAME]] {form} [options]" for form in MODES[word].split(", ")]
+
+
+def _about(word: str) -> str:
+    """Return the lines of the description about a command or mode; about `run` those of all modes."""
+    if word == "run":
+        return _DESCRIPTION.partition("\n\n")[2].partition("\n\n")[0]
+    found = re.findall(rf"^ +(?:MODE +)?{word}\b.*(?:\n {{11,}}(?! *(?:{'|'.join(MODES)})\b).*)*", _DESCRIPTION, re.MULTILINE)
+    return textwrap.dedent("\n".join(found).replace("MODE", " " * 4))
+
+
+def _options_of(word: str | None) -> tuple[str, ...]:
+    """Return the options of a command, or of a mode of `run`."""
+    if word is None or word in COMMANDS:
+        return () if word is None else COMMANDS[word].options
+    others = {option for mode, options in MODE_OPTIONS.items() if mode != word for option in options}
+    return tuple(option for option in COMMANDS["run"].options if option not in others)
 
 
 def check_options_apply(command: str, arguments: argparse.Namespace) -> None:
@@ -256,4 +305,4 @@ def check_options_apply(command: str, arguments: argparse.Namespace) -> None:
         accepted = [name for name, row in COMMANDS.items() if option in row.options]
         given = option != "words" and value is not None and value is not False and value not in ([], DATA_DIR)
         if given and command not in accepted:
-            raise UsageError(f"--{option.replace('_', '-')} is an option of {' and '.join(accepted)} only")
+            raise UsageError(f"--{option.replace('_', '-')} is an option of {', '.join(accepted)} only")

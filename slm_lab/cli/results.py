@@ -5,17 +5,18 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from slm_lab.cli.output import OK, print_error, print_result
+from slm_lab.cli.output import OK, print_error, print_json, print_result
 from slm_lab.cli.parser import USER_ERROR, UsageError
 
 
 def compare(words: list[str], arguments: Namespace) -> int:
     """Compare runs in one graph and print a table."""
-    from slm_lab.experiment.report.compare_report import compare as report
+    from slm_lab.experiment.report.compare_report import comparison
 
     by, metric, labels = arguments.by or "frame", arguments.metric or "current_return", arguments.label or ()
     options = {"by": by, "metric": metric, "solve": arguments.solve, "labels": labels}
-    return print_result(report(words, **options, data_dir=arguments.data_dir, out=arguments.out))
+    found = comparison(words, **options, data_dir=arguments.data_dir, out=arguments.out)
+    return print_json({**found.content, "files": list(map(str, found.files))}) if arguments.json else print_result(found.text)
 
 
 def export(words: list[str], arguments: Namespace) -> int:

@@ -23,6 +23,7 @@ def run(words: list[str], arguments: Namespace) -> int:
     request = resolve_request(words)
     mode, where = request.mode, request.where
     _check_options(mode, where, arguments)
+    _set_seed(mode, arguments)
     if mode == "enjoy":
         return _enjoy(request, arguments)
     if mode == "study":
@@ -47,6 +48,20 @@ def _check_options(mode: str, where: str, arguments: Namespace) -> None:
     if arguments.storage is not None and (mode != "train" or where):
         shown = f"{mode}{'@' * bool(where)}"
         raise UsageError(f"--storage {arguments.storage} has no effect with {shown}: {_WHY_NO_STORAGE.get(mode, '')}remove it")
+
+
+def _set_seed(mode: str, arguments: Namespace) -> None:
+    """Replace --seed by the --set argument that it stands for; enjoy selects a run by it."""
+    if arguments.seed is None or mode == "enjoy":
+        return
+    from slm_lab.spec.load.loader import parse_sets
+    from slm_lab.spec.report import show_path
+
+    key, value = ("random_seed", f"[{arguments.seed}]") if mode == "study" else ("meta.random_seed", str(arguments.seed))
+    given = parse_sets(arguments.set)
+    if key in (*given.variables, *map(show_path, given.overrides)):
+        raise UsageError(f"--seed {arguments.seed} and --set {key} exclude each other: both set the seed")
+    arguments.set = [*arguments.set, f"{key}={value}"]
 
 
 def _plan(arguments: Namespace, mode: Literal["train", "dev"] = "train") -> Plan:

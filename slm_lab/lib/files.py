@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -41,6 +42,15 @@ def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):
         raise ValueError("its content does not match its checksum (crc32)")
     return plain
+
+
+def finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None, since JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def not_writable(folder: Path) -> str | None:

@@ -73,3 +73,9 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         return cpuinfo.read_text().split("\n\n")[0]
     except OSError:
         return platform.processor()
+
+
+def processor_name() -> str:
+    """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor"; "" if it is not known."""
+    lines = (line.partition(":") for line in processor().splitlines())
+    return next((name.strip() for key, _, name in lines if key.strip() == "model name"), platform.processor())

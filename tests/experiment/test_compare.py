@@ -385,7 +385,7 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
         (["RUNS/good", "--out", "RUNS/file"], "cannot write to RUNS/file: "),
         (["RUNS/good", "--data-dir", "RUNS/file"], "cannot write to RUNS/file: "),
         (["RUNS/good", "--jobs", "2"], "--jobs is an option of run only\n"),
-        (["RUNS/good", "--set", "a=1"], "--set is an option of run and check only\n"),
+        (["RUNS/good", "--set", "a=1"], "--set is an option of run, check only\n"),
         (["RUNS/good", "--solv", "2"], "did you mean '--solve'?"),
     ],
 )

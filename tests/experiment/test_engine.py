@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slm_lab.agent.torch_settings import resolve_matmul
+from slm_lab.agent.torch_settings import cpu_name, resolve_matmul
 from slm_lab.experiment import plan
 from slm_lab.experiment.events import CheckpointWritten, Event, Progress, Row, SessionEnded
 from slm_lab.experiment.files.paths import RunPaths, new_run
@@ -54,7 +54,7 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
 
         ends = run(SessionsJob(make_spec(), Plan(), 0, open_run, events.append, Stop()))
         assert ends == [SessionEnded(0, "done")]
-        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1}]
+        assert opened == [{"backend": "native", "matmul": resolve_matmul("auto"), "threads": 1, "cpu": cpu_name()}]
         assert events[-1] == ends[0]
         assert not [event for event in events if isinstance(event, Row)]
         tables[name] = rows(paths.session_df(0))

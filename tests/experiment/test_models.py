@@ -191,7 +191,7 @@ def test_the_list(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (own / "models/broken").mkdir()
     (own / "models/broken/spec.json").write_text("{")
     assert main(["models", "--data-dir", str(own), "--json"]) == 0
-    broken, swing = json.loads(capsys.readouterr().out)
+    broken, swing = json.loads(capsys.readouterr().out)["models"]
     assert (broken["name"], "problem" in broken) == ("broken", True)
     assert {key: swing[key] for key in ("name", "env", "algorithm", "policy")} == {
         "name": "swing",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Row
+from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink, MemorySink, complete_rows
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -125,3 +126,39 @@ board.close()
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("TensorBoard stopped: [Errno 27]") == 1, done.stderr
+
+
+def test_the_state_before_the_last_is_kept(paths: RunPaths) -> None:
+    """As another name of the same file: if it is of another frame, exact and small; the last checkpoint is never absent."""
+
+    def saved(frame: int, lost: tuple[str, ...] = ()) -> list[int]:
+        sink.save(0, "last", {"version": state.VERSION, "frames": [frame], "lost": list(lost), "tables": {}})
+        files = (Path(str(paths.checkpoint(0, which))) for which in ("last", "previous"))
+        return [state.read_header(file, check=True)["frames"][0] for file in files if file.exists()]
+
+    sink = LocalSink(paths)
+    assert [saved(100), saved(100), saved(200), saved(200), saved(300)] == [[100], [100], [200, 100], [200, 100], [300, 200]]
+    assert saved(400, ("open episodes are dropped",)) == [400, 300]
+    assert saved(500) == [500, 300], "the state at frame 400 is not exact"
+    assert sorted(path.name for path in paths.model_dir.iterdir()) == ["small_t0_s0_ckpt-last.pt", "small_t0_s0_ckpt-previous.pt"]
+
+
+@pytest.mark.parametrize("error", [OSError(95, "Operation not supported"), FileExistsError()])
+def test_a_file_system_without_hard_links(error: OSError, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("os.link", refuse)
+    sink = LocalSink(paths)
+    for frame in (100, 200):
+        sink.save(0, "last", {"version": state.VERSION, "frames": [frame], "lost": [], "tables": {}})
+    assert state.read_header(paths.checkpoint(0, "last"))["frames"] == [200]
+    assert [path.name for path in paths.model_dir.iterdir()] == ["small_t0_s0_ckpt-last.pt"]
+
+
+def test_a_large_state_is_not_kept(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slm_lab.experiment.files.sink._KEPT_BYTES", 100)
+    sink = LocalSink(paths)
+    for frame in (100, 200):
+        sink.save(0, "last", {"version": state.VERSION, "frames": [frame], "lost": [], "tables": {}})
+    assert not Path(str(paths.checkpoint(0, "previous"))).exists()

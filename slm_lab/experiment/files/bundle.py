@@ -62,6 +62,10 @@ class BundleError(UserError):
     """A checkpoint cannot be used; the message names the file and says why."""
 
 
+class DamagedError(BundleError):
+    """A checkpoint is not as it was written."""
+
+
 class _Sealed:
     """A sequentially written file that ends with a header and a seal."""
 
@@ -191,7 +195,7 @@ def _bundle_errors(path: Location) -> Iterator[None]:
     except tensor_file.TensorFileError as error:
         raise BundleError(f"{path} {error}") from None
     except Exception as error:  # torch raises many types of errors for a file of another program
-        raise BundleError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
+        raise DamagedError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
 
 
 def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
@@ -229,7 +233,7 @@ def _check(file: IO[bytes], path: Location) -> None:
     if seal is None or _crc(file, size) != int(seal[1], 16):
         damage = _damaged_member(file) or ("" if seal is None else ": its content does not match its checksum (CRC-32)")
         if damage:
-            raise BundleError(f"{path} is damaged{damage}")
+            raise DamagedError(f"{path} is damaged{damage}")
     file.seek(0)
 
 

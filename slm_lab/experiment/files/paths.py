@@ -172,8 +172,8 @@ class RunPaths:
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
-        """The state of a Session ("last", with all its policies), or the weights of a policy: the best, or those at a frame."""
-        name = f"s{s // self.policies}" if which == "last" else self._of(s)
+        """The state of a Session with all its policies (last; previous: the one before), or weights of a policy (best, or at a frame)."""
+        name = f"s{s // self.policies}" if which in ("last", "previous") else self._of(s)
         return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
 
     def trial_checkpoint(self, t: int = 0) -> Location:

@@ -27,6 +27,8 @@ Spans = list[tuple[str, str, float, float]]
 Position = dict[str, tuple[int, int]]
 """Name of a table → its size in bytes and the CRC-32 of its content."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
+_KEPT_BYTES = 2**28
+"""Maximum size of a previous checkpoint that is kept."""
 
 
 class RunSink:
@@ -84,10 +86,12 @@ class LocalSink(RunSink):
     """Writes rows to CSV and TensorBoard, and state to checkpoints in a run folder; passes all other events to `forward`.
 
     A row is appended as soon as it is received, in a fixed format: equal numbers give equal bytes.
+
+    Args: board: write to TensorBoard, if it is installed.
     """
 
-    def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None) -> None:
-        self.paths, self.trial, self.forward = paths, trial, forward
+    def __init__(self, paths: RunPaths, trial: int = 0, forward: Emit = lambda event: None, *, board: bool = True) -> None:
+        self.paths, self.trial, self.forward, self.board = paths, trial, forward, board
         self.tables: dict[Path, CsvTable] = {}
         self.boards: dict[int, TensorBoard] = {}
 
@@ -108,6 +112,8 @@ class LocalSink(RunSink):
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
+            if which == "last" and isinstance(path, Path):
+                _keep_previous(path, self.paths.checkpoint(table, "previous", self.trial), bundle)
             state.save(path, bundle)
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
@@ -169,7 +175,7 @@ class LocalSink(RunSink):
 
     def _board(self, table: int, frame: int = 0) -> TensorBoard:
         if table not in self.boards:
-            self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial), frame)
+            self.boards[table] = TensorBoard(self.paths.tensorboard(table, self.trial), frame, enabled=self.board)
         return self.boards[table]
 
 
@@ -209,6 +215,21 @@ class CsvTable:
                 raise
 
 
+def _keep_previous(last: Path, previous: Location, bundle: Mapping[str, Any]) -> None:
+    """Keep the state from before `bundle`, from which `verify` trains the end of a run again, under another name of the same file.
+
+    Nothing is copied. States from which training does not continue exactly, or of more than 256 MB, are not kept.
+    """
+    temporary = last.with_name(f".{last.name}.previous.tmp")
+    with suppress(OSError, state.BundleError):  # no such file yet, or a file system without hard links
+        header = state.read_header(last)
+        if header.get("lost") != [] or header["frames"] == bundle.get("frames") or last.stat().st_size > _KEPT_BYTES:
+            return
+        temporary.unlink(missing_ok=True)
+        os.link(last, temporary)
+        os.replace(temporary, str(previous))
+
+
 _L = TypeVar("_L", bound=Location)
 
 
@@ -226,12 +247,14 @@ def _writing(path: _L) -> Iterator[_L]:
 class TensorBoard:
     """Scalars for TensorBoard, if it is installed. A failure causes a notice and never ends the run.
 
-    Args: frame: frame of the last row; existing scalars after it in the folder are hidden.
+    Args:
+        frame: frame of the last row; existing scalars after it in the folder are hidden.
+        enabled: False: write nothing.
     """
 
-    def __init__(self, folder: Path, frame: int = 0) -> None:
+    def __init__(self, folder: Path, frame: int = 0, *, enabled: bool = True) -> None:
         self.writer: Any = None
-        if find_spec("tensorboard") is None:
+        if not enabled or find_spec("tensorboard") is None:
             return
         import threading
 

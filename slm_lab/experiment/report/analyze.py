@@ -36,7 +36,8 @@ from slm_lab.experiment.report.trial_figures import (
     draw_strengths,
     draw_tables,
 )
-from slm_lab.experiment.report.writer import Writer, finite, json_bytes
+from slm_lab.experiment.report.writer import Writer, json_bytes
+from slm_lab.lib.files import finite
 from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("current_return", "current_return_se", "final_return", "total_reward_ma", *SESSION_METRICS, "frame"))

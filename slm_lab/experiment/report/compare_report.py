@@ -20,7 +20,8 @@ from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS,
 from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Curve, Estimate
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
-from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_bytes
+from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
+from slm_lab.lib.files import finite
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
 """Values of --by."""
@@ -37,7 +38,21 @@ VARIANCE = ("variance of the return between seeds", "variance of the mean return
 MEDIANS = "medians over all seeds, with the interval of order statistics; ∞: not reached by half of them"
 
 
-def compare(
+class Comparison(NamedTuple):
+    """What `comparison` found and wrote."""
+
+    text: str
+    content: dict[str, Any]
+    """The content of the JSON file."""
+    files: list[Path]
+
+
+def compare(run_patterns: Sequence[str], **options: Any) -> str:
+    """Return the text of `comparison`: the table and the written files."""
+    return comparison(run_patterns, **options).text
+
+
+def comparison(
     run_patterns: Sequence[str],
     *,
     by: str = "frame",
@@ -46,8 +61,8 @@ def compare(
     labels: Sequence[str] = (),
     data_dir: Path = Path("data"),
     out: Path | None = None,
-) -> str:
-    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return a text of the table and the written files.
+) -> Comparison:
+    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return the table and the written files.
 
     `metric` is the column of METRICS to draw, `solve` the return that counts as solved, `labels` one name per pattern, `out` the output
     folder instead of a new one in `data_dir`. A graph that cannot be drawn causes a notice.
@@ -83,7 +98,7 @@ def compare(
             with suppress(OSError):
                 paths.root.rmdir()  # if nothing was written
         raise UserError(f"{text_table(summaries)}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
-    return "\n".join([text_table(summaries), *map(str, writer.files)])
+    return Comparison("\n".join([text_table(summaries), *map(str, writer.files)]), content, writer.files)
 
 
 def comparison_graphs(

@@ -263,7 +263,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Estimate(float(known[0]), None, None) if known else None
-    half = _t_quantile(len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
+    half = t_quantile(len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
     return _around(float(np.mean(known)), half)
 
 
@@ -277,7 +277,7 @@ def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mea
     return float(compute(known)) if known else None
 
 
-def _t_quantile(freedom: int) -> float:
+def t_quantile(freedom: int) -> float:
     """Return the 97.5 % quantile of Student's t; beyond the table by a series expansion, with an error below 0.001."""
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
@@ -299,7 +299,7 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
     if variance == 0.0:
         return _around(value, 0.0)
     freedom = variance**2 / sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
-    return _around(value, _t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance))
+    return _around(value, t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance))
 
 
 def median_reached(values: Sequence[float | None]) -> Estimate:

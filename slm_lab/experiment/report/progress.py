@@ -222,7 +222,7 @@ class ProgressDisplay(Display):
     def _cells(self, index: int) -> dict[str, RenderableType]:
         state = self.states[index]
         return {
-            "session": str(index) if self.policies == 1 else self._name(index),
+            "session": self._name(index).removeprefix("session ") if self.policies == 1 else self._name(index),
             "bar": ProgressBar(total=self.max_frame, completed=min(state.frame, self.max_frame), width=8),
             "frame": f"{state.frame:,}/{self.max_frame:,}",
             "fps": _speed(state.fps),

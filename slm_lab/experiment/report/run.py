@@ -152,11 +152,16 @@ class Run:
 
         Missing keys get their defaults, so that an older run, saved before a key existed, is not considered different.
         """
+        keys = self.keys()
+        ignored = _IGNORED_KEY_PREFIXES if keys["meta.distributed"] else (*_IGNORED_KEY_PREFIXES, "meta.max_session")
+        return {key: value for key, value in keys.items() if not key.startswith(ignored)}
+
+    def keys(self) -> dict[str, Any]:
+        """Return the mode and all keys of the spec, by path, without meta.run. Missing keys get their defaults."""
         agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
         body = {**_with_defaults(spec, (), spec), "mode": self.mode}
-        ignored = _IGNORED_KEY_PREFIXES if body["meta"]["distributed"] else (*_IGNORED_KEY_PREFIXES, "meta.max_session")
-        return {key: value for key, value in _flat(body) if not key.startswith(ignored)}
+        return {key: value for key, value in _flat(body) if not key.startswith("meta.run")}
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import errno
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_js, render_html
 from slm_lab.experiment.report.render_png import PNGRenderer
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import finite, replace_file
 from slm_lab.lib.log import notice
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -74,15 +73,6 @@ class Writer:
         if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"{self.reason}: {', '.join(kinds)}")
-
-
-def finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None, since JSON has no such numbers."""
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_bytes(content: Mapping[str, Any], *, ensure_ascii: bool = False) -> bytes:

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent, check_arithmetic
 from slm_lab.agent.replay.replay import check_replay_memory
-from slm_lab.agent.torch_settings import TorchSettings, resolve_matmul
+from slm_lab.agent.torch_settings import TorchSettings, cpu_name, resolve_matmul
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
@@ -82,10 +82,10 @@ class SessionParts:
 
     @property
     def choices(self) -> dict[str, str | int]:
-        """Settings chosen for this machine and recorded in meta.run: env backend, matrix product backend, and threads of an update."""
+        """Settings chosen for this machine (env backend, matrix product backend, threads of an update) and its CPU, kept in meta.run."""
         assert self.source is not None
         matmul = resolve_matmul(self.spec.meta.matmul, self.device)
-        return {"backend": self.source.backend, "matmul": matmul, "threads": self.learners[0].agent.threads}
+        return {"backend": self.source.backend, "matmul": matmul, "threads": self.learners[0].agent.threads, "cpu": cpu_name()}
 
     def close(self) -> None:
         """Release envs and processes. An env that fails to close, or does not close in time, is abandoned with a notice."""

@@ -43,6 +43,8 @@ SAMPLER_COLUMNS = (
 )
 """Further columns with rollout workers: policy lag of the data trained on, in gradient steps, and the share of transitions above
 max_policy_lag; shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
+MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "learner_busy")
+"""Columns of times and speeds, which differ between runs that are otherwise equal."""
 
 
 def info_column(key: str) -> str:

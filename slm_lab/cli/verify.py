@@ -1,0 +1,38 @@
+"""`verify RUN`: train a part of a run again and compare."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from typing import IO, cast
+
+from slm_lab.cli.output import FAILED, print_json, print_result
+from slm_lab.cli.parser import UsageError
+
+
+def verify(words: list[str], arguments: Namespace) -> int:
+    """Train frames between two checkpoints of a run again, and compare rows and weights byte by byte.
+
+    Exit code 1 if they differ, 2 if the run cannot be verified. The run's folder is only read.
+    """
+    if len(words) != 1:
+        given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
+        raise UsageError(f"verify: {given}; expected verify {{run folder | latest}}")
+    from rich.console import Console
+
+    from slm_lab.experiment.files.find import Choice, find_training
+    from slm_lab.experiment.report.screen import Screen
+    from slm_lab.experiment.run.verify.verify import verify as check
+
+    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    found = check(
+        find_training(words[0], None, arguments.data_dir, choice),
+        arguments.session or 0,
+        begin=getattr(arguments, "from"),
+        end=arguments.to,
+        frames=arguments.frames,
+        device=arguments.device,
+        console=Console(file=cast(IO[str], Screen(sys.stderr)), highlight=False, soft_wrap=True),
+    )
+    code = print_json(found.to_dict()) if arguments.json else print_result(found.text())
+    return code or (0 if found.equal else FAILED)

@@ -1,0 +1,81 @@
+"""The first row and column in which two tables differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slm_lab.experiment.training.observers.base import MEASURED
+
+Columns = Mapping[str, Sequence[str]]
+"""Column → cells as text, see run.read_columns."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that differs, in the row of a frame."""
+
+    frame: int
+    row: int
+    """Number of the row in the first table, from 1."""
+    column: str
+    values: tuple[str, str]
+    """The cell in each table, as text."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the cell for JSON."""
+        return {"frame": self.frame, "row": self.row, "column": self.column, "a": self.values[0], "b": self.values[1]}
+
+
+@dataclass(frozen=True)
+class RowComparison:
+    """Comparison of two tables in the rows and columns that both have; columns of times and speeds are left out."""
+
+    rows: int
+    """Number of rows compared: those whose frame is in both tables."""
+    equal: int
+    """Number of equal rows before the first that differs."""
+    first: Cell | None = None
+    """The first row, and the first column in it, that differ."""
+    columns: tuple[str, ...] = ()
+    """All columns that differ in that row."""
+    only: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """Frames of the rows that only one of the tables has."""
+    only_columns: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+
+    @property
+    def same(self) -> bool:
+        """Whether both tables have the same rows, in the columns that both have."""
+        return self.first is None and not any(self.only)
+
+
+def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: float = math.inf) -> RowComparison:
+    """Compare the rows of two tables with the same frame, where `after` < frame ≤ `up_to`. Numbers that are equal count as equal text."""
+    at_one, at_other = (_positions(table, after, up_to) for table in (one, other))
+    frames = [frame for frame in at_one if frame in at_other]
+    only = (tuple(frame for frame in at_one if frame not in at_other), tuple(frame for frame in at_other if frame not in at_one))
+    names = [name for name in one if name in other and name not in MEASURED]
+    only_columns = tuple(tuple(name for name in table if name not in rest) for table, rest in ((one, other), (other, one)))
+    for count, frame in enumerate(frames):
+        i, j = at_one[frame], at_other[frame]
+        if differ := tuple(name for name in names if not _equal(one[name][i], other[name][j])):
+            cell = Cell(frame, i + 1, differ[0], (one[differ[0]][i], other[differ[0]][j]))
+            return RowComparison(len(frames), count, cell, differ, only, (only_columns[0], only_columns[1]))
+    return RowComparison(len(frames), len(frames), None, (), only, (only_columns[0], only_columns[1]))
+
+
+def _positions(table: Columns, after: float, up_to: float) -> dict[int, int]:
+    """Return the position of the row of each frame."""
+    cells = enumerate(table.get("frame", ()))
+    return {int(cell): index for index, cell in cells if cell.isdecimal() and after < int(cell) <= up_to}
+
+
+def _equal(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False

@@ -1,0 +1,326 @@
+"""The difference of two runs: keys of their specs, versions and machines, the first rows that differ, and returns."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.report.compare import Setting, differing_keys, seeds_of, usable_metric
+from slm_lab.experiment.report.compare_report import estimate_text, number_text, text_rows
+from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_quantile
+from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
+from slm_lab.experiment.report.run import Run, read_columns
+from slm_lab.lib.files import shown
+from slm_lab.spec.report import flat
+
+_RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "matmul", "threads", "start_method")
+"""Entries of meta.run that say with what and where a run was trained."""
+_POWER = 0.8416
+"""80 % quantile of the standard normal distribution: the probability with which a difference should be shown."""
+_MOST_SEEDS = 1000
+_WIDTH = 80
+
+
+class Pair(NamedTuple):
+    """A key with its value in each run; None if it is absent."""
+
+    key: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class TableDifference:
+    """Comparison of the tables of a Session, or of a policy, in two runs."""
+
+    session: int
+    policy: int
+    mode: str
+    """train or eval."""
+    rows: RowComparison
+
+
+@dataclass(frozen=True)
+class Returns:
+    """The returns of two runs at their ends."""
+
+    metric: str
+    a: dict[int, float]
+    """Session → return; a run that trains one net with several Sessions has one return."""
+    b: dict[int, float]
+    paired: bool
+    """Whether the seeds are the same, so that the difference is that of each seed."""
+    difference: Estimate | None
+    needed: int | None
+    """Seeds with which a difference of this size is shown in 80 % of all cases; None if it is unknown or above 1,000."""
+
+    @property
+    def shown(self) -> bool | None:
+        """Whether the interval excludes 0; None without an interval."""
+        one = self.difference
+        return None if one is None or one.low is None or one.high is None else one.low > 0 or one.high < 0
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """What differs between two runs."""
+
+    a: Run
+    b: Run
+    keys: list[Pair]
+    implied: int
+    """Number of keys that only one run has because a component has another name; they are not in `keys`."""
+    records: list[Pair]
+    tables: list[TableDifference]
+    only: tuple[list[int], list[int]]
+    """Sessions with rows in only one of the runs."""
+    returns: Returns | None
+    """None if the envs differ, or a run has no return."""
+
+    @property
+    def first(self) -> TableDifference | None:
+        """The table with the earliest row that differs; None if no row does."""
+        found = [one for one in self.tables if one.rows.first is not None]
+        return min(found, key=lambda one: one.rows.first.frame if one.rows.first is not None else 0, default=None)
+
+    @property
+    def rows_equal(self) -> bool:
+        """Whether both runs have the same tables with the same rows."""
+        return bool(self.tables) and not any(self.only) and all(one.rows.same for one in self.tables)
+
+
+def run_difference(a: Run, b: Run) -> RunDifference:
+    """Compare two runs. Raises UserError if a saved spec cannot be read."""
+    keys, other = a.keys(), b.keys()
+    differ = differing_keys([keys, other])
+    all_keys = [key for key in {**keys, **other} if keys.get(key) != other.get(key)]
+    records, records_b = (_records(run) for run in (a, b))
+    sessions, sessions_b = (set(run.tables("train")) for run in (a, b))
+    return RunDifference(
+        a,
+        b,
+        [Pair(key, keys.get(key), other.get(key)) for key in differ],
+        len(all_keys) - len(differ),
+        [Pair(key, records.get(key), records_b.get(key)) for key in {**records, **records_b} if records.get(key) != records_b.get(key)],
+        list(_table_differences(a, b)),
+        (sorted(sessions - sessions_b), sorted(sessions_b - sessions)),
+        _returns(a, b) if a.env == b.env else None,
+    )
+
+
+def _records(run: Run) -> dict[str, Any]:
+    start = run.starts[-1]
+    return dict(flat({key: start[key] for key in _RECORDS if start.get(key) is not None}))
+
+
+def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
+    """Yield the comparison of each table that both runs have."""
+    for index in sorted(set(a.tables("train")) & set(b.tables("train"))):
+        for mode in ("train", "eval"):
+            files = [run.paths.session_df(index, mode, run.trial) for run in (a, b)]
+            if all(file.is_file() for file in files):
+                one, other = map(read_columns, files)
+                yield TableDifference(index // a.policies, index % a.policies, mode, compare_rows(one, other))
+
+
+def _returns(a: Run, b: Run) -> Returns | None:
+    metric = usable_metric("current_return", [Setting("A", [a]), Setting("B", [b])])
+    own, other = _final_returns(a, metric), _final_returns(b, metric)
+    if not own or not other:
+        return None
+    seeds = [run.spec.get("meta", {}).get("random_seed") for run in (a, b)]
+    paired = seeds[0] == seeds[1] and a.trial == b.trial and own.keys() == other.keys() and not (a.distributed or b.distributed)
+    values, others = [own[s] for s in sorted(own)], [other[s] for s in sorted(other)]
+    return Returns(metric, own, other, paired, difference(values, others, paired=paired), needed_seeds(values, others, paired=paired))
+
+
+def _final_returns(run: Run, metric: str) -> dict[int, float]:
+    """Return the return of each Session that has one; of a run that trains one net, a single one."""
+    with_rows = [index // run.policies for index, table in run.tables("train").items() if len(table["frame"])]
+    sessions = [0] if run.distributed else list(dict.fromkeys(with_rows))
+    found = zip(sessions, (seed.final_return(metric) for seed in seeds_of(run)), strict=True)
+    return {session: value for session, value in found if value is not None}
+
+
+def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bool) -> int | None:
+    """Return with how many seeds the 95 % interval of a difference of this size excludes 0 in about 80 % of all cases.
+
+    This is the smallest n with |difference| ≥ (t₀.₉₇₅ + z₀.₈) · s / √n, where s is the standard deviation of the differences of pairs, or
+    the root of the sum of both variances (n seeds on each side). None if it is above 1,000 or unknown: with a single seed, or without any
+    difference.
+    """
+    if min(len(values), len(others)) < 2:
+        return None
+    gap = abs(float(np.mean(values)) - float(np.mean(others)))
+    if paired:
+        spread = float(np.std(np.subtract(values, others), ddof=1))
+    else:
+        spread = math.sqrt(float(np.var(values, ddof=1)) + float(np.var(others, ddof=1)))
+    for n in range(2, _MOST_SEEDS + 1) if gap else ():
+        freedom = n - 1 if paired else 2 * n - 2
+        if gap * math.sqrt(n) >= (t_quantile(freedom) + _POWER) * spread:
+            return n
+    return None
+
+
+# ---- output
+
+
+def difference_json(found: RunDifference) -> dict[str, Any]:
+    """Return the content of the JSON document."""
+    return {
+        "a": str(found.a.paths.root),
+        "b": str(found.b.paths.root),
+        "keys": [pair._asdict() for pair in found.keys],
+        "implied": found.implied,
+        "records": [pair._asdict() for pair in found.records],
+        "rows_equal": found.rows_equal,
+        "tables": [_table_json(one) for one in found.tables],
+        "only": {"a": found.only[0], "b": found.only[1]},
+        "returns": None if found.returns is None else _returns_json(found.returns),
+    }
+
+
+def _table_json(one: TableDifference) -> dict[str, Any]:
+    rows = one.rows
+    return {
+        "session": one.session,
+        "policy": one.policy,
+        "mode": one.mode,
+        "rows": rows.rows,
+        "equal": rows.equal,
+        "first": None if rows.first is None else rows.first.to_dict(),
+        "columns": list(rows.columns),
+        "only_a": len(rows.only[0]),
+        "only_b": len(rows.only[1]),
+    }
+
+
+def _returns_json(returns: Returns) -> dict[str, Any]:
+    one = returns.difference
+    return {
+        "metric": returns.metric,
+        "a": {str(session): value for session, value in returns.a.items()},
+        "b": {str(session): value for session, value in returns.b.items()},
+        "paired": returns.paired,
+        "difference": None if one is None else one._asdict(),
+        "shown": returns.shown,
+        "seeds_needed": returns.needed,
+    }
+
+
+def difference_text(found: RunDifference) -> str:
+    """Return the comparison for the terminal, in lines of at most 80 characters (folders aside)."""
+    width = max(60, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH))
+    parts = [[f"{name}  {shown(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
+    parts.append(_pair_lines("key", found.keys, width) or ["no key differs"])
+    if found.implied:
+        only = f"and {found.implied} more key{'s' * (found.implied > 1)}, which only one run has because a component has another name"
+        parts[-1] += textwrap.wrap(only, width)
+    parts.append(_pair_lines("made with", found.records, width) or ["same versions and machine"])
+    parts.append([line for text in _row_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
+    parts.append([line for text in _return_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
+    return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
+    """Return a table of keys with both values; long values are shortened."""
+    if not pairs:
+        return []
+    keys = [pair.key for pair in pairs]
+    room = (width - 4 - max(map(len, [title, *keys]))) // 2
+    size = max(room, 14)
+    longest = width - 4 - 2 * size
+    cells = [[_shortened(pair.key, longest, end=True), *(_value(pair.key, value, size) for value in pair[1:])] for pair in pairs]
+    return text_rows([[title, "A", "B"], *cells])
+
+
+def _value(key: str, value: Any, size: int) -> str:
+    text = "absent" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if key == "git" and value is not None:  # a commit, with "+" if files have changed since
+        text = f"{text[:8]}{'+' * text.endswith('+')}"
+    return _shortened(text, size)
+
+
+def _shortened(text: str, size: int, *, end: bool = False) -> str:
+    """Return the text, or its beginning (its end with `end`), in at most `size` characters."""
+    if len(text) <= size:
+        return text
+    return f"…{text[1 - size :]}" if end else f"{text[: size - 1]}…"
+
+
+def _row_texts(found: RunDifference) -> list[str]:
+    if not found.tables:
+        return ["rows: the runs have no table in common"]
+    if found.rows_equal:
+        count = sum(one.rows.rows for one in found.tables)
+        return [f"rows are equal: {count:,} rows in {len(found.tables)} table{'s' * (len(found.tables) > 1)}, times aside"]
+    texts = ["rows (times aside):"]
+    texts += [f"{_table_name(one, found.a.policies)}: {_table_text(one.rows)}" for one in found.tables]
+    for name, sessions in zip("AB", found.only, strict=True):
+        if sessions:
+            texts.append(f"only in {name}: session{'s' * (len(sessions) > 1)} {', '.join(map(str, sessions))}")
+    return texts
+
+
+def _table_name(one: TableDifference, policies: int) -> str:
+    policy = f" policy {one.policy}" if policies > 1 else ""
+    return f"session {one.session}{policy}{' evaluation' if one.mode == 'eval' else ''}"
+
+
+def _table_text(rows: RowComparison) -> str:
+    if (cell := rows.first) is not None:
+        more = f" and {len(rows.columns) - 1} more columns" if len(rows.columns) > 1 else ""
+        first = f"first difference at frame {cell.frame:,} (row {cell.row}): {cell.column}{more}; {cell.column} is"
+        return f"{first} {cell.values[0] or 'empty'} in A, {cell.values[1] or 'empty'} in B"
+    extra = [f"{len(only):,} more row{'s' * (len(only) > 1)} in {name}" for name, only in zip("AB", rows.only, strict=True) if only]
+    if not rows.rows:
+        return f"no row of the same frame; {', '.join(extra)}" if extra else "no rows"
+    return "; ".join([f"{rows.rows:,} rows are equal", *extra])
+
+
+def _return_texts(found: RunDifference) -> list[str]:
+    returns = found.returns
+    if found.a.env != found.b.env:
+        return [f"returns are not compared: the envs are {found.a.env} and {found.b.env}"]
+    if returns is None:
+        return ["returns are not compared: a run has none yet"]
+    lines = [f"{returns.metric} at the end (95 % interval over seeds):"]
+    for name, run, values in (("A", found.a, returns.a), ("B", found.b, returns.b)):
+        status = "" if run.status == "done" else f"; {run.status}"
+        seeds = ", ".join(number_text(value) for value in values.values())
+        lines.append(f"{name}  {estimate_text(estimate(list(values.values())))}; seeds: {seeds}{status}")
+    return [*lines, verdict(returns)]
+
+
+def verdict(returns: Returns) -> str:
+    """Return whether the seeds show a difference, and how many would."""
+    one, counts = returns.difference, (len(returns.a), len(returns.b))
+    assert one is not None
+    many = counts[0] if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"
+    seeds = f"{many} seed{'s' * (counts != (1, 1))}"
+    if one.low is None or one.high is None:
+        more = "an interval needs at least 2 seeds on each side, such as --set meta.max_session=4"
+        return f"No difference shown with {seeds}: A − B = {_signed(one.value)}, without an interval; {more}"
+    if one.value == one.low == one.high == 0:
+        return f"The returns are equal in each of {seeds}"
+    interval = f"A − B = {_signed(one.value)} (95 %: {_signed(one.low)} to {_signed(one.high)}){', paired by seed' * returns.paired}"
+    if returns.shown:
+        return f"Difference shown with {seeds}: {interval}"
+    if one.value == 0:
+        return f"No difference shown with {seeds}: {interval}"
+    if returns.needed is None:
+        return f"No difference shown with {seeds}: {interval}; more than {_MOST_SEEDS:,} seeds would be needed to show one of this size"
+    each = "" if returns.paired else " each"
+    return f"No difference shown with {seeds}: {interval}; about {returns.needed} seeds{each} would show a difference of this size"
+
+
+def _signed(value: float) -> str:
+    return number_text(value).replace("-", "−")

@@ -1,0 +1,72 @@
+"""The parts in which two checkpoints differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+_RECORDS = ("version", "wall_t", "resumes", "tables", "done", "lost", "spec")
+"""Entries that are not results: times, the number of continuations, and what describes the checkpoint itself."""
+_OBSERVERS = "observers/user/"
+
+
+class PartDifference(NamedTuple):
+    """A part of a checkpoint that differs."""
+
+    name: str
+    """Path in the checkpoint: "policies/0/weights/layers.0.weight"."""
+    largest: float | None
+    """The largest absolute difference of two numbers; None if shape or type differ, or a number is not finite."""
+
+
+def differing_parts(one: Any, other: Any) -> list[PartDifference]:
+    """Return the parts that differ by at least a bit, weights first. Times and other records are left out.
+
+    States of the user's observers are compared if both checkpoints have them.
+    """
+    found = list(_differing(one, other, ""))
+    return sorted(found, key=lambda part: "weights/" not in part.name)
+
+
+def count_arrays(tree: Any) -> int:
+    """Return the number of tensors in nested dicts and lists."""
+    if isinstance(tree, Mapping):
+        return sum(count_arrays(value) for key, value in tree.items() if key not in _RECORDS)
+    return sum(map(count_arrays, tree)) if isinstance(tree, list | tuple) else int(hasattr(tree, "shape"))
+
+
+def _differing(one: Any, other: Any, path: str) -> Iterator[PartDifference]:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in [*one, *(key for key in other if key not in one)]:
+            name = f"{path}{key}"
+            if key in _RECORDS or "_busy" in str(key) or ((key in one) + (key in other) == 1 and _OBSERVERS in f"{name}/"):
+                continue
+            yield from _differing(one.get(key), other.get(key), f"{name}/")
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from _differing(*pair, f"{path}{index}/")
+    elif not _same(one, other):
+        yield PartDifference(path.rstrip("/"), _largest(one, other))
+
+
+def _same(one: Any, other: Any) -> bool:
+    import torch
+
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        alike = (one.shape, one.dtype) == (other.shape, other.dtype)
+        return alike and bool(one.contiguous().view(-1).view(torch.uint8).equal(other.contiguous().view(-1).view(torch.uint8)))
+    return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def _largest(one: Any, other: Any) -> float | None:
+    """Return the largest absolute difference of two tensors or numbers; None if there is no such number."""
+    import torch
+
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+        value = float((one.double() - other.double()).abs().max())
+    elif isinstance(one, int | float) and isinstance(other, int | float):
+        value = abs(float(one) - float(other))
+    else:
+        return None
+    return value if math.isfinite(value) else None

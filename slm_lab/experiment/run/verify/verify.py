@@ -1,0 +1,414 @@
+"""Verify a run: train a window of it again in a temporary folder, and compare rows and weights. The run's folder is only read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from rich.console import Console
+
+from slm_lab.experiment.execute.local.user_code import build_errors, cause, from_user_code, os_exit_raises
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import Training
+from slm_lab.experiment.files.lock import in_use
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.provenance import package_versions
+from slm_lab.experiment.files.search_state import SearchState
+from slm_lab.experiment.files.sink import LocalSink, Position, is_damaged
+from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.report.progress import ProgressDisplay, duration
+from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
+from slm_lab.experiment.report.run import Run, read_columns, read_table
+from slm_lab.experiment.run.engine import watched
+from slm_lab.experiment.run.verify.bundle_difference import PartDifference, count_arrays, differing_parts
+from slm_lab.experiment.run.verify.window import (
+    Checkpoint,
+    SessionFiles,
+    Window,
+    choose_window,
+    is_numbered,
+    recorded,
+    session_files,
+    tables_of,
+)
+from slm_lab.experiment.session.build import SessionContext
+from slm_lab.experiment.session.resume import differences
+from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.session.session_process import shared_arrays
+from slm_lab.experiment.training.observers.base import Observer, ObserverContext
+from slm_lab.lib.records import Episode
+from slm_lab.lib.store import shared_file
+from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import show
+
+_NEVER = 1e9
+"""meta.save_interval of the training that is repeated: only numbered, best and last checkpoints are compared."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is not as the run says."""
+
+    kind: Literal["file", "spec", "rows", "weights", "state"]
+    where: str
+    """A file, or the key of the spec."""
+    text: str
+    detail: dict[str, Any] = field(default_factory=dict)
+    """The values, for JSON."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+@dataclass
+class Verification:
+    """What was compared, and what differs."""
+
+    folder: Path
+    session: int
+    window: Window | None = None
+    """None if nothing was trained again, since files or the spec were changed."""
+    seconds: float = 0.0
+    rows: int = 0
+    """Number of rows that were written again and compared."""
+    checkpoints: list[tuple[str, int, int]] = field(default_factory=list)
+    """Name, frame and number of arrays of each checkpoint compared."""
+    findings: list[Finding] = field(default_factory=list)
+    machine: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Versions and machine: what differs → (in the run, here)."""
+
+    @property
+    def equal(self) -> bool:
+        return not self.findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content of the JSON document."""
+        window = self.window
+        return {
+            "run": str(self.folder),
+            "session": self.session,
+            "equal": self.equal,
+            "from": None if window is None else window.begin,
+            "to": None if window is None else window.end,
+            "seconds": round(self.seconds, 3),
+            "rows": self.rows,
+            "checkpoints": [{"name": name, "frame": frame, "arrays": arrays} for name, frame, arrays in self.checkpoints],
+            "differences": [{"kind": one.kind, "where": one.where, "text": one.text, **one.detail} for one in self.findings],
+            "machine": {key: {"run": run, "here": here} for key, (run, here) in self.machine.items()},
+        }
+
+    def text(self) -> str:
+        """Return lines for the terminal."""
+        lines = [f"{self.folder.name}, session {self.session}"]
+        if self.window is None:
+            lines.append("nothing was trained again, since the files are not those of the run")
+        else:
+            lines.append(f"frames {self.window.begin:,} to {self.window.end:,}, trained again in {duration(self.seconds)}")
+            lines.append(f"  rows         {self.rows} compared")
+            lines += [f"  {name:<12} frame {frame:,}, {arrays} arrays compared" for name, frame, arrays in self.checkpoints]
+            if not self.checkpoints:
+                lines.append("  weights      not compared: no checkpoint in these frames")
+        if self.equal:
+            return "\n".join([*lines, f"equal to the byte: {'rows and weights' if self.checkpoints else 'rows'}"])
+        found = [str(finding) for finding in self.findings]
+        found += [f"{key}: {run} in the run, {here} here" for key, (run, here) in self.machine.items()]
+        wrapped = (textwrap.fill(one, 80, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False) for one in found)
+        return "\n".join([*lines, "not equal:", *wrapped])
+
+
+def verify(
+    training: Training,
+    session: int = 0,
+    *,
+    begin: int | None = None,
+    end: int | None = None,
+    frames: int | None = None,
+    device: str | None = None,
+    console: Console | None = None,
+) -> Verification:
+    """Train a window of a Session again, and compare with the files of the run.
+
+    Args:
+        begin, end: first and last frame of the window; None: see choose_window.
+        frames: maximum number of frames, if `end` is not given.
+        device: device of the nets; None: as the spec says.
+        console: where progress is shown; None: stdout.
+
+    Raises UserError if the run cannot be verified: its training is not deterministic, or there are no two checkpoints to train between.
+    """
+    paths, run = training.paths, Run(training.paths, training.trial)
+    if in_use(paths.lock):
+        raise UserError(f"{paths.root} is in use by a process that trains it; wait until it ends")
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    if (why := _not_deterministic(spec, training, device)) is not None:
+        raise UserError(f"{paths.root} cannot be verified: {why}")
+    if not 0 <= session < spec.meta.max_session:
+        raise UserError(f"session {session}: the sessions of {paths.root} are 0 to {spec.meta.max_session - 1}")
+    files = session_files(paths, session, training.trial)
+    if spec.meta.distributed:  # its arrays are in another file, of which only the last is kept
+        files = replace(files, previous=None)
+    result = Verification(paths.root, session, machine=_machine(run.starts[-1]))
+    result.findings += [Finding("file", text.partition(" is ")[0], text.partition(" ")[2]) for text in files.damaged]
+    result.findings += _changed_keys(spec, files, run, training.spec_file.name)
+    if result.findings:
+        return result
+    changed = _changed_tables(paths, files, spec)
+    table = read_table(paths.session_df(session * spec.policies, "train", training.trial))
+    try:
+        window = result.window = choose_window(files, table, run.starts, session, (begin, end, frames))
+    except UserError:
+        if not changed or (begin, end, frames) != (None, None, None):
+            raise
+        return replace(result, findings=changed)
+    again = _Again(training, spec, session, window, _plan(training, run, device), run)
+    started = perf_counter()
+    with again.trained(console) as copy:
+        result.seconds = perf_counter() - started
+        _compare(result, again, copy)
+    result.findings += changed
+    return result
+
+
+def _not_deterministic(spec: Spec, training: Training, device: str | None) -> str | None:
+    """Return why training a spec again does not give the same bytes; None if it does."""
+    meta, sampler = spec.meta, spec.meta.sampler
+    if meta.distributed and meta.max_session > 1:
+        return f"its {meta.max_session} sessions train one net in the order in which they happen to run (meta.distributed)"
+    if sampler is not None and not sampler.serial_mode:
+        if sampler.async_rl:
+            return "its rollout workers collect while the learner trains (meta.sampler.async_rl)"
+        if sampler.inference == "central" or (sampler.inference == "auto" and (device or "").startswith("cuda")):
+            return "central inference groups observations by the time at which they arrive (meta.sampler.inference)"
+    if training.of_search and meta.search_algorithm == "pbt":
+        return "trials of population-based training take over weights of others (meta.search_algorithm)"
+    return None
+
+
+def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the package versions and processor that differ from those of a start of the run."""
+    from slm_lab.agent.torch_settings import cpu_name
+
+    before, now = start.get("versions", {}), package_versions()
+    pairs = {package: (before[package], now.get(package)) for package in before}
+    if "cpu" in start:
+        pairs["cpu"] = (start["cpu"], cpu_name())
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[Finding]:
+    """Return the keys in which the saved spec differs from the spec in the last checkpoint, except those changed by the last start."""
+    if files.last is None:
+        return []
+    recorded_changes = run.starts[-1].get("changed", {})
+    trained = next((load_spec({spec.name: body}, spec.name) for body in files.last.header["spec"].values()), spec)
+    return [
+        Finding("spec", key, f"{show(now)} in {file}, {show(before)} in the checkpoint", {"file": now, "checkpoint": before})
+        for key, (before, now) in differences(trained, spec).items()
+        if key not in recorded_changes
+    ]
+
+
+def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Finding]:
+    """Return the tables whose rows are not those of the time at which the last checkpoint was saved."""
+    if files.last is None or spec.meta.distributed:
+        return []
+    found = []
+    for name, (size, crc) in (files.last.header["tables"] or {}).items():
+        path = paths.info_dir / name
+        missing = size > (path.stat().st_size if path.exists() else 0)
+        if missing or is_damaged(path, size, crc):
+            shorter = "it is shorter than when the last checkpoint was saved"
+            why = shorter if missing else "its rows do not match the checksum (CRC-32) in the last checkpoint"
+            found.append(Finding("rows", name, f"{why}, at frame {files.last.frame:,}"))
+    return found
+
+
+def _plan(training: Training, run: Run, device: str | None) -> Plan:
+    """Return the plan of the run, with the seeds that it used."""
+    paths, common = training.paths, False
+    if training.of_search:
+        common = paths.root.name == "confirm" or SearchState.load(paths.search_state).common_seeds
+    return Plan("dev" if run.mode == "dev" else "train", paths.root.parent, device, common_seeds=common)
+
+
+class _NewRows(LocalSink):
+    """Writes tables that begin with the window: no row before it is kept."""
+
+    def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
+
+
+class _StopAt(Observer):
+    """Requests a stop when every policy has reached its frame."""
+
+    def __init__(self, context: ObserverContext, stop: Stop, frame: int, left: set[int]) -> None:
+        super().__init__(context)
+        self.stop, self.frame, self.left = stop, frame, left
+        left.add(context.table)
+
+    def on_step(self, episodes: list[Episode]) -> None:
+        if self.context.clock.frame >= self.frame:
+            self.left.discard(self.context.table)
+            self.stop.requested = self.stop.requested or not self.left
+
+
+class _Progress(ProgressDisplay):
+    """Progress of one Session of a run."""
+
+    def __init__(self, session: int, end: int, policies: int, console: Console | None) -> None:
+        self.session = session
+        super().__init__(1, end, console, policies=policies)
+
+    def __call__(self, event: Any) -> None:
+        if hasattr(event, "table"):
+            event = replace(event, table=event.table - self.session * self.policies)
+        super().__call__(event)
+
+    def _name(self, index: int) -> str:
+        return f"session {self.session}" if self.policies == 1 else f"session {self.session} policy {index}"
+
+
+@dataclass(frozen=True)
+class _Again:
+    """A window of a Session to train again."""
+
+    training: Training
+    spec: Spec
+    session: int
+    window: Window
+    plan: Plan
+    run: Run
+
+    @contextmanager
+    def trained(self, console: Console | None) -> Iterator[RunPaths]:
+        """Train the window in a temporary folder, and yield its files. Raises UserError if training fails."""
+        with tempfile.TemporaryDirectory(prefix="slm_lab_verify_") as folder, ExitStack() as stack:
+            copy = self._copy(Path(folder))
+            spec = self._spec()
+            display = stack.enter_context(_Progress(self.session, self.window.end, spec.policies, console))
+            stop, store = Stop(), None
+            if spec.meta.distributed:
+                descriptor = shared_file()
+                stack.callback(os.close, descriptor)
+                store = shared_arrays(spec, descriptor)
+            beat = stack.enter_context(watched(spec, stop, display))
+            stack.enter_context(os_exit_raises())
+            context = SessionContext(stop, beat, store, resumed=None if self.window.start is None else copy)
+            session = Session(spec, self.session, self.plan, trial=self.training.trial, context=context, observers=self._observers(stop))
+            stack.callback(session.close)
+            self._train(session, copy, display)
+            yield copy
+
+    def _train(self, session: Session, copy: RunPaths, display: ProgressDisplay) -> None:
+        with build_errors(self.spec.env.name, session.context.stop):
+            session.build()
+        if self._ends:
+            for learner, frame in zip(session.learners, self._last_frames, strict=True):
+                learner.frames = frame  # below env.max_frame if the run ended by meta.max_seconds
+        sink = _NewRows(copy, self.training.trial, display, board=False)
+        try:
+            session.train(sink)
+        except BaseException as error:  # an env may raise anything
+            if not from_user_code(error):
+                raise
+            raise UserError(f"{self.training.paths.root} cannot be verified: training failed again: {cause(error)}") from error
+        finally:
+            sink.close()
+
+    def _copy(self, root: Path) -> RunPaths:
+        """Create a run folder with the state to continue from."""
+        copy, trial = RunPaths(root, self.training.paths.spec_name), self.training.trial
+        copy.make_dirs()
+        copy.spec.write_text(json.dumps(dump_spec(self._spec())), encoding="utf-8")
+        if isinstance(self.window.start, Path):
+            first = self.session * self.spec.policies
+            shutil.copyfile(self.window.start, str(copy.checkpoint(first, "last", trial)))
+        return copy
+
+    def _spec(self) -> Spec:
+        """Return the spec with the choices that the run made for its machine, and without saves and limits that depend on time."""
+        made, spec = recorded(self.run.starts), self.spec
+        meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
+        meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
+        env = {"backend": made["backend"]} if spec.env.backend == "auto" and "backend" in made else {}
+        return spec.model_copy(update={"meta": spec.meta.model_copy(update=meta), "env": spec.env.model_copy(update=env)})
+
+    @property
+    def _last(self) -> Checkpoint | None:
+        return next((one for one in self.window.checkpoints if one.which == "last"), None)
+
+    @property
+    def _last_frames(self) -> list[int]:
+        assert self._last is not None
+        return [int(frame) for frame in self._last.header["frames"]]
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the window ends where training ended."""
+        return self._last is not None and self._last.frame == self.window.end and bool(self._last.header["done"])
+
+    def _observers(self, stop: Stop) -> Sequence[Any]:
+        """Return an observer that stops training at the end of the window, if this is before the end of the run."""
+        if self._ends:
+            return ()
+        left: set[int] = set()
+        frames = self._last_frames if self._last is not None and self._last.frame == self.window.end else []
+
+        def stop_at(context: ObserverContext) -> Observer:
+            policy = context.table % self.spec.policies
+            return _StopAt(context, stop, frames[policy] if frames else self.window.end, left)
+
+        return [stop_at]
+
+
+def _compare(result: Verification, again: _Again, copy: RunPaths) -> None:
+    """Compare the tables and checkpoints of the window with those that were written again."""
+    paths, window, trial = again.training.paths, again.window, again.training.trial
+    for table, other in zip(tables_of(paths, again.session, trial), tables_of(copy, again.session, trial), strict=True):
+        if table.exists() or other.exists():
+            found = compare_rows(read_columns(table), read_columns(other), after=window.begin, up_to=window.end)
+            result.rows += found.rows
+            result.findings += _row_findings(table.name, found, window)
+    for one in window.checkpoints:
+        file = copy.checkpoint(one.table, one.which, trial)
+        saved = state.load(one.path)
+        name = f"ckpt-{one.which}"
+        if not file.is_file() or (now := state.load(file)) is None:
+            result.findings.append(Finding("weights", str(one.path), f"was not written again at frame {one.frame:,}"))
+            continue
+        result.checkpoints.append((name, one.frame, count_arrays(saved)))
+        if parts := differing_parts(saved, now):
+            result.findings.append(_part_finding(one, parts))
+
+
+def _row_findings(name: str, found: RowComparison, window: Window) -> list[Finding]:
+    findings = []
+    if (cell := found.first) is not None:
+        text = f"frame {cell.frame:,} (row {cell.row}), {cell.column}: {cell.values[0]} in the run, {cell.values[1]} trained again"
+        findings.append(Finding("rows", name, text, cell.to_dict()))
+    only, missing = found.only[0], [frame for frame in found.only[1] if frame != window.end]
+    for frames, what in ((only, "that training does not write"), (missing, "missing")):
+        if frames:
+            text = f"{len(frames)} row{'s' * (len(frames) > 1)} {what}, the first at frame {frames[0]:,}"
+            findings.append(Finding("rows", name, text, {"frames": list(frames)}))
+    return findings
+
+
+def _part_finding(one: Checkpoint, parts: Sequence[PartDifference]) -> Finding:
+    known = [part.largest for part in parts if part.largest is not None]
+    largest = max(known, default=None)
+    first, weights = parts[0], "weights/" in parts[0].name
+    more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+    size = "" if largest is None else f"; largest difference {largest:.3g}"
+    kind = f"at frame {one.frame:,}, " if not is_numbered(one.which) else ""
+    detail = {"parts": [part.name for part in parts], "largest": largest}
+    return Finding("weights" if weights else "state", one.path.name, f"{kind}{first.name}{more} differ{size}", detail)

@@ -1,0 +1,203 @@
+"""Choose the frames of a run to train again: from a saved state to a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import checkpoints
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.metrics import Table
+from slm_lab.experiment.report.progress import duration
+
+LIMIT_SECONDS = 600.0
+"""Maximum training time of a window that is chosen automatically."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A readable checkpoint of a Session: "last", "best" or the frame in its name; with several policies also which policy's."""
+
+    which: str
+    table: int
+    path: Location
+    frame: int
+    header: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Frames `begin` < frame ≤ `end` of a Session."""
+
+    begin: int
+    end: int
+    start: Location | None
+    """The checkpoint with the state at `begin`; None: frame 0."""
+    checkpoints: tuple[Checkpoint, ...]
+    """The checkpoints in the window, in order of frames."""
+    seconds: float | None
+    """Training time of the window in the run; None if it is unknown."""
+
+    @property
+    def frames(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class SessionFiles:
+    """The checkpoints of a Session, and those that are damaged."""
+
+    found: tuple[Checkpoint, ...]
+    damaged: tuple[str, ...]
+    """Messages of the errors."""
+    previous: Checkpoint | None
+    """The state before the last checkpoint, if training continues exactly from it."""
+
+    @property
+    def last(self) -> Checkpoint | None:
+        return next((one for one in self.found if one.which == "last"), None)
+
+
+def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
+    """Read the headers of the checkpoints of a Session and check every byte of the files. Raises UserError for one of another version."""
+    found, damaged = list[Checkpoint](), list[str]()
+    for which, table in _names(paths, session, trial):
+        path = paths.checkpoint(table, which, trial)
+        try:
+            header = state.read_header(path, check=True)
+        except state.DamagedError as error:
+            damaged.append(str(error))
+            continue
+        frame = header["frames"][0] if which in ("last", "previous") else header["frame"]
+        found.append(Checkpoint(which, table, path, int(frame), header))
+    found.sort(key=lambda one: (one.frame, one.which))
+    last = max((one.frame for one in found if one.which == "last"), default=0)
+    previous = next((one for one in found if one.which == "previous" and one.frame < last), None)
+    return SessionFiles(tuple(one for one in found if one.which != "previous"), tuple(damaged), previous)
+
+
+def _names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int]]:
+    """Yield the name and the table of each checkpoint file of a Session."""
+    first = session * paths.policies
+    for which in ("last", "previous"):
+        if paths.checkpoint(first, which, trial).is_file():
+            yield which, first
+    for table in range(first, first + paths.policies):
+        for which in checkpoints(paths, table, trial):
+            if which != "last":
+                yield which, table
+
+
+def exact_from(starts: Sequence[dict[str, Any]], session: int) -> tuple[int, str]:
+    """Return the frame after which a Session was trained without a break, or with exact continuations; and why not before.
+
+    Args: starts: meta.run of the run.
+    """
+    frame, why = 0, ""
+    for start in starts:
+        continued = (start.get("continues") or {}).get(str(session), {})
+        if continued.get("exact") is False:
+            frame, why = int(continued["frame"]), "; ".join(continued.get("lost", ())) or "its spec was changed"
+    return frame, why
+
+
+def choose_window(
+    files: SessionFiles, table: Table, starts: Sequence[dict[str, Any]], session: int, asked: tuple[int | None, int | None, int | None]
+) -> Window:
+    """Return the frames to train again. Raises UserError if there are none, or none within the limit.
+
+    By default they end at the last checkpoint, if the state before it was saved, since that shows the final weights at low cost; else they
+    are those from frame 0 to the first checkpoint after an update.
+
+    Args:
+        table: rows of the Session, from which the training time is estimated.
+        starts: meta.run of the run.
+        asked: the values of --from, --to and --frames; None: not given.
+    """
+    begin, end, frames = asked
+    exact, why = exact_from(starts, session)
+    states: dict[int, Location | None] = {0: None} if exact == 0 else {}
+    if files.previous is not None and files.previous.frame >= exact:
+        states |= {files.previous.frame: files.previous.path}
+    if not states:
+        raise UserError(f"session {session}: continued at frame {exact:,}, not exactly ({why}), and no later state was saved")
+    if begin is not None and begin not in states:
+        raise UserError(f"--from {begin}: training can be repeated from frame {' or '.join(f'{frame:,}' for frame in states)}")
+    if end is not None and begin is None:
+        begin = max((frame for frame in states if frame < end), default=None)
+        if begin is None:
+            raise UserError(f"--to {end}: expected a frame after {min(states):,}, from which training can be repeated")
+    begin = max(states) if begin is None else begin
+    end = _end(files, table, begin, session) if end is None else _checked_end(end, begin, files)
+    inside = tuple(one for one in files.found if begin < one.frame <= end)
+    window = Window(begin, end, states[begin], inside, _seconds(table, begin, end))
+    if asked[1] is None:
+        _check_limit(window, frames)
+    return window
+
+
+def _end(files: SessionFiles, table: Table, begin: int, session: int) -> int:
+    """Return the frame of the checkpoint at which to end by default."""
+    if begin:
+        assert files.last is not None
+        return files.last.frame
+    steps = table.get("opt_step", np.zeros(0))
+    trained = table["frame"][steps > 0] if len(steps) == len(table["frame"]) else table["frame"]
+    ends = [one.frame for one in files.found if one.frame > 0]
+    useful = [frame for frame in ends if len(trained) and frame >= trained[0]] or ends
+    if not useful:
+        raise UserError(f"session {session} has no checkpoint to compare with")
+    return min(useful)
+
+
+def _checked_end(end: int, begin: int, files: SessionFiles) -> int:
+    last: int = max((one.frame for one in files.found), default=0)
+    if not begin < end <= last:
+        raise UserError(f"--to {end}: expected a frame above {begin:,} and at most {last:,}, the last checkpoint")
+    return end
+
+
+def _seconds(table: Table, begin: int, end: int) -> float | None:
+    """Return the training time between two frames, interpolated between rows; None without rows."""
+    frame, seconds = table["frame"], table.get("wall_t", np.zeros(0))
+    known = np.isfinite(seconds) if len(seconds) == len(frame) else np.zeros(len(frame), bool)
+    if not known.any():
+        return None
+    at_begin, at_end = np.interp([begin, end], [0.0, *frame[known]], [0.0, *seconds[known]])
+    return float(at_end - at_begin)
+
+
+def _check_limit(window: Window, frames: int | None) -> None:
+    """Raise UserError if a window costs more than --frames, or by default more than LIMIT_SECONDS."""
+    what = f"frames {window.begin:,} to {window.end:,}"
+    if frames is not None:
+        if window.frames > frames:
+            raise UserError(f"--frames {frames}: the cheapest window, {what}, has {window.frames:,} frames; --to ends it earlier")
+    elif window.seconds is not None and window.seconds > LIMIT_SECONDS:
+        took = f"{what}, took {duration(window.seconds)} of training"
+        raise UserError(f"the cheapest window, {took}; --frames {window.frames} trains them again, --to FRAME only a part")
+
+
+def recorded(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the choices for the machine that the last start recorded: backend, matmul and threads."""
+    last = next((start for start in reversed(starts) if "threads" in start), {})
+    return {key: last[key] for key in ("backend", "matmul", "threads") if key in last}
+
+
+def is_numbered(which: str) -> bool:
+    """Return whether a checkpoint is named by its frame."""
+    return bool(re.fullmatch(r"\d+", which))
+
+
+def tables_of(paths: RunPaths, session: int, trial: int) -> list[Path]:
+    """Return the tables of a Session: training and evaluation rows of each policy."""
+    tables = range(session * paths.policies, (session + 1) * paths.policies)
+    return [paths.session_df(table, mode, trial) for table in tables for mode in ("train", "eval")]

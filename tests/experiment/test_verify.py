@@ -245,6 +245,14 @@ def test_training_that_is_not_deterministic(meta: dict[str, Any], says: str, tmp
         verified(paths)
 
 
+def test_a_run_that_was_killed(run: RunPaths) -> None:
+    """Its last state is that of a frame before its last rows: training stops there."""
+    Path(str(run.checkpoint(0, "previous"))).replace(str(run.checkpoint(0, "last")))
+    found = verified(run, end=BREAK)
+    assert found.findings == []
+    assert [(name, frame) for name, frame, _ in found.checkpoints] == [("ckpt-100", 100), ("ckpt-best", BREAK), ("ckpt-last", BREAK)]
+
+
 def test_a_run_that_trains(run: RunPaths) -> None:
     lock = RunLock(run.lock)
     try:

@@ -224,7 +224,9 @@ def difference_text(found: RunDifference) -> str:
     if found.implied:
         only = f"and {found.implied} more key{'s' * (found.implied > 1)}, which only one run has because a component has another name"
         parts[-1] += textwrap.wrap(only, width)
-    parts.append(_pair_lines("made with", found.records, width) or ["same versions and machine"])
+    unknown = [name for name, run in (("A", found.a), ("B", found.b)) if not _records(run)]
+    same = f"versions and machine of {' and '.join(unknown)} are not recorded" if unknown else "same versions and machine"
+    parts.append(([] if unknown else _pair_lines("made with", found.records, width)) or [same])
     parts.append([line for text in _row_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
     parts.append([line for text in _return_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
     return "\n\n".join("\n".join(lines) for lines in parts)

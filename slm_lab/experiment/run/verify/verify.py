@@ -45,6 +45,7 @@ from slm_lab.experiment.session.resume import differences
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
+from slm_lab.lib.files import shown
 from slm_lab.lib.records import Episode
 from slm_lab.lib.store import shared_file
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -76,6 +77,8 @@ class Verification:
 
     folder: Path
     session: int
+    name: str = ""
+    """What was trained, if the folder is that of a search: "trial 3 of the search"."""
     window: Window | None = None
     """None if nothing was trained again, since files or the spec were changed."""
     seconds: float = 0.0
@@ -96,6 +99,7 @@ class Verification:
         window = self.window
         return {
             "run": str(self.folder),
+            "name": self.name or None,
             "session": self.session,
             "equal": self.equal,
             "from": None if window is None else window.begin,
@@ -109,7 +113,7 @@ class Verification:
 
     def text(self) -> str:
         """Return lines for the terminal."""
-        lines = [f"{self.folder.name}, session {self.session}"]
+        lines = [", ".join([str(shown(self.folder)), *filter(None, [self.name]), f"session {self.session}"])]
         if self.window is None:
             lines.append("nothing was trained again, since the files are not those of the run")
         else:
@@ -157,7 +161,7 @@ def verify(
     files = session_files(paths, session, training.trial)
     if spec.meta.distributed:  # its arrays are in another file, of which only the last is kept
         files = replace(files, previous=None)
-    result = Verification(paths.root, session, machine=_machine(run.starts[-1]))
+    result = Verification(paths.root, session, training.name, machine=_machine(run.starts[-1]))
     result.findings += [Finding("file", text.partition(" is ")[0], text.partition(" ")[2]) for text in files.damaged]
     result.findings += _changed_keys(spec, files, run, training.spec_file.name)
     if result.findings:
@@ -235,10 +239,13 @@ def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Fi
 
 def _plan(training: Training, run: Run, device: str | None) -> Plan:
     """Return the plan of the run, with the seeds that it used."""
-    paths, common = training.paths, False
-    if training.of_search:
-        common = paths.root.name == "confirm" or SearchState.load(paths.search_state).common_seeds
-    return Plan("dev" if run.mode == "dev" else "train", paths.root.parent, device, common_seeds=common)
+    paths = training.paths
+    mode: Literal["train", "dev"] = "dev" if run.mode == "dev" else "train"
+    plan = Plan(mode, paths.root.parent, device)
+    if not training.of_search:
+        return plan
+    common = paths.root.name == "confirm" or SearchState.load(paths.search_state).common_seeds
+    return replace(plan, common_seeds=common, jobs=1)  # with --jobs, as in a search, an update uses one thread
 
 
 class _NewRows(LocalSink):

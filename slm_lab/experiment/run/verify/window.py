@@ -188,7 +188,7 @@ def _check_limit(window: Window, frames: int | None) -> None:
 
 def recorded(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the choices for the machine that the last start recorded: backend, matmul and threads."""
-    last = next((start for start in reversed(starts) if "threads" in start), {})
+    last: dict[str, Any] = next((start for start in reversed(starts) if "threads" in start), {})
     return {key: last[key] for key in ("backend", "matmul", "threads") if key in last}
 
 

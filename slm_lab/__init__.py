@@ -17,7 +17,7 @@ _PUBLIC = {
     "Trial": "slm_lab.experiment.run.trial:Trial",
     "load_run": "slm_lab.experiment.report.run:load_run",
     "load_agent": "slm_lab.experiment.deploy.load:load_agent",
-    "export": "slm_lab.experiment.deploy.export:export",
+    "export": "slm_lab.experiment.deploy.register:export",
 }
 __all__ = ["Observer", "Session", "Spec", "SpecError", "Trial", "export", "load_agent", "load_run", "load_spec"]
 

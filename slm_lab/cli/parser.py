@@ -45,8 +45,15 @@ COMMANDS = {
     "check": Command("slm_lab.cli.check:check", "check FILE [NAME] [--build] [--json] [options]", ("set", "device", "build", "json")),
     "export": Command(
         "slm_lab.cli.results:export",
-        "export {folder | latest} [--format onnx | torch] [--out FILE] [options]",
-        ("data_dir", "format", "out", "checkpoint", "session", "trial", "entry", "env", "seed"),
+        "export {folder | model | latest} [--format onnx | torch] [--out FILE | --as NAME [--replace]] [options]",
+        ("data_dir", "format", "out", "as", "replace", "checkpoint", "session", "trial", "entry", "env", "seed"),
+    ),
+    "models": Command("slm_lab.cli.models:models", "models [--json]", ("data_dir", "json")),
+    "push": Command("slm_lab.cli.models:push", "push NAME USER/REPO [--private]", ("data_dir", "private")),
+    "pull": Command(
+        "slm_lab.cli.models:pull",
+        "pull USER/REPO[@REVISION] [--as NAME] [--replace] [--trust-code]",
+        ("data_dir", "as", "replace", "trust_code"),
     ),
     "compare": Command(
         "slm_lab.cli.results:compare",
@@ -76,7 +83,7 @@ MODES = {
     "dev": "dev",
     "search": "search, search@{run folder | latest}",
     "study": "study, study@{folder | latest}",
-    "enjoy": "enjoy@{folder | latest}",
+    "enjoy": "enjoy@{folder | model | latest}",
 }
 """Mode → its forms on the command line."""
 DEMO = ("demo.json", "ppo_cartpole")
@@ -94,11 +101,15 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
          study                         run what a study lists, and compare it
          study@{folder | latest}       run what is missing of a study, as FILE says now
          dev                           one session with extra checks: weights change, gradients are finite
-         enjoy@{folder | latest}       play episodes with a checkpoint of a run, or of the best of a search or study; FILE and NAME
-                                       may be left out
+         enjoy@{folder | model | latest}
+                                       play episodes with a checkpoint of a run, or of the best of a search or study, or with a
+                                       named model; FILE and NAME may be left out
 
   check    validate one or all specs of a file; with --build also build their env and agent
   export   write the policy of a run as an ONNX or torch.export file
+  models   list the models that export --as NAME registered
+  push     upload a model to a repository of the Hugging Face Hub
+  pull     download a model from one, and register it
   compare  compare runs on one page, in graphs and tables: RUN is a run folder, a search (its best trial), a study or a quoted
            glob pattern, 'data/ppo_*'; runs of one spec, or with the same --label, are seeds of one curve
   diff     show what differs between two runs: keys, versions, the first rows, returns
@@ -256,6 +267,10 @@ def make_parser(word: str | None = None) -> argparse.ArgumentParser:
     of_run = f"{agents}: that of the run of a study (default: the best run; compare: all)"
     value("--seed", "N", f"train, dev, search, study: meta.random_seed of new runs; {of_run}")
     value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
+    value("--as", "NAME", "export, pull: name of the model, which enjoy@, export, load_agent and meta.init_from accept like a folder")
+    flag("--replace", "export, pull: replace the model of this name")
+    flag("--private", "push: create a private repository")
+    flag("--trust-code", "pull: accept a spec that names modules, which are imported when the model is used")
     value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
     value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: current_return)")
     value("--solve", "RETURN", "compare: mean return that counts as solved")
@@ -263,7 +278,7 @@ def make_parser(word: str | None = None) -> argparse.ArgumentParser:
     value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
     value("--env", "ENV", f"new: a Gymnasium id, or package.module:EnvId; {agents}: env of the run of a study")
-    flag("--json", "check, list, compare, diff, doctor, verify: print one JSON document to stdout, and notices to stderr")
+    flag("--json", "check, list, models, compare, diff, doctor, verify: print one JSON document to stdout, and notices to stderr")
     value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
     flag("--comments", "new: write a comment for each key; the file is then no strict JSON")
     parser.add_argument("--version", action="version", version=f"slm-lab {slm_lab.__version__}")

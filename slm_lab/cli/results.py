@@ -28,16 +28,25 @@ def export(words: list[str], arguments: Namespace) -> int:
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"export: {given}; expected export {{run folder | latest}}")
-    from slm_lab.experiment.deploy.export import export_training, summary
+    name = getattr(arguments, "as")
+    if name is not None and arguments.out is not None:
+        raise UsageError(f"--out {arguments.out} has no effect with --as {name}: the file is written to the folder of the model; remove it")
+    if arguments.replace and name is None:
+        raise UsageError("--replace has no effect without --as NAME; remove it")
+    from slm_lab.experiment.deploy.export import summary
+    from slm_lab.experiment.deploy.register import export_with_card, register
     from slm_lab.experiment.files.find import Choice, find_training, notify_if_unfinished
 
     choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
     training = find_training(words[0], None, arguments.data_dir, choice)
     notify_if_unfinished(training.paths)
     which = arguments.checkpoint or "best"
-    result = summary(export_training(training, arguments.format, arguments.out, which, arguments.session))
-    where, *options = agent_words(words[0], training.paths.root, arguments)
-    return print_result(f"{result}\nplay it:   slm-lab {shlex.join([f'enjoy@{where}', *options])}")
+    if name is None:
+        result = summary(export_with_card(training, arguments.format, arguments.out, which, arguments.session))
+        where, *options = agent_words(words[0], training.paths.root, arguments)
+        return print_result(f"{result}\nplay it:   slm-lab {shlex.join([f'enjoy@{where}', *options])}")
+    done = register(training, name, arguments.data_dir, arguments.format, which, arguments.session, replace=arguments.replace)
+    return print_result(f"{summary(done)}\nslm-lab enjoy@{name}, load_agent({name!r}), slm-lab push {name} USER/REPO")
 
 
 def doctor(words: list[str], arguments: Namespace) -> int:

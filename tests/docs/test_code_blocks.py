@@ -138,11 +138,36 @@ COMPARED = {
 """Pattern of a run folder in a `compare` line → a spec whose runs it means."""
 
 
+MODELS = ("cartpole", "winner", "theirs")
+"""Names of models in the pages."""
+SEARCHED = "dqn_cartpole_search_2026_01_31_120000"
+"""Folder of a search in the pages."""
+
+
+def _search() -> None:
+    """Run a short search whose folder has the name that the pages use."""
+    pytest.importorskip("optuna")
+    words = ["dqn_cartpole_search.json", "dqn_cartpole_search", "search"]
+    assert main([*words, "-s", "meta.max_trial=2", "-s", "meta.max_session=1", "-s", "env.max_frame=3000"]) == 0
+    next(Path("data").glob("dqn_cartpole_search_*")).rename(Path("data") / SEARCHED)
+
+
+def _register(words: list[str]) -> None:
+    """Register the latest run under each name of a model that the words use."""
+    for name in MODELS if "--as" not in words else ():
+        if any(word.rpartition("@")[2].rpartition("=")[2] == name for word in words):
+            assert main(["export", "latest", "--as", name]) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", OF_RUNS, ids=lambda text: text)
 def test_commands_about_runs_run(line: str, place: Path) -> None:
     """After a short run of each spec that they mean."""
     words = _words(line)
+    if SEARCHED in line:
+        _search()
+        assert main(words) == 0
+        return
     arguments = make_parser().parse_intermixed_args(words).words
     runs = [] if arguments[0] == "compare" else [("demo.json", "ppo_cartpole", "data")]
     if "@" in arguments[-1] and len(arguments) > 1:
@@ -155,6 +180,7 @@ def test_commands_about_runs_run(line: str, place: Path) -> None:
         assert main([*train, *_small(train)]) == 0
     if SHOWN in line:
         next(Path("data").glob("ppo_cartpole_*")).rename(Path("data") / SHOWN)
+    _register(words)
     assert main([*words, *(_small(words) if "train" in words else ())]) == 0
 
 

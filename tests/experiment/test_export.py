@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from slm_lab.cli import main
 from slm_lab.env.spaces import leaves
+from slm_lab.experiment.deploy import export
 from slm_lab.experiment.deploy.export import Format, export_training
 from slm_lab.experiment.deploy.exported import ExportedPolicy
 from slm_lab.experiment.deploy.load import LoadedAgent, load_agent
@@ -94,6 +95,10 @@ def runner(path: Path, agent: LoadedAgent) -> Any:
     return lambda obs, state=None: session.run(None, dict(zip(names, inputs(obs, state), strict=True)))
 
 
+def never(*_: Any) -> bytes:
+    raise AssertionError("the slow exporter is called")
+
+
 QUICK = {("normalised", "onnx"), ("recurrent", "torch"), ("dict to box", "torch")}
 
 
@@ -106,11 +111,12 @@ QUICK = {("normalised", "onnx"), ("recurrent", "torch"), ("dict to box", "torch"
         for format in ("onnx", "torch")
     ],
 )
-def test_it_acts_as_the_agent(case: str, format: Format, tmp_path: Path) -> None:
-    """Any number of observations in the env's form gives the actions in the env's form, and the next hidden state."""
+def test_it_acts_as_the_agent(case: str, format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of observations in the env's form gives the actions in the env's form, and the next hidden state. A trace suffices."""
+    monkeypatch.setattr(export, "_export_to_onnx", never)
     env, algorithm, net = POLICIES[case]
     paths = trained(tmp_path, env, algorithm, net)
-    done = export_training(Training(paths), format)
+    done, _ = export_training(Training(paths), format)
     agent = load_agent(paths.root)
     assert done.checkpoint == agent.path
     assert done.path == agent.path.with_suffix({"onnx": ".onnx", "torch": ".pt2"}[format])
@@ -174,7 +180,7 @@ def test_the_same_returns_in_onnxruntime(env: dict[str, Any], algorithm: dict[st
     if env["name"] == "HalfCheetah-v5":
         pytest.importorskip("mujoco")
     paths = trained(tmp_path, env, algorithm)
-    agent, run = load_agent(paths.root), runner(export_training(Training(paths)).path, load_agent(paths.root))
+    agent, run = load_agent(paths.root), runner(export_training(Training(paths))[0].path, load_agent(paths.root))
     returns: dict[str, list[float]] = {"agent": [], "file": []}
     actions: dict[str, list[Any]] = {"agent": [], "file": []}
     for who in returns:
@@ -205,6 +211,24 @@ class Fickle(nn.Module):
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return self.linear(obs_B) if float(obs_B.sum()) > 0 else -self.linear(obs_B)
+
+
+class Asserting(Fickle):
+    """A net with a condition on the number of observations, of which a trace cannot tell whether it matters."""
+
+    def forward(self, obs_B: Tensor) -> Tensor:
+        assert obs_B.shape[0] > 0
+        return self.linear(obs_B)
+
+
+class AssertingSpec(NetSpec):
+    """Names it in a spec."""
+
+    name: str
+
+    @classmethod
+    def implementation(cls) -> Any:
+        return Asserting
 
 
 class FickleSpec(NetSpec):
@@ -268,6 +292,19 @@ def test_what_cannot_be_exported(
         message = refused(paths, capsys, "--format", format)
         assert named in message
         assert str(load_agent(paths.root).path) in message
+
+
+@pytest.mark.slow
+def test_a_net_that_cannot_be_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.export writes it instead of the trace."""
+    paths = trained(tmp_path, {"name": "CartPole-v1"}, PPO, {"name": f"{__name__}:AssertingSpec"})
+    done, _ = export_training(Training(paths))
+    agent, run = load_agent(paths.root), runner(done.path, load_agent(paths.root))
+    obs = observations(agent.observation_space, 7)
+    assert np.array_equal(run(obs)[0], agent.act(obs, deterministic=True)[0])
+    monkeypatch.setattr(export, "_export_to_onnx", never)
+    with pytest.raises(UserError, match="slow exporter"):
+        export_training(Training(paths))
 
 
 @pytest.mark.parametrize("what", ["action", *(pytest.param(what, marks=pytest.mark.slow) for what in ("params", "batch"))])

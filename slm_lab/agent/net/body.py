@@ -78,11 +78,12 @@ class RecurrentBody(Body):
         first_TN, out = upload(first_TN, x_TN.device), []
         for begin, end in pairwise(starts):
             state_NS = torch.where(first_TN[begin].unsqueeze(1), 0.0, state_NS)
-            out_TN, state_NS = self._run(x_TN[begin:end], state_NS)
+            out_TN, state_NS = self.run_cell(x_TN[begin:end], state_NS)
             out.append(out_TN)
         return torch.cat(out), state_NS
 
-    def _run(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
+    def run_cell(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the cell over T steps [T, N, D] within one episode; return features [T, N, F] and the state after the last step [N, S]."""
         N = state_NS.shape[0]  # not len(), which torch.export treats as a constant
         parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
         out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])

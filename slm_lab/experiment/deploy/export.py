@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,12 +19,15 @@ from torch import Tensor
 
 from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
-from slm_lab.experiment.files.find import CheckpointName, Choice, Training, find_training
+from slm_lab.experiment.files.find import CheckpointName, Training
+from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+POLICIES: dict[Format, str] = {"onnx": "policy.onnx", "torch": "policy.pt2"}
+"""Name of the file in the folder of a named model."""
 OBSERVATIONS = 1_000
 """Number of observations with which the exported file is checked."""
 TOLERANCE = 1e-4
@@ -49,28 +52,13 @@ class Exported(NamedTuple):
     """Largest difference from the agent's actions."""
     params_difference: float
     """Largest difference from the agent's distribution parameters (and hidden states)."""
-
-
-def export(
-    folder: str | Path,
-    format: Format | None = None,
-    out: str | Path | None = None,
-    which: CheckpointName = "best",
-    session: int | None = None,
-    *,
-    trial: int | None = None,
-    entry: str | None = None,
-    env: str | None = None,
-    seed: int | None = None,
-) -> Exported:
-    """Export the policy of a checkpoint in the folder of a run, search or study. Args: as in `load_agent` and `export_training`."""
-    training = find_training(folder, None, Path("data"), Choice(trial, entry, env, seed))
-    return export_training(training, format, None if out is None else Path(out), which, session)
+    card: Path | None = None
+    """The model card."""
 
 
 def export_training(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
-) -> Exported:
+) -> tuple[Exported, LoadedAgent]:
     """Export the policy of a checkpoint: observation → deterministic action, including the normaliser and the action rule.
 
     Args:
@@ -80,19 +68,18 @@ def export_training(
 
     Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
     """
-    format = _format_of(out, format)
-    for package in _ONNX_PACKAGES if format == "onnx" else ():
-        try:
-            importlib.import_module(package)
-        except ImportError:
-            raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'") from None
+    format = format_of(out, format)
+    check_packages(format)
     agent = load_trained(training, which, session)
-    path = out or training.paths.model_dir / f"{agent.path.stem}{SUFFIXES[format]}"
+    default = POLICIES[format] if isinstance(training.paths, ModelPaths) else f"{agent.path.stem}{SUFFIXES[format]}"
+    return export_agent(agent, format, out or training.paths.model_dir / default), agent
+
+
+def export_agent(agent: LoadedAgent, format: Format, path: Path) -> Exported:
+    """Write the policy of an agent to `path`, and check it. Raises UserError, see export_training; nothing is written then."""
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
     try:
-        policy = ExportedPolicy(agent)
-        names = _write(policy, format, temporary)
-        action_difference, params_difference = _check(agent, policy, _runner(format, temporary))
+        ports, differences = _write_checked(agent, format, temporary)
         os.replace(temporary, path)
     except UserError as error:
         raise UserError(f"cannot export the policy of {agent.path}: {error}") from None
@@ -101,10 +88,17 @@ def export_training(
     finally:
         with suppress(OSError):  # the folder is read-only
             temporary.unlink(missing_ok=True)
-    return Exported(path, agent.path, agent.description, *names, action_difference, params_difference)
+    return Exported(path, agent.path, agent.description, *ports, *differences)
 
 
-def _format_of(out: Path | None, format: Format | None) -> Format:
+def check_packages(format: Format) -> None:
+    """Raise UserError if a package that the format needs is not installed."""
+    for package in _ONNX_PACKAGES if format == "onnx" else ():
+        if find_spec(package) is None:  # not imported: onnxscript takes seconds, and is rarely used
+            raise UserError(f"export to ONNX needs the package {package}, which is not installed: pip install 'slm-lab[onnx]'")
+
+
+def format_of(out: Path | None, format: Format | None) -> Format:
     """Return the format of the output file. Raises UserError if it cannot be written, or its suffix does not fit the format."""
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         why = "is a folder; expected a file" if out.is_dir() else f"cannot be written: there is no folder {out.parent}"
@@ -122,15 +116,55 @@ def summary(done: Exported) -> str:
     lines += [
         f"  {kind} {name}: {form}" for kind, ports in (("input", done.inputs), ("output", done.outputs)) for name, form in ports.items()
     ]
+    if not done.inputs:
+        return "\n".join(lines)
     lines.append(
         f"checked on {OBSERVATIONS:,} observations: actions differ from the agent's by at most {done.action_difference:.2g}, "
         f"distribution parameters by at most {done.params_difference:.2g}"
     )
+    lines += [] if done.card is None else [str(done.card)]
     return "\n".join(lines)
 
 
-def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Write the file; return dtype and shape of each input and output. Raises UserError."""
+Ports = tuple[dict[str, str], dict[str, str]]
+"""Name → dtype and shape, of the inputs and of the outputs."""
+
+
+class _Example(NamedTuple):
+    """A batch of inputs with their names, and the names of the outputs."""
+
+    inputs: tuple[Tensor, ...]
+    names: list[str]
+    out_names: list[str]
+
+
+def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Ports, tuple[float, float]]:
+    """Write the file and check it; return its ports and its differences from the agent. Raises UserError.
+
+    A trace takes 0.3 s, torch.export and the translation of its result 9 s, but a trace cannot contain control flow that depends on
+    numbers. The second way is used if the first one reports that it is not certain, or gives other actions.
+    """
+    policy = ExportedPolicy(agent)
+    example = _example(policy)
+    writers = {"onnx": (_trace_to_onnx, _export_to_onnx), "torch": (_export_to_torch,)}[format]
+    for write in writers:
+        try:
+            with _quiet():
+                outputs = policy(*example.inputs)
+                path.write_bytes(write(policy, example))
+            differences = _check(agent, policy, _runner(format, path))
+        except OSError:
+            raise
+        except Exception as error:  # torch raises many types of errors for code that it cannot trace or translate
+            if write is writers[-1]:
+                raise error if isinstance(error, UserError) else _not_exportable(format, error) from error
+            continue
+        forms = dict(zip(example.names, map(_form, example.inputs), strict=True))
+        return (forms, dict(zip(example.out_names, map(_form, outputs), strict=True))), differences
+    raise AssertionError
+
+
+def _example(policy: ExportedPolicy) -> _Example:
     rows = 3  # torch.export would treat 0 and 1 as fixed sizes
     inputs = [torch.zeros(rows, *(entry.space.shape or ()), dtype=torch_dtype(entry.space)) for entry in policy.entries]
     names, out_names = [entry.name for entry in policy.entries], ["action", "params"]
@@ -138,27 +172,46 @@ def _write(policy: ExportedPolicy, format: Format, path: Path) -> tuple[dict[str
         inputs.append(torch.zeros(rows, policy.state_size))
         names.append("state")
         out_names.append("next_state")
+    return _Example(tuple(inputs), names, out_names)
+
+
+def _not_exportable(format: Format, error: Exception) -> UserError:
+    other = "; --format torch may work" if format == "onnx" else ""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {lines[0][:200]}{other}")
+
+
+def _trace_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
+    """Return the ONNX file of a trace. Raises TracerWarning if values that were computed during the trace became constants."""
+    content: Any = BytesIO()
+    axes = {name: {0: "batch"} for name in (*example.names, *example.out_names)}
+    doubt: type[Warning] = vars(torch.jit)["TracerWarning"]
+    warnings.filterwarnings("error", category=doubt)
+    warnings.filterwarnings("ignore", category=doubt, module=r"torch\.")  # torch's own checks of shapes
+    names: dict[str, Any] = {"input_names": example.names, "output_names": example.out_names, "dynamic_axes": axes}
+    torch.onnx.export(policy, example.inputs, content, dynamo=False, verbose=False, **names)
+    return bytes(content.getvalue())
+
+
+def _exported_program(policy: ExportedPolicy, example: _Example) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch")
-    shapes = (tuple({0: batch} for _ in inputs),)
-    try:
-        with _quiet():
-            outputs = policy(*inputs)
-            program = torch.export.export(policy, tuple(inputs), dynamic_shapes=shapes)
-            if format == "torch":
-                content = BytesIO()  # torch's own file writer aborts the process if the disk is full
-                torch.export.save(program, content)
-                path.write_bytes(content.getbuffer())
-            else:
-                written = torch.onnx.export(program, input_names=names, output_names=out_names, verbose=False)
-                assert written is not None
-                written.save(str(path), external_data=False)
-    except OSError:
-        raise
-    except Exception as error:  # torch raises many types of errors for code that it cannot trace or translate
-        other = "; --format torch may work" if format == "onnx" else ""
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-        raise UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {lines[0][:200]}{other}") from error
-    return dict(zip(names, map(_form, inputs), strict=True)), dict(zip(out_names, map(_form, outputs), strict=True))
+    return torch.export.export(policy, example.inputs, dynamic_shapes=(tuple({0: batch} for _ in example.inputs),))
+
+
+def _export_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
+    """Return the ONNX file that torch translates from the program of torch.export."""
+    program = _exported_program(policy, example)
+    written = torch.onnx.export(program, input_names=example.names, output_names=example.out_names, verbose=False)
+    assert written is not None
+    content: bytes = written.model_proto.SerializeToString()
+    return content
+
+
+def _export_to_torch(policy: ExportedPolicy, example: _Example) -> bytes:
+    """Return the file of torch.export. It is made in memory: torch's own file writer aborts the process if the disk is full."""
+    content = BytesIO()
+    torch.export.save(_exported_program(policy, example), content)
+    return content.getvalue()
 
 
 def _form(tensor: Tensor) -> str:

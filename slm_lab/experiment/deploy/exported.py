@@ -76,8 +76,7 @@ class ExportedPolicy(nn.Module):
         flat = self.packed or len(encoded) > 1
         obs_B = torch.cat([x.to(torch.float32).flatten(1) for x in encoded], dim=1) if flat else encoded[0]
         if isinstance(self.body, RecurrentBody):
-            first_1B = torch.zeros(1, obs_B.shape[0], dtype=torch.bool)
-            features_1B, state_BS = self.body.unroll(obs_B.unsqueeze(0), first_1B, inputs[-1])
+            features_1B, state_BS = self.body.run_cell(self.body.run_layers(obs_B).unsqueeze(0), inputs[-1])
             return (*self._act(features_1B[0]), state_BS)
         return self._act(self.body(obs_B))
 
@@ -132,7 +131,7 @@ def _encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Te
     """Return the function of `observation_codec`, implemented in torch."""
     if layout is not None and layout.is_image:
         target, last, dtype = layout.shape, layout.channels_last, torch.uint8 if layout.dtype == "uint8" else torch.float32
-        return lambda x: (x.movedim(-1, -3) if last else x).to(dtype).reshape(-1, *target)
+        return lambda x: (x.movedim(x.dim() - 1, x.dim() - 3) if last else x).to(dtype).reshape(-1, *target)
     if layout is not None and layout.scale is not None:
         count, scale = layout.shape[0], torch.from_numpy(layout.scale)
         return lambda x: x.to(torch.float32).reshape(-1, count) * scale
@@ -147,10 +146,10 @@ def _encoder(space: spaces.Space[Any], layout: BoxLayout | None) -> Callable[[Te
 
 def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
     offset = torch.from_numpy(np.concatenate([[0], np.cumsum(nvec)[:-1]]) - start).long()
-    columns = torch.arange(int(nvec.sum()))
+    count, columns = len(nvec), torch.arange(int(nvec.sum()))
 
     def encode(x: Tensor) -> Tensor:
-        index_BK = x.to(torch.int64).reshape(-1, len(offset)) + offset
+        index_BK = x.to(torch.int64).reshape(-1, count) + offset
         return (index_BK.unsqueeze(2) == columns).to(torch.float32).sum(1)
 
     return encode

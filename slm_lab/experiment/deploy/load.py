@@ -29,7 +29,7 @@ class LoadedAgent:
 
     Attributes:
         policy: the policy. normalizers: its observation normaliser. observation_space, action_space: Gymnasium spaces of one env.
-        path: the loaded checkpoint. description: what the agent is, in a line.
+        path: the loaded checkpoint. description: what the agent is, in a line. saved: the entries of the checkpoint that acting needs.
         layouts: how each entry of an observation is converted; None for an entry that is not a Box.
     """
 
@@ -48,7 +48,7 @@ class LoadedAgent:
         self._obs_key = obs_keys[0] if obs_keys is not None and len(obs_keys) == 1 else None
         self.observation_space, self.action_space = observation_space, action_space
         self._encode, self.layouts = encode, layouts
-        self.description = str(path)
+        self.description, self.saved = str(path), dict[str, Any]()
         _, self._decode = action_codec(action_space)
 
     def __repr__(self) -> str:
@@ -95,15 +95,16 @@ def load_agent(
     env: str | None = None,
     seed: int | None = None,
 ) -> LoadedAgent:
-    """Load a trained agent from the folder of a run, search or study.
+    """Load a trained agent.
 
     Args:
+        folder: the folder of a run, search or study, or the name of a model below data/models (or its folder).
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
         session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: that with the best weights.
         trial: trial of a search; None: the best one, of those that were confirmed if there are any.
         entry, env, seed: run of a study; None: the best one (of a study in several envs, `env` is required).
 
-    Raises UserError if the folder is not one of these, has no such trial or run, or has no usable checkpoint.
+    Raises UserError if there is no such folder or name, no such trial or run, or no usable checkpoint.
     """
     return load_trained(find_training(folder, None, Path("data"), Choice(trial, entry, env, seed)), which, session, device)
 
@@ -154,7 +155,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     normalizers.copy_obs_statistics(bundle["normalizers"])
     layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
     agent = LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
-    agent.description = _description(spec, path, bundle, name)
+    agent.description, agent.saved = _description(spec, path, bundle, name), {key: bundle[key] for key in state.PLAYABLE if key in bundle}
     return agent
 
 

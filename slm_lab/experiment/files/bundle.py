@@ -2,7 +2,7 @@
 
 A bundle is a file of torch.save (a ZIP archive), followed by a header, which can be read without the archive (`read_header`), and by a
 seal with the CRC-32 of all bytes before it (`_SEAL`), since torch does not verify the checksums inside the archive. Programs that read
-ZIP archives, including torch.load, ignore bytes after the archive.
+ZIP archives, including torch.load, ignore bytes after the archive. The bundle of a named model is a safetensors file (tensor_file.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, Any, TypeGuard
 
 import numpy as np
 
+from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.storage import Location, StoredPath
 from slm_lab.experiment.plan import UserError
 
@@ -34,6 +36,12 @@ HEADER = (
     *("current_return", "current_return_se", "current_epi", "mode"),
 )
 """Entries of a bundle that are repeated in its header, if the bundle has them."""
+
+PLAYABLE = (
+    *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
+    *("current_return", "current_return_se", "current_epi", "mode", "source"),
+)
+"""Entries of a bundle that are needed to act and to describe the agent."""
 
 ENOUGH_EPISODES = 5
 """Number of training episodes from which the best weights are chosen by their current return; with fewer, the estimate is too uncertain."""
@@ -124,6 +132,9 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
     With `mapped`, tensors are read from the file when they are used, so it must not be overwritten in place (`save` replaces the file). No
     effect on a StoredPath.
     """
+    if _is_tensor_file(path):
+        with _bundle_errors(path):
+            return _of_this_version(tensor_file.load(path), path)
     import torch
 
     with _bundle_errors(path), _opened(path) as file:
@@ -138,11 +149,19 @@ def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
 
     Args: check: check every byte of the file, like `load`.
     """
+    if _is_tensor_file(path):
+        with _bundle_errors(path):
+            values = tensor_file.load(path) if check else tensor_file.load_values(path)
+            return _header_of(_of_this_version(values, path))
     with _bundle_errors(path), _opened(path) as file:
         if check:
             _check(file, path)
         header = _read_header(file)
     return _header_of(load(path)) if header is None else _of_this_version(header, path)
+
+
+def _is_tensor_file(path: Location) -> TypeGuard[Path]:
+    return isinstance(path, Path) and path.suffix == tensor_file.SUFFIX
 
 
 def _header_of(bundle: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +192,8 @@ def _bundle_errors(path: Location) -> Iterator[None]:
         raise
     except OSError as error:
         raise BundleError(f"{path} cannot be read: {error.strerror or error}") from None
+    except tensor_file.TensorFileError as error:
+        raise BundleError(f"{path} {error}") from None
     except Exception as error:  # torch raises many types of errors for a file of another program
         raise DamagedError(f"{path} is damaged or not a checkpoint: {type(error).__name__}") from None
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.lock import unfinished
+from slm_lab.experiment.files.named_model import ModelPaths, find_model, near_model
 from slm_lab.experiment.files.paths import (
     RunFolder,
     RunPaths,
@@ -126,6 +127,8 @@ def _newest_first(data_dir: Path) -> list[Path]:
 
 def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:
     """Return the valid values of `--checkpoint` ("best", "last" and frames) for all Sessions of a trial, or for one Session."""
+    if isinstance(paths, ModelPaths):
+        return ["best"] if session in (None, 0) and paths.weights.is_file() else []
     found = set()
     for index in paths.sessions(t=trial) if session is None else [session]:
         prefix = paths.checkpoint(index, "best", trial).name.removesuffix("best.pt")
@@ -186,7 +189,8 @@ class Training:
 
 
 def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice = BEST) -> Training:
-    """Return the training that `where` and `choice` name: a run folder, or the folder of a search or study, or "latest" (of train).
+    """Return the training that `where` and `choice` name: a run folder, or the folder of a search or study, or "latest" (of train), or the
+    name or folder of a model (a folder of results takes precedence over a name).
 
     Of a search the best confirmed trial is used, or else the best trial; of a study the run with the highest current return. Raises
     UserError if there is none, or if `choice` does not fit the folder.
@@ -194,11 +198,25 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
             return _of_study(study, spec_name, choice)
-    paths = find_run(str(where), spec_name, data_dir)
+    if where != "latest" and (model := find_model(where, data_dir)) is not None:
+        return _of_model(model, spec_name, choice)
+    try:
+        paths = find_run(str(where), spec_name, data_dir)
+    except UserError as error:
+        raise UserError(f"{error}{near_model(str(where), data_dir)}") from None
     for option, value in zip(Choice._fields[1:], choice[1:], strict=True):
         if value is not None:
             raise UserError(f"{option} {value}: {paths.root} is not the folder of a study")
     return _of_search(paths, choice.trial) if paths.holds_trials else _of_train(paths, choice.trial)
+
+
+def _of_model(model: ModelPaths, spec_name: str | None, choice: Choice) -> Training:
+    if spec_name not in (None, model.spec_name):
+        raise UserError(f"{model.root} is a model of '{model.spec_name}', not of '{spec_name}'")
+    for option, value in zip(Choice._fields, choice, strict=True):
+        if value is not None:
+            raise UserError(f"{option} {value}: {model.root} is a model, which was trained once")
+    return Training(model, name=f"model {model.root.name}")
 
 
 def _of_train(paths: RunPaths, trial: int | None) -> Training:
@@ -278,7 +296,9 @@ def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
 
 
 def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
-    """Return a checkpoint file and its content. `where` is the file itself, or the folder of a run, search or study (its best checkpoint).
+    """Return a checkpoint file and its content.
+
+    Args: where: the file itself, the folder of a run, search or study (its best checkpoint is used), or the name or folder of a model.
 
     Raises UserError.
     """
@@ -286,17 +306,25 @@ def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
         if path.is_file():
             return path, _playable(path)
         if path.is_dir() and (run_paths_in(path) or study_in(path)):
-            try:
-                training = find_training(path, None, data_dir)
-            except UserError as error:
-                raise UserError(f"meta.init_from: {error}") from None
-            paths, trial = training.paths, training.trial
-            found = [file for index in paths.sessions(t=trial) if (file := paths.checkpoint(index, "best", trial)).is_file()]
-            if not found:
-                raise UserError(f"meta.init_from: {where} has no checkpoint")
-            best = max(found, key=lambda file: state.rank(_read(file, training, state.read_header)))
-            return best, _playable(best, training)
-    raise UserError(f"meta.init_from: '{where}' is neither a run folder nor a checkpoint file")
+            return _best_weights(path, data_dir)
+    if find_model(where, data_dir):
+        return _best_weights(Path(where), data_dir)
+    near = near_model(where, data_dir)
+    raise UserError(f"meta.init_from: '{where}' is not a run folder, a checkpoint file or the name of a model{near}")
+
+
+def _best_weights(where: Path, data_dir: Path) -> tuple[Location, dict[str, Any]]:
+    """Return the best checkpoint of a training and its content."""
+    try:
+        training = find_training(where, None, data_dir)
+    except UserError as error:
+        raise UserError(f"meta.init_from: {error}") from None
+    paths, trial = training.paths, training.trial
+    found = [file for index in paths.sessions(t=trial) if (file := paths.checkpoint(index, "best", trial)).is_file()]
+    if not found:
+        raise UserError(f"meta.init_from: {where} has no checkpoint")
+    best = max(found, key=lambda file: state.rank(_read(file, training, state.read_header)))
+    return best, _playable(best, training)
 
 
 def _playable(path: Location, training: Training | None = None) -> dict[str, Any]:

@@ -1,0 +1,184 @@
+"""Model cards: a Markdown file that says what a policy is, how it was trained and how to use it.
+
+The YAML header is that of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards), including the results ("model-index").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from slm_lab.experiment.deploy.facts import Facts
+from slm_lab.experiment.deploy.load import LoadedAgent
+from slm_lab.experiment.files.provenance import package_versions
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.log import notice
+from slm_lab.spec.models.spec import Spec
+
+_SEAL = re.compile(r"\n<!-- crc32 ([0-9a-f]{8}): [^\n]*-->\n\Z")
+
+
+class Exports(NamedTuple):
+    """The exported file that a card describes."""
+
+    file: str
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
+
+
+def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | None, *, is_named: bool) -> str:
+    """Return the Markdown of a card.
+
+    Args:
+        name: title of the card. exported: the exported file, if there is one.
+        is_named: whether `name` is that of a named model, which load_agent accepts.
+    """
+    parts = [_header(name, known), f"# {name}", _about(known), _result(known)]
+    parts += [_table("Training", _training(known)), _table("Interface", _interface(known, agent)), "## Use"]
+    parts += [_use_named(name, _is_recurrent(agent))] if is_named else []
+    parts += [_use_exported(exported)] if exported is not None else []
+    body = "\n\n".join(parts) + "\n"
+    return f"{body}\n<!-- crc32 {zlib.crc32(body.encode()):08x}: written by slm_lab; a card that was edited is not overwritten -->\n"
+
+
+def write_card(path: Path, text: str) -> bool:
+    """Write a card, unless `path` exists and is no unchanged card; return whether it was written. A failure causes a notice."""
+    try:
+        if path.exists() and not _is_unchanged(path.read_bytes().decode(errors="replace")):
+            notice(f"{path} was edited, or is no model card: it stays as it is")
+            return False
+        replace_file(path, text.encode())
+    except OSError as error:
+        notice(f"cannot write {path}: {error.strerror or error}")
+        return False
+    return True
+
+
+def _is_unchanged(text: str) -> bool:
+    seal = _SEAL.search(text)
+    return seal is not None and zlib.crc32(text[: seal.start()].encode()) == int(seal[1], 16)
+
+
+def _header(name: str, known: Facts) -> str:
+    """Return the YAML header; strings are in JSON, which is valid YAML."""
+    spec = known.spec
+    tags = ["reinforcement-learning", "deep-reinforcement-learning", "slm-lab", _env_id(spec), spec.agent.algorithm.name]
+    lines = ["---", "library_name: slm-lab", "pipeline_tag: reinforcement-learning"]
+    lines += ["# license: choose one, see https://huggingface.co/docs/hub/repositories-licenses", "tags:"]
+    lines += [f"- {_quoted(tag)}" for tag in tags]
+    if known.mean_return is not None:
+        value, error, over = known.mean_return
+        args = {"standard_error": error, "over": over, "frame": known.saved.get("frame")}
+        env = _quoted(_env_id(spec))
+        lines += ["model-index:", f"- name: {_quoted(name)}", "  results:", "  - task:", "      type: reinforcement-learning"]
+        lines += ["      name: reinforcement-learning", "    dataset:", f"      name: {env}", f"      type: {env}", "    metrics:"]
+        lines += ["    - type: mean_reward", f"      value: {value:.6g}", "      name: mean return of an episode"]
+        lines += [f"      args: {json.dumps(args)}", "      verified: false"]
+    return "\n".join([*lines, "---"])
+
+
+def _about(known: Facts) -> str:
+    spec = known.spec
+    return f"A policy for `{_code(spec.env.name)}`, trained with {spec.agent.algorithm.name} by slm_lab (spec `{_code(spec.name)}`)."
+
+
+def _result(known: Facts) -> str:
+    if known.mean_return is None:
+        return "No episode had ended when the weights were saved, so that their return is not known."
+    value, error, over = known.mean_return
+    interval = f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
+    what = "mean return" if error is None else "mean return ± standard error of the mean"
+    lines = [f"**Return: {interval}** ({what}, over {over}, at frame {known.saved.get('frame', 0):,})."]
+    if "ckpt-best.pt" in known.source:
+        lines.append("The weights were selected by this return, so it tends to be higher than that of new episodes.")
+    return " ".join(lines)
+
+
+def _training(known: Facts) -> Iterator[tuple[str, str]]:
+    spec, start = known.spec, known.start
+    versions = start.get("versions") or package_versions()
+    yield "environment", f"`{_code(spec.env.name)}`"
+    yield "algorithm", spec.agent.algorithm.name
+    if "frame" in known.saved:
+        yield "frames", f"{known.saved['frame']:,} of {spec.env.max_frame:,} (env.max_frame)"
+    yield "random seed", f"{spec.meta.random_seed} (meta.random_seed); sessions: {spec.meta.max_session}"
+    yield "checkpoint", f"`{_code(known.source)}`"
+    yield "spec", f"`{_code(spec.name)}`, SHA-256 {known.digest}"
+    yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    for key in ("git", "began"):
+        if start.get(key):
+            yield key, f"`{_code(str(start[key]))}`"
+
+
+def _interface(known: Facts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
+    env = known.spec.env
+    yield "observation space", f"`{_code(str(agent.observation_space))}`"
+    yield "action space", f"`{_code(str(agent.action_space))}`"
+    if env.wrappers:
+        yield "wrappers", f"`{_code(', '.join(wrapper.name for wrapper in env.wrappers))}` (the spaces are those after the wrappers)"
+    if env.obs_keys:
+        yield "parts of the observation", f"`{_code(', '.join(env.obs_keys))}`"
+    yield "observation normaliser", _normalizer(agent)
+    if _is_recurrent(agent):
+        yield "hidden state", "that of the previous step; at the start of an episode None in `agent.act`, zeros in an exported file"
+
+
+def _is_recurrent(agent: LoadedAgent) -> bool:
+    return agent.policy.initial_state(1) is not None
+
+
+def _normalizer(agent: LoadedAgent) -> str:
+    obs = agent.normalizers.obs
+    if obs is None:
+        return "none"
+    statistics = "running mean and standard deviation of the training, then clipped" if obs.stats is not None else "clipped"
+    return f"{statistics} to ±{obs.clip:g}; part of the model: give it raw observations"
+
+
+def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
+    return "\n".join([f"## {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _use_named(name: str, is_recurrent: bool) -> str:
+    state = "state, " if is_recurrent else ""
+    return f"""```python
+from slm_lab import load_agent
+
+agent = load_agent("{name}")
+action, state = agent.act(obs, {state}deterministic=True)
+```
+
+```bash
+slm-lab enjoy@{name} --episodes 20
+```"""
+
+
+def _use_exported(exported: Exports) -> str:
+    rows = [f"| {name} | {form} |" for ports in (exported.inputs, exported.outputs) for name, form in ports.items()]
+    ports = "\n".join(["| input, output | |", "|---|---|", *rows])
+    names = ", ".join(f'"{name}": {name.replace(".", "_")}' for name in exported.inputs)
+    if exported.file.endswith(".onnx"):
+        lines = ["import onnxruntime", "", f'session = onnxruntime.InferenceSession("{exported.file}")']
+        lines.append(f"{', '.join(exported.outputs)} = session.run(None, {{{names}}})")
+    else:
+        lines = ["import torch", "", f'policy = torch.export.load("{exported.file}").module()']
+        lines.append(f"{', '.join(exported.outputs)} = policy({', '.join(name.replace('.', '_') for name in exported.inputs)})")
+    code = "\n".join(lines)
+    return f"`{exported.file}` needs no slm_lab:\n\n```python\n{code}\n```\n\n{ports}"
+
+
+def _env_id(spec: Spec) -> str:
+    return spec.env.name.rpartition(":")[2]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _code(text: str) -> str:
+    """Return text for `code` in a cell of a table."""
+    return re.sub(r"\s+", " ", text.replace("`", "'").replace("|", "\\|"))

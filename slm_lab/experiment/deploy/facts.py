@@ -1,0 +1,125 @@
+"""What is known about a trained policy from its spec and its checkpoint, for model cards and the list of models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from slm_lab.experiment.files import tensor_file
+from slm_lab.experiment.files.find import Training
+from slm_lab.experiment.files.named_model import model_names, models_dir, named_model
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.progress import estimate_number
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
+
+
+class Facts(NamedTuple):
+    """What is known about a trained policy."""
+
+    spec: Spec
+    digest: str
+    """First 16 hexadecimal digits of the SHA-256 of the saved spec without meta.run."""
+    saved: Mapping[str, Any]
+    """Entries of its checkpoint, see bundle.PLAYABLE."""
+    source: str
+    """Name of the run folder and of the checkpoint file."""
+    start: Mapping[str, Any]
+    """The record of the last start of the run (meta.run): versions, git, date."""
+
+    @property
+    def mean_return(self) -> tuple[float, float | None, str] | None:
+        """Mean return, its standard error, and the episodes that it is over; None if no episode had ended."""
+        value = self.saved.get("current_return")
+        if value is None:
+            return None
+        count, is_eval = self.saved["current_epi"], self.saved["mode"] == "eval"
+        over = f"{count} {'evaluation' if is_eval else 'training'} episode{'' if count == 1 else 's'}"
+        return float(value), self.saved.get("current_return_se"), f"{over}{'' if is_eval else ', with sampled actions'}"
+
+
+def facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) -> Facts:
+    """Return what is known about a policy. Args: saved: entries of its checkpoint. Raises SpecError or UserError for a damaged spec."""
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    name, body = read_saved_spec(training.spec_file)
+    starts = body.get("meta", {}).get("run") or [{}]
+    source = saved.get("source") or _source(training, checkpoint)
+    return Facts(spec, digest(name, body), saved, source, starts[-1] if isinstance(starts, list) else starts)
+
+
+def _source(training: Training, checkpoint: Location) -> str:
+    root = training.paths.root
+    folder = f"{root.parent.name}/{root.name}" if root.name == "confirm" else root.name
+    return f"{folder}/{checkpoint.name}{f', {training.name}' if training.name else ''}"
+
+
+def read_saved_spec(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the name and the body of the only spec in a file. Raises UserError."""
+    try:
+        ((name, body),) = json.loads(file.read_text(encoding="utf-8")).items()
+        return str(name), dict(body)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
+
+
+def digest(name: str, body: Mapping[str, Any]) -> str:
+    """Return the digest of a saved spec: of everything but the record of its starts."""
+    meta = {key: value for key, value in body.get("meta", {}).items() if key != "run"}
+    return hashlib.sha256(json.dumps({name: {**body, "meta": meta}}, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def list_models(data_dir: Path) -> list[dict[str, Any]]:
+    """Return one row per model: name, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest, folder.
+
+    The row of a model that cannot be read has `name`, `folder` and `problem`.
+    """
+    return [_row(name, data_dir) for name in model_names(data_dir)]
+
+
+def _row(name: str, data_dir: Path) -> dict[str, Any]:
+    folder = models_dir(data_dir) / name
+    try:
+        model = named_model(name, data_dir)
+        values = tensor_file.load_values(model.weights)
+        known = facts(Training(model), values, model.weights)
+    except (UserError, SpecError, OSError, tensor_file.TensorFileError) as error:
+        return {"name": name, "folder": str(folder), "problem": str(error).splitlines()[-1].strip()}
+    return {"name": name, **_facts_row(known, values), "policy": model.policy and model.policy.name, "folder": str(folder)}
+
+
+def _facts_row(known: Facts, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "env": known.spec.env.name,
+        "algorithm": known.spec.agent.algorithm.name,
+        "return": values.get("current_return"),
+        "standard_error": values.get("current_return_se"),
+        "episodes": values.get("current_epi"),
+        "mode": values.get("mode"),
+        "frames": values.get("frame"),
+        "registered": values.get("registered"),
+        "digest": known.digest,
+    }
+
+
+def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
+    """Return the models as lines of aligned columns."""
+    if not rows:
+        return f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"
+    cells = [["name", "env", "algorithm", "return", "frames", "date"]]
+    cells += [_cells(row) for row in rows if "problem" not in row]
+    widths = [max(len(row[column]) for row in cells) for column in range(6)]
+    lines = (
+        ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells] if len(cells) > 1 else []
+    )
+    return "\n".join([*lines, *(f"{row['name']}: {row['problem']}" for row in rows if "problem" in row)])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    value = "" if row["return"] is None else estimate_number(row["return"], row["standard_error"])
+    frames = "" if row["frames"] is None else f"{row['frames']:,}"
+    return [row["name"], row["env"].rpartition(":")[2], row["algorithm"], value, frames, str(row["registered"] or "")[:10]]

@@ -1,0 +1,137 @@
+"""Export with a model card, to a file or under a name."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+from slm_lab.experiment.deploy.card import Exports, model_card, write_card
+from slm_lab.experiment.deploy.export import POLICIES, Exported, Format, check_packages, export_agent, export_training, format_of
+from slm_lab.experiment.deploy.facts import facts, read_saved_spec
+from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
+from slm_lab.experiment.files import tensor_file
+from slm_lab.experiment.files.find import CheckpointName, Choice, Training, find_training
+from slm_lab.experiment.files.named_model import (
+    CARD,
+    SPEC,
+    WEIGHTS,
+    ModelPaths,
+    check_free,
+    models_dir,
+    new_model,
+)
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.log import notice
+
+_PRIVATE = ("command", "host", "checkpoints")
+"""Entries of meta.run that are not copied to a model, which may be published: they name a machine, its folders and users."""
+
+
+def export(
+    folder: str | Path,
+    format: Format | None = None,
+    out: str | Path | None = None,
+    which: CheckpointName = "best",
+    session: int | None = None,
+    *,
+    name: str | None = None,
+    replace: bool = False,
+    trial: int | None = None,
+    entry: str | None = None,
+    env: str | None = None,
+    seed: int | None = None,
+) -> Exported:
+    """Export the policy of a checkpoint to a file with a model card beside it, or under a name.
+
+    Args:
+        folder, which, session, trial, entry, env, seed: as in `load_agent`.
+        format, out: as in `export_training`.
+        name: register the policy as data/models/{name}, which `load_agent` accepts, see `register`; excludes `out`.
+        replace: replace an existing model of this name.
+
+    Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
+    """
+    data_dir = Path("data")
+    training = find_training(folder, None, data_dir, Choice(trial, entry, env, seed))
+    if name is None:
+        return export_with_card(training, format, None if out is None else Path(out), which, session)
+    if out is not None:
+        raise UserError(
+            f"out={str(out)!r} has no effect with name={name!r}: the file is written to the folder of the model; remove one of them"
+        )
+    return register(training, name, data_dir, format, which, session, replace=replace)
+
+
+def export_with_card(
+    training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
+) -> Exported:
+    """Export as `export_training` does, and write a model card beside the file: its name with the suffix .md.
+
+    A card that was edited, or another file of that name, stays as it is, with a notice.
+    """
+    done, agent = export_training(training, format, out, which, session)
+    if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
+        return done  # the folder has a card
+    card = done.path.with_suffix(".md")
+    text = model_card(done.path.stem, facts(training, agent.saved, agent.path), agent, _exports(done), is_named=False)
+    return done._replace(card=card if write_card(card, text) else None)
+
+
+def register(
+    training: Training,
+    name: str,
+    data_dir: Path,
+    format: Format | None = None,
+    which: CheckpointName = "best",
+    session: int | None = None,
+    *,
+    replace: bool = False,
+) -> Exported:
+    """Export a policy under a name: write weights, spec, exported policy and model card to a folder below `data_dir`/models.
+
+    A policy that cannot be exported is registered without an exported file, with a notice; the result then has the path of the weights.
+    Raises UserError if the name cannot be used, or if there is no usable checkpoint; nothing is written then.
+    """
+    check_free(name, data_dir, replace)
+    agent = load_trained(training, which, session)
+    known = facts(training, agent.saved, agent.path)
+    folder = models_dir(data_dir) / name
+    try:
+        with new_model(name, data_dir, replace) as temporary:
+            about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
+            tensor_file.save(temporary / WEIGHTS, {**agent.saved, **about})
+            replace_file(temporary / SPEC, _public_spec(training.spec_file))
+            done = _exported(agent, format, temporary)
+            exports = None if done.path.name == WEIGHTS else _exports(done)
+            replace_file(temporary / CARD, model_card(name, known, agent, exports, is_named=True).encode())
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
+    return done._replace(path=folder / done.path.name, card=folder / CARD)
+
+
+def _exported(agent: LoadedAgent, format: Format | None, folder: Path) -> Exported:
+    """Export to the folder of a model. A failure is an error if the user chose the format, else a notice."""
+    chosen = format_of(None, format)
+    try:
+        check_packages(chosen)
+        return export_agent(agent, chosen, folder / POLICIES[chosen])
+    except UserError as error:
+        if format is not None:
+            raise
+        notice(f"the model has no exported file: {error}")
+        return Exported(folder / WEIGHTS, agent.path, agent.description, {}, {}, 0.0, 0.0)
+
+
+def _exports(done: Exported) -> Exports:
+    return Exports(done.path.name, done.inputs, done.outputs)
+
+
+def _public_spec(file: Path) -> bytes:
+    """Return the saved spec without the entries of meta.run that name a machine or a person's folders."""
+    name, body = read_saved_spec(file)
+    meta = dict(body.get("meta", {}))
+    if isinstance(starts := meta.get("run"), list):
+        meta["run"] = [{key: value for key, value in start.items() if key not in _PRIVATE} for start in starts]
+    return (json.dumps({name: {**body, "meta": meta}}, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,159 @@
+"""Named models: policies that were exported under a name.
+
+models/{name}/         below the data folder
+  model.safetensors    weights, statistics of the observation normaliser, spaces, and the header of the checkpoint
+  spec.json            the spec that was trained
+  policy.onnx          the exported policy (policy.pt2: for torch.export.load)
+  README.md            the model card
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from uuid import uuid4
+
+from slm_lab.experiment.files.paths import DataMode, FileIn, RunPaths, run_paths_in, study_in
+from slm_lab.experiment.files.storage import Location
+from slm_lab.experiment.files.tensor_file import SUFFIX
+from slm_lab.experiment.plan import UserError
+from slm_lab.spec.load.files import spec_names
+from slm_lab.spec.report import nearest
+
+WEIGHTS, SPEC, CARD = f"model{SUFFIX}", "spec.json", "README.md"
+POLICIES = ("policy.onnx", "policy.pt2")
+FILES = (WEIGHTS, SPEC, *POLICIES, CARD)
+"""Names of all files of a model."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+@dataclass(frozen=True)
+class ModelPaths(RunPaths):
+    """The files of a named model, read like those of a run with one session and one checkpoint."""
+
+    spec = FileIn(SPEC)
+    model_dir = FileIn("")
+    weights = FileIn(WEIGHTS)
+    card = FileIn(CARD)
+
+    @cached_property
+    def checkpoint_dir(self) -> Location:
+        return self.root
+
+    def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
+        """The weights; a path that does not exist for another session or checkpoint than the only one."""
+        return self.weights if (s, which) == (0, "best") else self.root / f"s{s}_{which}{SUFFIX}"
+
+    def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
+        return [0]
+
+    @property
+    def holds_trials(self) -> bool:
+        return False
+
+    @property
+    def policy(self) -> Path | None:
+        """The exported policy, if there is one."""
+        return next((self.root / name for name in POLICIES if (self.root / name).is_file()), None)
+
+
+def models_dir(data_dir: Path) -> Path:
+    return data_dir / "models"
+
+
+def model_in(folder: Path) -> ModelPaths | None:
+    """Return the paths of the model in a folder; None if it is not the folder of a model. Raises SpecError for a damaged spec."""
+    if not all((folder / name).is_file() for name in (WEIGHTS, SPEC)):
+        return None
+    return ModelPaths(folder, spec_names(folder / SPEC)[0])
+
+
+def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
+    """Return the model in a folder, or the model with a name. The folder of a run, search or study takes precedence over a name."""
+    for folder in (Path(where), data_dir / where):
+        if (model := model_in(folder)) is not None:
+            return model
+        if run_paths_in(folder) or study_in(folder):
+            return None
+    return model_in(models_dir(data_dir) / where)
+
+
+def model_names(data_dir: Path) -> list[str]:
+    """Return the names of all models, sorted."""
+    with suppress(OSError):
+        return sorted(path.name for path in models_dir(data_dir).iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+    return []
+
+
+def near_model(where: str, data_dir: Path) -> str:
+    """Return "; did you mean …?" for the nearest name of a model, or ""."""
+    return nearest(where, model_names(data_dir))
+
+
+def named_model(name: str, data_dir: Path) -> ModelPaths:
+    """Return the model with a name. Raises UserError if there is none."""
+    check_name(name)
+    if (model := model_in(models_dir(data_dir) / name)) is None:
+        raise UserError(f"no model '{name}' in {models_dir(data_dir)}{near_model(name, data_dir)}; slm-lab models lists them")
+    return model
+
+
+def check_name(name: str) -> None:
+    """Raise UserError if a model cannot have this name."""
+    if not _NAME.fullmatch(name) or ".." in name or name == "latest":
+        rule = "expected letters, digits, '.', '_' and '-', at most 96, the first a letter or digit, without '..'; 'latest' is reserved"
+        raise UserError(f"invalid name of a model {name!r}; {rule}")
+
+
+def check_free(name: str, data_dir: Path, replace: bool) -> None:
+    """Raise UserError if a new model cannot get this name."""
+    check_name(name)
+    if run_paths_in(data_dir / name) or study_in(data_dir / name):
+        raise UserError(f"the name '{name}' is taken: {data_dir / name} is a folder of results, which takes precedence over a name")
+    if (models_dir(data_dir) / name).exists() and not replace:
+        raise UserError(f"the model '{name}' exists in {models_dir(data_dir)}; choose another name, or replace it (--replace)")
+
+
+@contextmanager
+def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
+    """Yield a temporary folder, which becomes the model `name` if the block succeeds and is deleted otherwise.
+
+    Args: replace: replace an existing model; files in its folder that are not those of a model are kept.
+
+    Raises UserError if the name cannot be used; OSError.
+    """
+    check_free(name, data_dir, replace)
+    folder = models_dir(data_dir) / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{uuid4().hex}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        if replace and folder.exists():
+            _replace(folder, temporary)
+        else:
+            temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace(folder: Path, new: Path) -> None:
+    """Replace the folder of a model; if this fails, the old one stays."""
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    folder.rename(old)
+    try:
+        new.rename(folder)
+    except BaseException:
+        old.rename(folder)
+        raise
+    for path in old.iterdir():
+        if path.name not in FILES:
+            os.replace(path, folder / path.name)
+    shutil.rmtree(old, ignore_errors=True)

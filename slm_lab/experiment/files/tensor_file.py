@@ -1,0 +1,170 @@
+"""Nested dicts of tensors and plain values as a safetensors file, which can be read without unpickling anything.
+
+Format: https://huggingface.co/docs/safetensors: the size of the header (8 bytes, little-endian), the header (JSON: name of each tensor →
+dtype, shape, offsets), and the bytes of the tensors. The plain values, and the places of the tensors between them, are JSON in the
+header's "__metadata__".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slm_lab.lib.files import replace_file, with_checksum, without_checksum
+
+if TYPE_CHECKING:
+    import torch
+
+SUFFIX = ".safetensors"
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+"""Type in the file → type of torch."""
+_LARGEST_HEADER = 2**24
+_TENSOR = "$tensor"
+"""Key of a dict that stands for the tensor with this name."""
+
+
+class TensorFileError(ValueError):
+    """A file is damaged or has another format; the message completes a sentence that begins with its name."""
+
+
+def save(path: Path, tree: Mapping[str, Any]) -> None:
+    """Write nested dicts and lists of tensors and JSON values to `path` atomically. Raises OSError and leaves `path` unchanged."""
+    tensors: dict[str, torch.Tensor] = {}
+    values = _taken_out(tree, "", tensors)
+    table, content, at = dict[str, Any](), [], 0
+    for name, tensor in tensors.items():
+        data = _bytes_of(tensor)
+        table[name] = {"dtype": _name_of(tensor), "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
+        content.append(data)
+        at += len(data)
+    body = b"".join(content)
+    values = with_checksum({"tree": values, "tensors_crc32": _crc(table, body)})
+    header = json.dumps({"__metadata__": {"slm_lab": json.dumps(values)}, **table}).encode()
+    header += b" " * (-len(header) % 8)
+    replace_file(path, struct.pack("<Q", len(header)) + header + body, sync=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read what `save` wrote; every byte is checked first. Raises TensorFileError or OSError."""
+    data = path.read_bytes()
+    header = _header(data[:8], data[8:], len(data))
+    table = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    values, size = _values(header), struct.unpack("<Q", data[:8])[0]
+    body = memoryview(data)[8 + size :]
+    if values.get("tensors_crc32") != _crc(table, body):
+        raise TensorFileError("is damaged: its tensors do not match their checksum (CRC-32)")
+    tensors = {name: _tensor(name, entry, body) for name, entry in table.items()}
+    return dict(_put_back(values["tree"], tensors))
+
+
+def load_values(path: Path) -> dict[str, Any]:
+    """Read the values that are not tensors (tensors are {"$tensor": name}). Raises TensorFileError or OSError."""
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        size = min(_size(prefix), _LARGEST_HEADER)
+        return dict(_values(_header(prefix, file.read(size), path.stat().st_size))["tree"])
+
+
+def _taken_out(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the tree with its tensors replaced by their names, and add them to `tensors`."""
+    match tree:
+        case dict():
+            return {key: _taken_out(value, f"{path}.{key}" if path else str(key), tensors) for key, value in tree.items()}
+        case list() | tuple():
+            return [_taken_out(value, f"{path}.{index}", tensors) for index, value in enumerate(tree)]
+        case None | bool() | int() | float() | str():
+            return tree
+    tensors[path] = tree
+    return {_TENSOR: path}
+
+
+def _put_back(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    match tree:
+        case {"$tensor": str(name)}:
+            if name not in tensors:
+                raise TensorFileError(f"is damaged: it has no tensor '{name}'")
+            return tensors[name]
+        case dict():
+            return {key: _put_back(value, tensors) for key, value in tree.items()}
+        case list():
+            return [_put_back(value, tensors) for value in tree]
+    return tree
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _name_of(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return next(name for name, known in _DTYPES.items() if known == dtype)
+
+
+def _tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
+    import torch
+
+    match entry:
+        case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if kind in _DTYPES:
+            dtype: torch.dtype = getattr(torch, _DTYPES[kind])
+            counts = all(isinstance(size, int) and size >= 0 for size in shape)
+            if counts and 0 <= begin <= end <= len(body) and end - begin == math.prod(shape) * dtype.itemsize:
+                flat = torch.frombuffer(bytearray(body[begin:end]), dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
+                return flat.reshape(shape)
+    raise TensorFileError(f"is damaged: the entry of its tensor '{name}' is invalid")
+
+
+def _size(prefix: bytes) -> int:
+    """Return the size of the header."""
+    if len(prefix) < 8:
+        raise TensorFileError("is no safetensors file: it has fewer than 8 bytes")
+    size: int = struct.unpack("<Q", prefix)[0]
+    return size
+
+
+def _header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
+    size = _size(prefix)
+    if size > min(_LARGEST_HEADER, total - 8):
+        raise TensorFileError(f"is no safetensors file: its header would have {size:,} bytes")
+    try:
+        header = json.loads(rest[:size])
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise TensorFileError("is no safetensors file: its header is not a JSON object")
+    return header
+
+
+def _values(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `save` wrote beside the tensors."""
+    try:
+        content = json.loads(header["__metadata__"]["slm_lab"])
+        values = without_checksum({"crc32": None, **content})  # raises an error for a content without checksum
+    except (KeyError, TypeError):
+        raise TensorFileError("was not written by slm_lab") from None
+    except (ValueError, RecursionError, AttributeError):
+        raise TensorFileError("is damaged: its header does not match its checksum (CRC-32)") from None
+    if not isinstance(values.get("tree"), dict):
+        raise TensorFileError("was not written by slm_lab")
+    return values
+
+
+def _crc(table: Mapping[str, Any], body: bytes | memoryview) -> int:
+    return zlib.crc32(body, zlib.crc32(json.dumps(table).encode()))

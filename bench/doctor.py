@@ -110,7 +110,7 @@ FAULTS = {
     ),
     "discount factor of 0": Training(*DEMO, (SHORT, f"{ALGORITHM}.gamma=0"), ("discount",)),
     "rewards × 1,000": Training(*DEMO, (SHORT, _wrapped("LargeRewards")), ("reward_scale",)),
-    "observations × 1,000": Training(*DEMO, (SHORT, _wrapped("LargeObservations")), ("observation_scale",)),
+    "observations × 1,000": Training(*DEMO, (SHORT, _wrapped("LargeObservations"), "env.normalize_obs=false"), ("observation_scale",)),
     "time limit reported as termination": Training(*DEMO, (SHORT, _wrapped("TerminatedAtLimit")), ("truncation",)),
     "time limit of 5 steps": Training(*DEMO, (SHORT, "env.max_t=5"), ("time_limit",)),
     "one seed, 600 frames": Training(*DEMO, ("env.max_frame=600", "meta.log_frequency=100"), ("episodes", "seeds")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,6 +147,15 @@ def concerns(condition: bool, reason: str) -> None:
         raise NotApplicable(reason)
 
 
+@contextmanager
+def _of_checkpoint(what: str) -> Iterator[None]:
+    """Raise NotMeasured if the part of a checkpoint that is read does not have the usual form."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        raise NotMeasured(f"the last checkpoint has no {what}") from None
+
+
 class Session:
     """One independent training: its table, and its last checkpoint."""
 
@@ -245,9 +254,11 @@ class Session:
     @property
     def policy(self) -> Mapping[str, Any]:
         """The state of this policy in the checkpoint."""
-        policies = self.checkpoint.get("policies") or [{}]
-        own: Mapping[str, Any] = policies[max(self.index, 0) % len(policies)]
-        return own
+        checkpoint = self.checkpoint
+        with _of_checkpoint("policies"):
+            policies = checkpoint["policies"]
+            own: Mapping[str, Any] = policies[max(self.index, 0) % len(policies)]
+            return own
 
     @property
     def acts_continuously(self) -> bool:
@@ -262,17 +273,16 @@ class Session:
 
         These are the observations that the net receives, after normalisation. Raises NotMeasured if the envs cannot be saved.
         """
-        source = self.checkpoint.get("source")
-        opened = source.get("open") if isinstance(source, dict) else None
-        require(isinstance(opened, dict) and "obs" in opened, "the last checkpoint has no observations (the envs cannot be saved)")
-        assert isinstance(opened, dict)
-        storages: dict[str, dict[str, Any]] = opened.get("rollout") or {}
-        slabs = next((storage["slabs"] for storage in storages.values()), None)
-        if slabs is None or not len(slabs["valid"]):
+        checkpoint = self.checkpoint
+        with _of_checkpoint("observations (the envs cannot be saved)"):
+            opened = checkpoint["source"]["open"]
+            slabs = next((storage["slabs"] for storage in opened["rollout"].values()), None)
+            if slabs is not None and len(slabs["valid"]):
+                valid_TN = slabs["valid"].numpy()
+                steps = {name: slabs[name].numpy()[: len(valid_TN)][valid_TN] for name in ("obs", "action", "reward")}
+                if len(steps["obs"]):
+                    return steps
             return {"obs": opened["obs"].numpy()}
-        valid_TN = slabs["valid"].numpy()
-        steps = {name: slabs[name].numpy()[: len(valid_TN)][valid_TN] for name in ("obs", "action", "reward")}
-        return steps if len(steps["obs"]) else {"obs": opened["obs"].numpy()}
 
     def unused_units(self) -> Iterator[tuple[str, float]]:
         """Yield the name of each hidden layer of the policy's net, and the share of its units that receive no gradient.
@@ -291,16 +301,17 @@ class Session:
 
     def _squares(self) -> dict[str, np.ndarray]:
         """Return the moving averages of squared gradients by parameter. Raises NotMeasured if they are unknown."""
-        algorithm = self.policy.get("agent", {}).get("algorithm", {})
-        trainer = algorithm.get("actor_trainer") or algorithm.get("trainer") or {}
-        vectors = [one.get("second", one.get("square")) for one in trainer.get("optimizers", ())]
-        missing = "the last checkpoint has no averages of squared gradients (Adam or RMSprop of a net that is not shared)"
-        require(bool(vectors) and all(vector is not None for vector in vectors), missing)
-        flat, param = np.concatenate([vector.numpy().ravel() for vector in vectors]), trainer["param"].numpy()
-        named, begin = dict[str, np.ndarray](), 0
-        for name, weight in self.policy.get("weights", {}).items():
-            end = begin + weight.numel()
-            if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # else a buffer, which is not in the vector
-                named[name], begin = flat[begin:end].reshape(tuple(weight.shape)), end
-        require(begin == len(flat), missing)
-        return named
+        policy = self.policy
+        with _of_checkpoint("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
+            algorithm = policy["agent"]["algorithm"]
+            trainer = algorithm.get("actor_trainer") or algorithm["trainer"]
+            averages = [one["second"] if "second" in one else one["square"] for one in trainer["optimizers"]]
+            flat, param = np.concatenate([average.numpy().ravel() for average in averages]), trainer["param"].numpy()
+            named, begin = dict[str, np.ndarray](), 0
+            for name, weight in policy["weights"].items():
+                end = begin + weight.numel()
+                if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # else a buffer, which is not in the vector
+                    named[name], begin = flat[begin:end].reshape(tuple(weight.shape)), end
+            if begin != len(flat):
+                raise ValueError
+            return named

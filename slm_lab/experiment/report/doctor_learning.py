@@ -219,15 +219,14 @@ def dead_units(session: Session) -> Finding | None:
 
 
 def critic(session: Session) -> Finding | None:
-    """The critic never predicts returns better than a constant: the explained variance is below 0.05 in nine of ten rows of each half.
+    """The critic is no better than a constant, and the return is poor: explained variance below 0.05 in nine of ten rows of each half.
 
-    One half is not enough: once a task is solved, the returns of a rollout are nearly equal and the explained variance has no meaning.
-    Schulman, Nuts and Bolts of Deep RL (2016): an explained variance of 0 or less means that the critic only adds noise.
+    One half is not enough, nor is a low value in itself: in rollouts of a few steps, and once a task is solved, returns are nearly equal
+    and the explained variance has no meaning. Schulman, Nuts and Bolts of Deep RL (2016): a critic at 0 or less only adds noise.
     """
     explained = session.column("explained_variance")
-    session.require_progress()
     best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.late("explained_variance").quantile(0.9))
-    if best > MIN_EXPLAINED:
+    if best > MIN_EXPLAINED or not is_poor(session):
         return None
     key = "agent.algorithm.val_loss_coef"
     shared = bool(session.case.setting("agent.net.shared"))

@@ -186,6 +186,7 @@ def policy_lag(session: Session) -> Finding | None:
     Espeholt et al. 2018 (arXiv:1802.01561): returns fall with policy lag, less so with V-trace; Petrenko et al. 2020 (arXiv:2006.11751).
     """
     case, lag = session.case, session.late("lag_mean")
+    concerns(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
     per_dataset = case.number("meta.sampler.num_batches_per_epoch", 1.0) * case.number("agent.algorithm.training_epoch", 1.0)
     masked = session.late("lag_masked").median
     if lag.median <= MAX_LAG * per_dataset and masked < 0.1:

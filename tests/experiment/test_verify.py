@@ -295,6 +295,19 @@ def test_parts_that_differ() -> None:
     assert differing_parts({"a": torch.tensor(0.0)}, {"a": torch.tensor(-0.0)}) == [("a", 0.0)], "not the same byte"
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        *(torch.tensor(1.5), torch.tensor(1.5).expand(1), torch.zeros(0), torch.ones(2, 3).T, torch.tensor([True, False])),
+        *(torch.ones(3, dtype=torch.bfloat16), torch.arange(6).reshape(1, 2, 3), torch.ones(4)[::2], torch.tensor([2.0]).expand(3)),
+    ],
+)
+def test_tensors_of_every_layout(tensor: torch.Tensor) -> None:
+    assert differing_parts({"a": tensor}, {"a": tensor.clone()}) == []
+    differ = differing_parts({"a": tensor}, {"a": torch.zeros_like(tensor)})
+    assert [part.name for part in differ] == ["a"] * (tensor.numel() > 0)
+
+
 def test_exit_codes_and_json(run: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["verify", str(run.root), "--to", "90", "--json"]
     assert cli.main(line) == 0

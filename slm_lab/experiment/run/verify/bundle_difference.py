@@ -55,8 +55,16 @@ def _same(one: Any, other: Any) -> bool:
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         alike = (one.shape, one.dtype) == (other.shape, other.dtype)
-        return alike and bool(one.contiguous().view(-1).view(torch.uint8).equal(other.contiguous().view(-1).view(torch.uint8)))
+        return alike and bool(_bytes(one).equal(_bytes(other)))
     return type(one) is type(other) and (one == other or (one != one and other != other))
+
+
+def _bytes(tensor: Any) -> Any:
+    """Return a contiguous view of a tensor's bytes."""
+    import torch
+
+    flat = tensor.contiguous()  # the stride of an axis of length 1 may be 0 nevertheless
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
 def _largest(one: Any, other: Any) -> float | None:

@@ -151,18 +151,12 @@ def verify(
     Raises UserError if the run cannot be verified: its training is not deterministic, or there are no two checkpoints to train between.
     """
     paths, run = training.paths, Run(training.paths, training.trial)
-    if in_use(paths.lock):
-        raise UserError(f"{paths.root} is in use by a process that trains it; wait until it ends")
-    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
-    if (why := _not_deterministic(spec, training, device)) is not None:
-        raise UserError(f"{paths.root} cannot be verified: {why}")
-    if not 0 <= session < spec.meta.max_session:
-        raise UserError(f"session {session}: the sessions of {paths.root} are 0 to {spec.meta.max_session - 1}")
+    spec = _checked_spec(training, session, device)
     files = session_files(paths, session, training.trial)
     if spec.meta.distributed:  # its arrays are in another file, of which only the last is kept
         files = replace(files, previous=None)
     result = Verification(paths.root, session, training.name, machine=_machine(run.starts[-1]))
-    result.findings += [Finding("file", text.partition(" is ")[0], text.partition(" ")[2]) for text in files.damaged]
+    result.findings += [Finding("file", file, f"is {problem}") for file, _, problem in (text.partition(" is ") for text in files.damaged)]
     result.findings += _changed_keys(spec, files, run, training.spec_file.name)
     if result.findings:
         return result
@@ -181,6 +175,19 @@ def verify(
         _compare(result, again, copy)
     result.findings += changed
     return result
+
+
+def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
+    """Return the saved spec. Raises UserError if the run is being trained, cannot be verified, or has no such Session."""
+    root = training.paths.root
+    if in_use(training.paths.lock):
+        raise UserError(f"{root} is in use by a process that trains it; wait until it ends")
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    if (why := _not_deterministic(spec, training, device)) is not None:
+        raise UserError(f"{root} cannot be verified: {why}")
+    if not 0 <= session < spec.meta.max_session:
+        raise UserError(f"session {session}: the sessions of {root} are 0 to {spec.meta.max_session - 1}")
+    return spec
 
 
 def _not_deterministic(spec: Spec, training: Training, device: str | None) -> str | None:

@@ -52,6 +52,7 @@ COMMANDS = {
         "compare RUN RUN ... [--by COLUMN] [--metric COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
         ("data_dir", "by", "metric", "solve", "label", "out"),
     ),
+    "report": Command("slm_lab.cli.results:report", "report {folder | latest} [options]", ("data_dir", "trial", "entry", "env", "seed")),
     "retro_analyze": Command("slm_lab.cli.results:retro_analyze", "retro_analyze {RUN ... | latest}", ("data_dir",)),
     "list": Command(
         "slm_lab.cli.list_names:list_names", "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]", ("search",)
@@ -88,6 +89,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   export   write the policy of a run as an ONNX or torch.export file
   compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
            runs of one spec, or with the same --label, are seeds of one curve
+  report   write report.html of a run, search or study again, also while it runs
   retro_analyze
            rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
   list     list what there is: specs, algorithms, nets, memories, envs
@@ -218,9 +220,9 @@ def make_parser() -> argparse.ArgumentParser:
     flag("--video", "enjoy: record one env as an MP4 file in the run folder")
     value("--checkpoint", "WHICH", "enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)")
     value("--session", "N", "enjoy, export: session of the checkpoint (default: the best one)")
-    value("--trial", "N", "enjoy, export: trial of a search (default: the best one, of the confirmed ones if there are any)")
-    value("--entry", "LABEL", "enjoy, export: entry of a study (default: that of the best run)")
-    value("--seed", "N", "enjoy, export: random_seed of the run of a study (default: that of the best run)")
+    value("--trial", "N", "enjoy, export, report: trial of a search (default: the best one, of the confirmed ones if there are any)")
+    value("--entry", "LABEL", "enjoy, export, report: entry of a study (default: that of the best run)")
+    value("--seed", "N", "enjoy, export, report: random_seed of the run of a study (default: that of the best run)")
     value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
     value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
     value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: current_return)")
@@ -228,7 +230,7 @@ def make_parser() -> argparse.ArgumentParser:
     repeatable("--label", metavar="NAME", text="compare: name of each RUN, in order")
     value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
-    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export: env of the run of a study")
+    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export, report: env of the run of a study")
     value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser

@@ -48,7 +48,8 @@ def script_size() -> int:
 def _script() -> Path:
     """Return the file of the script; plotly is not imported."""
     plotly = find_spec("plotly")
-    assert plotly is not None and plotly.origin is not None
+    assert plotly is not None
+    assert plotly.origin is not None
     return Path(plotly.origin).parent / "package_data" / "plotly.min.js"
 
 

@@ -168,13 +168,14 @@ const SLMReport = (() => {
   const axisStyle = () => ({gridcolor: style("--grid"), linecolor: style("--soft"), tickcolor: style("--soft"), zeroline: false,
     ticks: "outside", automargin: true});
   const layoutOf = (height, xTitle, yTitle) => ({
-    height, margin: {l: 58, r: 14, t: 10, b: 44}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    height, margin: {l: 58, r: 26, t: 10, b: 44}, modebar: {bgcolor: "rgba(0,0,0,0)", color: style("--soft"), activecolor: style("--ink")}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: {family: "system-ui, Helvetica, Arial, sans-serif", size: 12, color: style("--ink")},
     hovermode: "x unified", hoverlabel: {bgcolor: style("--card"), bordercolor: style("--soft"), font: {color: style("--ink")}},
     xaxis: {...axisStyle(), title: {text: plain(xTitle), standoff: 6}, separatethousands: true, exponentformat: "none", rangemode: "tozero",
       nticks: innerWidth < 600 ? 4 : 8},
     yaxis: {...axisStyle(), title: {text: plain(yTitle), standoff: 6}, exponentformat: "power"}});
-  const CONFIG = {displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "sendDataToCloud"]};
+  const CONFIG = {displaylogo: false, responsive: true, displayModeBar: false};
+  const WITH_BUTTONS = {...CONFIG, displayModeBar: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]]};
 
   const axisLabel = (view, panel) => panel.mode === "trial" ? "frames"
     : ((view.data.axes || []).find((axis) => axis.column === view.state.axis) || {label: "frames"}).label;
@@ -183,8 +184,15 @@ const SLMReport = (() => {
     const traces = tracesOf(view, panel);
     const layout = layoutOf(panel.height || 230, axisLabel(view, panel), panel.unit || "");
     if (panel.main) decorate(view, panel, traces, layout);
+    if (panel.core) layout.yaxis.range = coreRange(traces);
     if (printing) layout.width = panel.main ? PRINT_WIDTH : PRINT_WIDTH / 2 - 20;
-    Plotly.react(node, traces, layout, CONFIG);
+    Plotly.react(node, traces, layout, panel.main && innerWidth >= 600 ? WITH_BUTTONS : CONFIG);
+  };
+  const coreRange = (traces) => {  // of most values, since early quotients of small sums may have another order of magnitude
+    const values = traces.flatMap((trace) => trace.y).sort((one, other) => one - other);
+    const [low, high] = [0.15, 0.85].map((share) => values[Math.floor(share * (values.length - 1))]);
+    const most = high - low || Math.abs(high) || 1, at = (value) => Math.min(Math.max(value, 2 * low - high), 2 * high - low);
+    return values.length ? [at(values[0]) - 0.1 * most, at(values[values.length - 1]) + 0.1 * most] : null;
   };
 
   const decorate = (view, panel, traces, layout) => {  // reference levels, and events on the time axis

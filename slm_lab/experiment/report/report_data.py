@@ -21,7 +21,7 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
     returns     [{column, label}]                           the returns to choose from, the first by default
     bounds      [low, high]                                 the possible returns, null if unknown
     levels      [{value, label}]                            horizontal lines in the graph of the return
-    panels      [{group, title, unit, mode, note, columns: [{column, label}]}]
+    panels      [{group, title, unit, mode, note, core, columns: [{column, label}]}]    core: show the range of most values
     thinned     rows per point, at most
     events      [{frame, seconds, line, kind, text}]        notices, restarts and failures on the time axis
     metrics     {columns, rows, note}
@@ -36,6 +36,7 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -63,7 +64,7 @@ from slm_lab.experiment.report.report_events import trial_events
 from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, settings_of
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
 from slm_lab.experiment.report.sampler import bottleneck
-from slm_lab.experiment.report.seed_differences import common_level, differences, reached
+from slm_lab.experiment.report.seed_differences import common_level, differences, reached, rounded
 from slm_lab.experiment.report.trial_figures import common_strengths
 from slm_lab.experiment.training.observers.base import info_column
 from slm_lab.spec.models.env import EnvSpec
@@ -88,10 +89,10 @@ _AXES = {
     "wall_t": "seconds of training",
 }
 _RETURNS = {
-    "current_return": "current return: mean of the episodes that ended recently",
-    "total_reward": "window of the last 100 episodes (total_reward of SLM Lab)",
-    "total_reward_ma": "moving average of total_reward over 100 rows (total_reward_ma of SLM Lab)",
-    "return_new": "episodes that ended since the row before",
+    "current_return": "current return (recent episodes)",
+    "total_reward": "last 100 episodes (total_reward)",
+    "total_reward_ma": "moving average, 100 rows (total_reward_ma)",
+    "return_new": "new episodes of each row",
 }
 
 
@@ -104,6 +105,7 @@ class PanelSpec(NamedTuple):
     note: str = ""
 
 
+_SLM_LAB = "Metrics of SLM Lab"
 _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
     "Policy": (
         PanelSpec("Entropy of the policy", "nats", ("entropy",), "0: the policy always takes the same action"),
@@ -143,7 +145,7 @@ _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
         PanelSpec("Speed", "frames per second", ("fps",)),
         PanelSpec("Where the time goes", "busy share", ("rollout_busy", "inference_busy", "learner_busy")),
     ),
-    "Metrics of SLM Lab": (
+    _SLM_LAB: (
         PanelSpec("Strength", "return above random", ("strength",)),
         PanelSpec("Sample efficiency", "1 / frame", ("sample_efficiency",)),
         PanelSpec("Training efficiency", "1 / gradient step", ("training_efficiency",)),
@@ -196,7 +198,7 @@ def report_data(run: Run) -> dict[str, Any]:
         "version": VERSION,
         "kind": "trial",
         "title": f"{run.name}{f', trial {run.trial}' if run.trial else ''}",
-        "subtitle": f"{trial.algorithm} in {run.env}",
+        "subtitle": f"{trial.algorithm} in {run.env}{', mode dev' * (run.mode == 'dev')}",
         "folder": run.paths.root.name,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "status": run.status,
@@ -279,16 +281,8 @@ class _Trial:
     # ---- summary
 
     def facts(self) -> list[dict[str, Any]]:
-        found = [self._return(), self._frames(), self._time(), *self._bottleneck()]
-        return [_fact("status", *self._status()), *filter(None, found), _fact("seeds", *self._seeds())]
-
-    def _status(self) -> tuple[str, str]:
-        counts: dict[str, int] = {}
-        for status in self.run.sessions.values():
-            counts[status] = counts.get(status, 0) + 1
-        parts = [f"{count} {status}" for status, count in counts.items()]
-        mode = "; mode dev" if self.run.mode == "dev" else ""
-        return self.run.status, (f"sessions: {', '.join(parts)}" if len(counts) > 1 else "") + mode
+        found = [self._return(), self._frames(), self._time(), *self._bottleneck(), self._sessions()]
+        return [*filter(None, found)]
 
     def _return(self) -> dict[str, Any] | None:
         found = mean_current_return({index: self.returns(index) for index in self.seeds}, self.run.policies)
@@ -318,7 +312,7 @@ class _Trial:
         speed, seconds = sum(frame / time for frame, time in known) / len(known), max(time for _, time in known)
         left = self._left(speed)
         each = " per session" if len(known) > 1 else ""
-        return _fact("time", duration(seconds), f"{number(float(f'{speed:.3g}'))} frames/s{each}{left}")
+        return _fact("time", duration(seconds), f"{float(f'{speed:.3g}'):,.0f} frames/s{each}{left}")
 
     def _left(self, speed: float) -> str:
         planned = self.run.spec.get("env", {}).get("max_frame")
@@ -334,16 +328,18 @@ class _Trial:
         role, busy = found
         return [_fact("bottleneck", role, ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items()))]
 
-    def _seeds(self) -> tuple[str, str]:
-        starts = self.run.spec.get("meta", {})
-        seed = starts.get("random_seed")
-        count = len({index // self.run.policies for index in self.train})
-        note = f"random_seed {seed}" + ("; one seed shows little: meta.max_session=4 trains four" if len(self.seeds) == 1 else "")
-        return f"{count} session{'s' * (count != 1)}", note
+    def _sessions(self) -> dict[str, Any]:
+        counts = Counter(self.run.sessions.values())
+        total = sum(counts.values())
+        notes = [f"{count} {status}" for status, count in counts.items()] if len(counts) > 1 else []
+        notes.append(f"random_seed {self.run.spec.get('meta', {}).get('random_seed')}")
+        notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 else []
+        what = "worker" if self.run.distributed else "session"
+        return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 
     def ranking(self) -> dict[str, Any]:
         """Return the seeds, best first: by their current return, then by their mean return over the run."""
-        learned = [] if self.level is None else [f"reached {number(float(f'{self.level:.4g}'))} at frame"]
+        learned = [] if self.level is None else [f"reached {rounded(self.level)} at frame"]
         columns = ["", "current return ± se", "episodes", "mean over the run", "highest", *learned, "frames", "time", "frames/s", "status"]
         rows = sorted((self._rank(index) for index in self.of_training), key=lambda one: one[0], reverse=True)
         return {"columns": columns, "rows": [row for _, row in rows]}
@@ -359,8 +355,8 @@ class _Trial:
             self.names[index],
             estimate_number(found["current_return"], found["current_return_se"]),
             number(last_value(own, "current_epi")),
-            number(mean and float(f"{mean:.4g}")),
-            number(best and float(f"{best:.4g}")),
+            "-" if mean is None else rounded(mean),
+            "-" if best is None else rounded(best),
             *([] if self.level is None else ["never" if level is None else f"{level:,.0f}"]),
             f"{frame:,}",
             "-" if seconds is None else duration(seconds),
@@ -416,7 +412,7 @@ class _Trial:
         if not self.evaluated:
             return found
         episodes = self.run.spec.get("meta", {}).get("rigorous_eval") or ""
-        evaluation = {"column": "total_reward", "label": f"evaluation: mean of {episodes or 'its'} episodes", "mode": "eval"}
+        evaluation = {"column": "total_reward", "label": f"evaluation ({episodes} episodes)" if episodes else "evaluation", "mode": "eval"}
         return [evaluation, *found] if self.rigorous else [*found[:1], evaluation, *found[1:]]
 
     def _levels(self) -> list[dict[str, Any]]:
@@ -510,7 +506,7 @@ def _panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
     ]
     if modes["trial"]:
         consistency = PanelSpec("Consistency", "", ("consistency",), "1: all seeds have the same curve")
-        found.append(_panel("Metrics of SLM Lab", consistency, "trial"))
+        found.append(_panel(_SLM_LAB, consistency, "trial"))
     others = sorted(known - drawn - set(_NOT_DRAWN) - set(_RETURNS))
     return found + [_panel(_OTHER, PanelSpec(name.removeprefix(info_column("")), "", (name,))) for name in others]
 
@@ -521,7 +517,8 @@ def _any(tables: Mapping[int, Table], column: str) -> bool:
 
 def _panel(group: str, panel: PanelSpec, mode: str = "train") -> dict[str, Any]:
     columns = [{"column": name, "label": _LABELS.get(name, name)} for name in panel.columns]
-    return {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note, "mode": mode, "columns": columns}
+    core = group == _SLM_LAB and panel.title != "Strength"
+    return {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note, "mode": mode, "core": core, "columns": columns}
 
 
 def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:

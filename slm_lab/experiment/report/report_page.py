@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from slm_lab.experiment.report.render_html import PLOTLY_JS
 from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.writer import Writer, finite
+from slm_lab.lib.log import notice
 
 REFRESH = 20
 """Seconds after which an open page of a running trial is loaded again, and minimum between two writes of it."""
@@ -70,32 +72,54 @@ def write_page(writer: Writer, path: Path, data: Mapping[str, Any]) -> None:
     writer.write("page not written", (path, lambda: page(data)))
 
 
-def write_trial_report(paths: RunPaths, trial: int = 0) -> Path:
+def write_trial_report(paths: RunPaths, trial: int = 0, *, ended: bool = False) -> Path:
     """Write the page of a trial from its files, and return its path. The run may still be training; open pages are then loaded again.
+
+    Args: ended: whether the trial has ended, although its folder is still locked: by this process, or by the search.
 
     Raises UserError if the spec of the run cannot be read, or if the page cannot be written.
     """
-    path = paths.trial_report(trial)
-    data = report_data(Run(paths, trial))
+    run, path = Run(paths, trial), paths.trial_report(trial)
+    if ended:
+        run.status = run.metrics.get("status", "stopped")
+    data = report_data(run)
     if data["status"] == "running":
         data["refresh"] = REFRESH
-    writer = Writer(paths.root)
+    return write_pages(paths.root, path, data)
+
+
+def write_pages(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
+    """Write a page in the folder `root`, and return its path. Raises UserError if it cannot be written."""
+    writer = Writer(root)
     write_page(writer, path, data)
     if path not in writer.files:
-        raise UserError(f"cannot write {path}: {writer.reason or 'see the notice above'}")
+        raise UserError(f"cannot write {path}{f': {writer.reason}' if writer.reason else ''}")
     return path
 
 
-class LiveReport:
-    """Writes a page while a run trains, so rarely that it takes less than 1 % of a core. An error ends it with a notice."""
+def attempt(write: Callable[[], Path]) -> Path | None:
+    """Write a page; return its path, or None with a notice if that fails: a page never ends a run."""
+    try:
+        return write()
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else f"report not written: {type(error).__name__}: {error}"
+        notice(reason)
+        return None
 
-    def __init__(self, write: Callable[[], object], first: float = REFRESH) -> None:
-        self.write, self.due = write, perf_counter() + first
+
+class LiveReport:
+    """Writes a page while a run trains, so rarely that it takes less than 1 % of a core. After an error, with a notice, it stops.
+
+    It is called by the thread that handles the events of the run, so that nothing runs beside a Session in this process.
+    """
+
+    def __init__(self, write: Callable[[], Path]) -> None:
+        self.write, self.due = write, perf_counter() + REFRESH
 
     def poll(self) -> None:
         """Write the page if it is due."""
         if (begin := perf_counter()) < self.due:
             return
-        self.write()
+        written = attempt(self.write)
         now = perf_counter()
-        self.due = now + max(REFRESH, _COST * (now - begin))
+        self.due = math.inf if written is None else now + max(REFRESH, _COST * (now - begin))

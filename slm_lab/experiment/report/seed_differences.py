@@ -81,7 +81,8 @@ def differences(
         of_tables = tables[index], tables[best], returns[index], returns[best]
         pair = _Pair(names[index], names[best], *of_tables, together.frame, gap, scale)
         parts = [_end(pair), _over_the_run(pair, curves[index], curves[best], level), _fall(pair, curves[index]), *_why(pair)]
-        sentences.append(" ".join(filter(None, parts)))
+        text = " ".join(filter(None, parts))
+        sentences.append(text[0].upper() + text[1:])
     return sentences
 
 
@@ -98,6 +99,11 @@ def reached(one: Curve, level: float | None) -> float | None:
     """Return the first frame at which a curve is at or above a level, None if it never is."""
     above = np.flatnonzero(one.value >= level) if level is not None else []
     return float(one.frame[above[0]]) if len(above) else None
+
+
+def rounded(value: float, digits: int = 4) -> str:
+    """Return a number with at most this many significant digits."""
+    return number(float(f"{value:.{digits}g}"))
 
 
 def _rank(table: Table, one: Curve) -> tuple[float, float]:
@@ -126,15 +132,15 @@ def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> 
         return ""
     mean = float(pair.gap.mean())
     if abs(mean) < _SMALL * pair.scale:
-        text = "Over the whole run the two are equally good"
+        text = "Over the whole run the two differ little on average"
     else:
         way = "worse" if mean < 0 else "better"
-        text = f"Over the whole run it was {way}, by {number(float(f'{abs(mean):.3g}'))} on average"
+        text = f"Over the whole run it was {way}, by {rounded(abs(mean), 3)} on average"
     times = [reached(one, level) for one in (own, best)]
     if level is None or times == [None, None]:
         return f"{text}."
     first, second = ("never" if frame is None else f"at frame {frame:,.0f}" for frame in times)
-    return f"{text}; it reached {number(float(f'{level:.4g}'))} {first}, {pair.best_name} {second}."
+    return f"{text}; it reached {rounded(level)} {first}, {pair.best_name} {second}."
 
 
 def _fall(pair: _Pair, one: Curve) -> str:
@@ -144,8 +150,8 @@ def _fall(pair: _Pair, one: Curve) -> str:
     if falls[low] < _FALL * pair.scale:
         return ""
     high = int(one.value[: low + 1].argmax())
-    from_to = f"from {number(float(f'{one.value[high]:.4g}'))} at frame {one.frame[high]:,.0f}"
-    return f"It fell {from_to} to {number(float(f'{one.value[low]:.4g}'))} at frame {one.frame[low]:,.0f}."
+    from_to = f"from {rounded(one.value[high])} at frame {one.frame[high]:,.0f}"
+    return f"It fell {from_to} to {rounded(one.value[low])} at frame {one.frame[low]:,.0f}."
 
 
 def _why(pair: _Pair) -> list[str]:
@@ -154,7 +160,7 @@ def _why(pair: _Pair) -> list[str]:
     if found is None:
         return []
     begin, end, gap = found
-    place = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} ({'+' if gap > 0 else '−'}{number(float(f'{abs(gap):.3g}'))})."
+    place = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} (on average {'+' if gap > 0 else '−'}{rounded(abs(gap), 3)})."
     differing = sorted(_differing(pair, max(0.0, 2 * begin - end), end), reverse=True)[:_SHOWN]
     if not differing:
         return [place, "No diagnostic differed much before or during it."]
@@ -179,7 +185,7 @@ def _widest(pair: _Pair) -> tuple[float, float, float] | None:
 
 
 def _differing(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
-    """Yield the size of the difference (in standard deviations over frames) and a text for each diagnostic that differs between two frames."""
+    """Yield the size of the difference in standard deviations, and a text, for each diagnostic that differs between two frames."""
     for column, (name, lower, higher) in _MEANINGS.items():
         if column not in pair.own or column not in pair.best:
             continue

@@ -222,7 +222,7 @@ def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dic
 # ---- tables
 
 
-def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
+def study_table(study: Study, rows: Sequence[Row]) -> list[list[str]]:
     """Return the header and the lines of the table, without columns that no row has."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
@@ -255,14 +255,14 @@ def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
 
 def markdown_table(study: Study, rows: Sequence[Row]) -> str:
     """Return the table as Markdown, followed by an explanation of its columns."""
-    head, *lines = _lines(study, rows)
+    head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", explanation(study, rows)]) + "\n"
 
 
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
-    return [*comparison.text_rows(_lines(study, rows)), explanation(study, rows)]
+    return [*comparison.text_rows(study_table(study, rows)), explanation(study, rows)]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:
@@ -324,7 +324,7 @@ def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
 
 def page(study: Study, rows: Sequence[Row], figures: Mapping[str, Figure], paths: StudyPaths) -> str:
     """Return one HTML page: findings, table, and the figures side by side, each linked to its interactive page."""
-    head, *lines = _lines(study, rows)
+    head, *lines = study_table(study, rows)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
     table = f"<table><tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>{body}</table>"
     shown = "".join(

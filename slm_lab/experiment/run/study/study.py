@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, new_folder, run_name
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
+from slm_lab.experiment.report.report_page import LiveReport, attempt
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.report.study_result import ResultRun, write_result
 from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, as_text, cleanup_on_error, lock_of, run_plan
@@ -58,6 +60,8 @@ class _Planner:
     runner: _Runner
     target: Target
     device: str | None
+    live: LiveReport
+    """Writes the page of the study now and then."""
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a run that has reported its end → (status, cause)."""
 
@@ -96,6 +100,7 @@ class _Planner:
             if state.status == "running":
                 state.share = max(state.share, self._share(state.run))
         self.table.show()
+        self.live.poll()
 
     def stopping(self) -> None:
         self.table.say("stopping: the runs under way save themselves …")
@@ -191,7 +196,8 @@ class StudyExperiment(Experiment):
             table.say(table.summary())
             with self._runner(executor, gpus) as runner:
                 table.concurrent = runner.concurrent
-                planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device)
+                live = LiveReport(partial(self._write_page, paths))
+                planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device, live)
                 run_plan(planner, runner.executor, runner.resources, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
             for lock in paths.root.glob(f"{paths.lock.name}_*"):  # locks of runs, which have ended
@@ -362,13 +368,25 @@ class StudyExperiment(Experiment):
             raise UserError(str(error)) from None
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
+    def _results(self, paths: StudyPaths) -> tuple[list[ResultRun], list[tuple[str, str]]]:
+        """Return the results so far, and (entry, env) of each run that failed."""
+        results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
+        return results, [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
+
+    def _write_page(self, paths: StudyPaths, *, ended: bool = False) -> Path:
+        from slm_lab.experiment.report.report_folder import write_study_report
+
+        return write_study_report(self.study, paths, *self._results(paths), ended=ended)
+
     def _report(self, paths: StudyPaths, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report
 
-        results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
-        failed = [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
+        results, failed = self._results(paths)
         for line in write_report(self.study, paths, results, failed):
             table.say(line)
+        page = attempt(partial(self._write_page, paths, ended=True))
+        if page is not None:
+            table.say(f"open {page}")
         if results:
             env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""
             table.say(f"play the best run: slm-lab enjoy@{shown(paths.root)}{env}")

@@ -34,7 +34,13 @@ class Browser:
         to_read, self._to = os.pipe()
         self._from, to_write = os.pipe()
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-        options += ["--no-first-run", "--disable-background-networking", f"--user-data-dir={self._profile.name}", "about:blank"]
+        options += [
+            "--no-first-run",
+            "--disable-background-networking",
+            "--enable-unsafe-swiftshader",
+            f"--user-data-dir={self._profile.name}",
+            "about:blank",
+        ]
         # the protocol uses the descriptors 3 and 4
         line = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         self._process = subprocess.Popen(
@@ -124,7 +130,7 @@ class Browser:
             self.requests.append(found["request"]["url"])
         elif event == "Runtime.exceptionThrown":
             self.errors.append(str(found["exceptionDetails"].get("exception", {}).get("description", found["exceptionDetails"]["text"])))
-        elif event == "Log.entryAdded" and found["entry"]["level"] in ("error", "warning"):
+        elif event == "Log.entryAdded" and found["entry"]["level"] == "error":
             self.errors.append(f"{found['entry']['text']} {found['entry'].get('url', '')}")
         elif event == "Runtime.consoleAPICalled" and found["type"] in ("error", "warning", "assert"):
             self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in found["args"]))

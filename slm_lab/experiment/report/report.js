@@ -149,14 +149,15 @@ const SLMReport = (() => {
           {line: {width: alone ? 2.5 : 1.7, dash: line.failed ? "dash" : DASHES[order % 3]}, opacity: alone ? 1 : 0.9, meta: "line"}));
       }
       for (const mean of data.means || []) {
-        const indices = mean.indices.filter((index) => !state.hidden.includes(index));
+        const all = mean.workers && !panel.main && !panel.joint ? mean.workers : mean.indices;
+        const indices = all.filter((index) => !state.hidden.includes(index));
         const curves = indices.map(curve).filter((one) => one);
-        if (!curves.length || (curves.length === 1 && mean.indices.length > 1)) continue;
+        if (!curves.length || (curves.length === 1 && all.length > 1)) continue;
         const found = meanOf(curves, state.band, bounds);
         const grouped = data.means.length > 1;
         const colour = grouped ? colourOf(data, indices[0]) : style("--ink");
-        const count = mean.indices.length > 1 ? ` (${curves.length} of ${mean.indices.length})` : "";
-        const name = curves.length === mean.indices.length ? mean.name : `${mean.name}${count}`;
+        const count = all.length > 1 ? ` (${curves.length} of ${all.length})` : "";
+        const name = curves.length === all.length ? mean.name : `${mean.name}${count}`;
         if (state.band !== "none" && curves.length > 1) traces.unshift(bandTrace(found, colour, `band of ${plain(name)}`));
         traces.push(lineTrace(found, several ? `${name}: ${label}` : name, colour,
           {line: {width: 3.2, dash: DASHES[order % 3]}, meta: "mean"}));
@@ -241,6 +242,7 @@ const SLMReport = (() => {
     layout.height = Math.max(200, (layout.height || 450) - ((layout.margin || {}).t || 60) + top);
     layout.margin = {...layout.margin, t: top, l: Math.min((layout.margin || {}).l || 80, innerWidth < 600 ? 52 : 80)};
     delete layout.title;
+    if (layout.width <= node.clientWidth) delete layout.width;
     if (printing) layout.width = PRINT_WIDTH;
     Object.assign(layout, {paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: {...layout.font, color: style("--ink")}, hoverlabel: {bgcolor: style("--card"), font: {color: style("--ink")}}});
@@ -477,7 +479,11 @@ const SLMReport = (() => {
     add(root, "footer", {}, `written ${data.written || ""}`);
   };
 
-  const PARTS = [header, tables, ranking, returns, findings, events, figures, panels, metrics, settings, lists];
+  const paragraphs = (view, root) => {
+    for (const text of view.data.paragraphs || []) add(root, "p", {}, text);
+  };
+
+  const PARTS = [header, paragraphs, tables, ranking, returns, findings, events, figures, panels, metrics, settings, lists];
 
   const render = (root, data, served = false) => {
     const state = {axis: data.axis, returns: "0", band: "std", smooth: 0, hidden: [], refresh: true, ...stored(data.folder)};

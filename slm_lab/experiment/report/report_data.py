@@ -16,12 +16,14 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
     findings    [{severity, title, evidence, key}]          null: the diagnosis is not available
     axes        [{column, label}], axis                     the x axes, and the one to begin with
     lines       [{index, name, failed, group}]              the tables: Sessions, or policies of Sessions, or workers
-    means       [{name, indices}]                           the bold lines, each the mean of these tables
+    means       [{name, indices, workers}]                  the bold lines, each the mean of these tables; of columns other than
+                                                            returns and metrics, the mean over `workers` if there are any
     tables      {mode: {index: {column: [rows]}}}           mode: train, eval, or trial (over frames only)
     returns     [{column, label}]                           the returns to choose from, the first by default
     bounds      [low, high]                                 the possible returns, null if unknown
     levels      [{value, label}]                            horizontal lines in the graph of the return
-    panels      [{group, title, unit, mode, note, core, columns: [{column, label}]}]    core: show the range of most values
+    panels      [{group, title, unit, mode, note, core, joint, columns: [{column, label}]}]
+                core: show the range of most values; joint: a column of all workers together
     thinned     rows per point, at most
     events      [{frame, seconds, line, kind, text}]        notices, restarts and failures on the time axis
     metrics     {columns, rows, note}
@@ -29,6 +31,7 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
     origin      [{label, value}]                            versions, git, host, command
     commands    [{label, command}]
     files       [{label, href}]
+    paragraphs  [text]                                      findings of a study
     tables_of   [{title, note, columns, rows}]              tables of a search or study; a cell is a text, a number or {text, href}
     figures     [{title, note, plot: {data, layout}, href}] figures of a search or study
 """
@@ -53,11 +56,10 @@ from slm_lab.experiment.report.metrics import (
     consistency_curve,
     current_return,
     curve,
-    efficiencies,
     last_value,
     mean_current_return,
+    metric_columns,
     session_metrics,
-    stabilities,
 )
 from slm_lab.experiment.report.progress import duration, estimate_number, number
 from slm_lab.experiment.report.report_events import trial_events
@@ -401,7 +403,7 @@ class _Trial:
         """Return the bold lines: the mean over Sessions, for several policies one of each policy, or the joint table of all workers."""
         policies = self.run.policies
         if self.run.distributed:
-            return [{"name": "all workers", "indices": [ALL_WORKERS]}]
+            return [{"name": "all workers", "indices": [ALL_WORKERS], "workers": sorted(self.train)}]
         of_policy = [[i for i in self.seeds if i % policies == policy] for policy in range(policies)]
         if policies > 1:
             return [{"name": f"policy {p}", "indices": own} for p, own in enumerate(of_policy) if len(own) > 1]
@@ -424,13 +426,7 @@ class _Trial:
         strengths, rows = Strengths.from_table(table, self.baseline), np.isfinite(table.get("total_reward", np.empty(0)))
         if not len(strengths.value):
             return table
-        values = {
-            "strength": strengths.value,
-            "sample_efficiency": efficiencies(strengths.value, strengths.frame),
-            "training_efficiency": efficiencies(strengths.value, strengths.opt_step),
-            "stability": stabilities(strengths.value),
-        }
-        return {**table, **{name: _scattered(one, rows) for name, one in values.items()}}
+        return {**table, **{name: _scattered(one, rows) for name, one in metric_columns(strengths).items()}}
 
     def _consistency(self) -> dict[int, Table]:
         if self.run.distributed or len(self.seeds) < 2 or self.baseline is None:
@@ -517,8 +513,9 @@ def _any(tables: Mapping[int, Table], column: str) -> bool:
 
 def _panel(group: str, panel: PanelSpec, mode: str = "train") -> dict[str, Any]:
     columns = [{"column": name, "label": _LABELS.get(name, name)} for name in panel.columns]
-    core = group == _SLM_LAB and panel.title != "Strength"
-    return {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note, "mode": mode, "core": core, "columns": columns}
+    joint, core = group == _SLM_LAB, group == _SLM_LAB and panel.title != "Strength"
+    shown = {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note}
+    return {**shown, "mode": mode, "core": core, "joint": joint, "columns": columns}
 
 
 def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:

@@ -14,8 +14,9 @@ from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, study_in
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import Setting
+from slm_lab.experiment.report.compare import Setting, seeds_of
 from slm_lab.experiment.report.figure import AnyFigure
+from slm_lab.experiment.report.metrics import average
 from slm_lab.experiment.report.progress import duration, number
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.report_data import VERSION
@@ -248,7 +249,7 @@ def _runs(paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
     """Return a table of the runs that have ended, with links to their pages."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
-        value = one.final_return()
+        value = average(seed.final_return() for seed in seeds_of(one))
         page = _page_of(paths, one)
         seconds = one.content.get("seconds")
         name = {"text": str(one.content["entry"]), "href": page}

@@ -97,7 +97,7 @@ def common_level(curves: Iterable[Curve], baseline: float | None) -> float | Non
 
 def reached(one: Curve, level: float | None) -> float | None:
     """Return the first frame at which a curve is at or above a level, None if it never is."""
-    above = np.flatnonzero(one.value >= level) if level is not None else []
+    above = np.flatnonzero(one.value >= (math.inf if level is None else level))
     return float(one.frame[above[0]]) if len(above) else None
 
 

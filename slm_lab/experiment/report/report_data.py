@@ -354,7 +354,7 @@ class _Trial:
         seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, reached(one, self.level)
         status = self.run.status if index == ALL_WORKERS else self.run.sessions.get(index // self.run.policies, "-")
         cells = [
-            self.names[index],
+            self._name(index) if index not in self.names else self.names[index],
             estimate_number(found["current_return"], found["current_return_se"]),
             number(last_value(own, "current_epi")),
             "-" if mean is None else rounded(mean),

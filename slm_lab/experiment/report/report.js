@@ -32,7 +32,7 @@ const SLMReport = (() => {
     return safe ? add(parent, "a", {href: href.split("/").map((part) => part === ".." ? part : encodeURIComponent(part)).join("/")}, text)
       : add(parent, "span", {}, text);
   };
-  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "<\u200b");  // plotly decodes entities before it looks for tags
   const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   const table = (parent, columns, rows, className = "") => {
@@ -376,6 +376,7 @@ const SLMReport = (() => {
       add(card, "strong", {}, one.title);
       if (one.severity) add(card, "small", {}, ` ${one.severity}`);
       add(card, "p", {}, one.evidence);
+      if (one.advice) add(card, "p", {}, one.advice);
       if (one.key) add(card, "code", {}, one.key);
     }
   };

@@ -13,7 +13,7 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
     facts       [{label, value, note}]                      the summary
     sentences   [text]                                      how the seeds differ, see seed_differences.py
     ranking     {columns, rows: [{line, cells}]}            the seeds, best first
-    findings    [{severity, title, evidence, key}]          null: the diagnosis is not available
+    findings    [{severity, title, evidence, advice, key}]  null: the diagnosis is not available
     axes        [{column, label}], axis                     the x axes, and the one to begin with
     lines       [{index, name, failed, group}]              the tables: Sessions, or policies of Sessions, or workers
     means       [{name, indices, workers}]                  the bold lines, each the mean of these tables; of columns other than
@@ -38,6 +38,7 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,7 @@ from slm_lab.experiment.report.metrics import (
     consistency_curve,
     current_return,
     curve,
+    estimate,
     last_value,
     mean_current_return,
     metric_columns,
@@ -81,7 +83,7 @@ _DIGITS = 5
 _COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
 _LAST = (*_COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
 """Columns of which a point of a thinned table has the last value; of other columns it has the mean."""
-_QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef")
+_QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef", "epi_truncated")
 """Columns that are not drawn if they are always 0."""
 _NOT_DRAWN = (*_COUNTS, "epi_new", "current_return_se", "current_epi")
 _AXES = {
@@ -109,6 +111,10 @@ class PanelSpec(NamedTuple):
 
 _SLM_LAB = "Metrics of SLM Lab"
 _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
+    "Episodes": (
+        PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),
+        PanelSpec("Truncated episodes", "share", ("epi_truncated",), "cut by a time limit"),
+    ),
     "Policy": (
         PanelSpec("Entropy of the policy", "nats", ("entropy",), "0: the policy always takes the same action"),
         PanelSpec("Exploration", "explore_var", ("explore_var",), "epsilon or temperature of the action policy"),
@@ -157,6 +163,8 @@ _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
 """Group → its graphs, in the order of the page."""
 _OTHER = "Other diagnostics"
 _LABELS = {
+    "epi_len": "mean",
+    "epi_len_max": "longest",
     "lag_mean": "mean",
     "lag_min": "minimum",
     "lag_max": "maximum",
@@ -219,12 +227,25 @@ def report_data(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
-    """Return what the doctor finds in a run, worst first; None if it is not available."""
+    """Return what the doctor finds in the tables of a run, worst first; None if it is not available.
+
+    Checkpoints are not examined, since that loads torch.
+    """
     try:
         from slm_lab.experiment.report.doctor import diagnose  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return None
-    return [{name: str(getattr(one, name)) for name in ("severity", "title", "evidence", "key")} for one in diagnose(run)]
+    return [_finding(one) for one in diagnose(run, checkpoints=False)]
+
+
+def _finding(one: Any) -> dict[str, Any]:
+    texts = {name: str(getattr(one, name, "")) for name in ("severity", "title", "evidence", "advice")}
+    return {**texts, "key": f"{one.key}={json.dumps(one.value, default=str)}" if one.key and one.value is not None else one.key or ""}
+
+
+def return_bounds(run: Run) -> tuple[float, float] | None:
+    """Return the lowest and the highest possible return of the run's env, None if unknown."""
+    return _RETURN_BOUNDS.get(run.env)
 
 
 class _Trial:
@@ -389,7 +410,7 @@ class _Trial:
             "tables": {mode: {str(i): _json_table(table, rows) for i, table in tables.items()} for mode, tables in modes.items()},
             "thinned": -(-longest // rows) if longest > rows else 1,
             "returns": self._returns(columns),
-            "bounds": _RETURN_BOUNDS.get(self.run.env),
+            "bounds": return_bounds(self.run),
             "levels": self._levels(),
             "panels": _panels(modes),
         }
@@ -460,7 +481,7 @@ class _Trial:
 
     def _bounds(self, name: str) -> tuple[float, float]:
         """Return the possible range of a metric."""
-        low, high = _RETURN_BOUNDS.get(self.run.env, (-math.inf, math.inf))
+        low, high = return_bounds(self.run) or (-math.inf, math.inf)
         if name in ("current_return", "final_return", "total_reward_ma"):
             return low, high
         if name.endswith("strength") and self.baseline is not None:
@@ -553,8 +574,6 @@ def _cell(value: float | None) -> str:
 
 
 def _interval_cells(values: Sequence[float], bounds: tuple[float, float]) -> list[str]:
-    from slm_lab.experiment.report.metrics import estimate
-
     found = estimate(values)
     assert found is not None
     if found.low is None or found.high is None:

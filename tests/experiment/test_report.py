@@ -189,15 +189,20 @@ def test_notices_and_restarts_have_a_place_on_the_time_axis(paths: RunPaths) -> 
         "2026-01-01 10:00:16,000 the gradient was not finite\n"
         "2026-01-01 11:00:00,500 begins: index 0, backend native, device cpu, frame 3000\n"
         f"2026-01-01 11:00:05,500 {HOSTILE}\n"
+        "2026-01-01 11:00:09,000 time: 3.00 s collecting, 1.00 s learning\n"
         "2026-01-01 11:00:10,000 ends at frame 4000\n",
         encoding="utf-8",
     )
     paths.trial_metrics().write_text(json.dumps({"status": "failed", "failed": 1, "failures": {"1": "ValueError: bad"}}))
-    events = report_data(Run(paths))["events"]
+    data = report_data(Run(paths))
+    events = data["events"]
     found = [(one["kind"], one["seconds"], one["frame"]) for one in events]
     assert found == [("failed", None, None), ("notice", 15.0, 1500), ("start", 30.0, 3000), ("notice", 35.0, 3500)]
     assert events[1]["text"] == "the gradient was not finite (× 2)"
     assert events[0]["text"] == "ValueError: bad"
+    (bottleneck,) = (one for one in data["facts"] if one["label"] == "bottleneck")
+    assert bottleneck["value"] == "envs and acting"
+    assert "75%" in bottleneck["note"]
 
 
 # ---- settings and origin

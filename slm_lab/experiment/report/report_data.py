@@ -64,7 +64,7 @@ from slm_lab.experiment.report.metrics import (
     session_metrics,
 )
 from slm_lab.experiment.report.progress import duration, estimate_number, number
-from slm_lab.experiment.report.report_events import trial_events
+from slm_lab.experiment.report.report_events import time_split, trial_events
 from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, settings_of
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
 from slm_lab.experiment.report.sampler import bottleneck
@@ -345,11 +345,17 @@ class _Trial:
         return f", {duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
+        """Return where the time went: the busy shares of the processes with rollout workers, else what the Sessions logged at their end."""
         found = bottleneck(list(self.train.values()))
-        if found is None:
+        if found is not None:
+            role, busy = found
+            return [_fact("bottleneck", role, ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items()))]
+        split = time_split(self.run)
+        if split is None or not sum(split):
             return []
-        role, busy = found
-        return [_fact("bottleneck", role, ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items()))]
+        share = split[0] / sum(split)
+        note = f"acting and stepping envs {share:.0%}, learning {1 - share:.0%} (with evaluation and saving)"
+        return [_fact("bottleneck", "envs and acting" if share > 0.5 else "learning", note)]
 
     def _sessions(self) -> dict[str, Any]:
         counts = Counter(self.run.sessions.values())

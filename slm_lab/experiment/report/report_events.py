@@ -21,7 +21,8 @@ from slm_lab.experiment.report.run import Run, last_frame
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)")
 _BEGINS = re.compile(r"begins: index \d+, .*frame (\d+)")
-_EXPECTED = re.compile(r"ends at frame \d+|process \d+ on node |open episodes |close\(\) failed")
+_TIME = re.compile(r"time: ([\d.]+) s collecting, ([\d.]+) s learning")
+_EXPECTED = re.compile(r"ends at frame \d+|time: |process \d+ on node |open episodes |close\(\) failed")
 """Lines that are no warnings."""
 _MAX_BYTES = 1_000_000
 """The part of a log that is read, from its end: an env may print without limit."""
@@ -53,6 +54,14 @@ def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
             end = {"frame": last_frame(table), "seconds": last_value(table, "wall_t") if "wall_t" in table else None}
             found.append({**end, "line": index, "name": name, "kind": "failed", "text": str(cause)[:_MAX_LETTERS]})
     return sorted(found, key=lambda one: one["seconds"] or 0.0)[:_MAX_EVENTS]
+
+
+def time_split(run: Run) -> tuple[float, float] | None:
+    """Return the seconds that the Sessions spent collecting experience and learning, together; None if no Session has ended normally."""
+    sessions = {index // run.policies for index in run.tables("train")}
+    texts = [text for session in sessions for _, text in _lines(run.paths.session_log(session, run.trial))]
+    found = [(float(match[1]), float(match[2])) for text in texts if (match := _TIME.fullmatch(text))]
+    return (sum(one for one, _ in found), sum(other for _, other in found)) if found else None
 
 
 def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:

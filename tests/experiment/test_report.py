@@ -112,6 +112,8 @@ def test_intervals_stay_within_the_possible_returns(paths: RunPaths) -> None:
     rows = {row[0]: row[1:] for row in report_data(Run(paths))["metrics"]["rows"]}
     assert rows["current return"] == ["250", "0 to 500", "50", "450"]
     assert rows["final strength"][1] == "-20 to 480"  # the baseline is 20
+    write_rows(paths, 0, [501.0])  # the env has other rewards
+    assert report_data(Run(paths))["bounds"] is None
 
 
 # ---- graphs

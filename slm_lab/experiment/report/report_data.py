@@ -41,11 +41,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -66,11 +66,11 @@ from slm_lab.experiment.report.metrics import (
 from slm_lab.experiment.report.progress import duration, estimate_number, number
 from slm_lab.experiment.report.report_events import time_split, trial_events
 from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, settings_of
+from slm_lab.experiment.report.report_panels import COUNTS, RETURNS, panels
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
 from slm_lab.experiment.report.sampler import bottleneck
 from slm_lab.experiment.report.seed_differences import common_level, differences, reached, rounded
 from slm_lab.experiment.report.trial_figures import common_strengths
-from slm_lab.experiment.training.observers.base import info_column
 from slm_lab.spec.models.env import EnvSpec
 
 VERSION = 1
@@ -80,97 +80,13 @@ _MIN_ROWS, _MAX_ROWS = 40, 500
 """Limits of the number of rows of a table."""
 _DIGITS = 5
 """Significant digits; integers keep all digits."""
-_COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
-_LAST = (*_COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
+_LAST = (*COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
 """Columns of which a point of a thinned table has the last value; of other columns it has the mean."""
-_QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef", "epi_truncated")
-"""Columns that are not drawn if they are always 0."""
-_NOT_DRAWN = (*_COUNTS, "epi_new", "current_return_se", "current_epi")
 _AXES = {
     "frame": "frames",
     "global_frame": "global frames (of all workers together)",
     "opt_step": "gradient steps",
     "wall_t": "seconds of training",
-}
-_RETURNS = {
-    "current_return": "current return (recent episodes)",
-    "total_reward": "last 100 episodes (total_reward)",
-    "total_reward_ma": "moving average, 100 rows (total_reward_ma)",
-    "return_new": "new episodes of each row",
-}
-
-
-class PanelSpec(NamedTuple):
-    """A graph of one or several columns."""
-
-    title: str
-    unit: str
-    columns: tuple[str, ...]
-    note: str = ""
-
-
-_SLM_LAB = "Metrics of SLM Lab"
-_GROUPS: dict[str, tuple[PanelSpec, ...]] = {
-    "Episodes": (
-        PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),
-        PanelSpec("Truncated episodes", "share", ("epi_truncated",), "cut by a time limit"),
-    ),
-    "Policy": (
-        PanelSpec("Entropy of the policy", "nats", ("entropy",), "0: the policy always takes the same action"),
-        PanelSpec("Exploration", "explore_var", ("explore_var",), "epsilon or temperature of the action policy"),
-        PanelSpec("Entropy coefficient", "", ("entropy_coef",)),
-        PanelSpec("Temperature alpha", "", ("alpha",), "weight of the entropy in the objective"),
-        PanelSpec("KL divergence per update", "nats", ("approx_kl",), "how far an update moves the policy; usually 0.003 to 0.03"),
-        PanelSpec("Clipped transitions", "share", ("clip_fraction",), "share of ratios outside 1 ± ε"),
-    ),
-    "Value function": (
-        PanelSpec("Explained variance", "", ("explained_variance",), "1: predicts the returns; 0 or less: no better than their mean"),
-        PanelSpec("Mean Q value", "return", ("q_mean",)),
-        PanelSpec("TD error", "return", ("td_error",), "mean absolute error"),
-    ),
-    "Losses": (
-        PanelSpec("Loss", "", ("loss",)),
-        PanelSpec("Policy loss", "", ("policy_loss",)),
-        PanelSpec("Value loss", "", ("value_loss",)),
-        PanelSpec("Critic loss", "", ("critic_loss",)),
-        PanelSpec("Actor loss", "", ("actor_loss",)),
-        PanelSpec("Self-imitation loss", "", ("sil_loss",)),
-    ),
-    "Optimizer": (
-        PanelSpec("Learning rate", "", ("lr",)),
-        PanelSpec("Gradient norm", "before clipping", ("grad_norm",)),
-    ),
-    "Off-policy data and shared weights": (
-        PanelSpec("Policy lag", "gradient steps", ("lag_mean", "lag_min", "lag_max"), "age of the policy that collected the data"),
-        PanelSpec("Masked transitions", "share", ("lag_masked",), "transitions above max_policy_lag"),
-        PanelSpec("Staleness", "updates", ("staleness",), "updates of other workers between pull and push"),
-        PanelSpec("Wait for the lock", "ms per update", ("lock_wait",)),
-        PanelSpec("Sent to the parameter server", "bytes per update", ("bytes_pushed",)),
-        PanelSpec("Received from the parameter server", "bytes per update", ("bytes_pulled",)),
-        PanelSpec("Return of each worker", "mean of 100 episodes", ("worker_reward",)),
-    ),
-    "Speed": (
-        PanelSpec("Speed", "frames per second", ("fps",)),
-        PanelSpec("Where the time goes", "busy share", ("rollout_busy", "inference_busy", "learner_busy")),
-    ),
-    _SLM_LAB: (
-        PanelSpec("Strength", "return above random", ("strength",)),
-        PanelSpec("Sample efficiency", "1 / frame", ("sample_efficiency",)),
-        PanelSpec("Training efficiency", "1 / gradient step", ("training_efficiency",)),
-        PanelSpec("Stability", "", ("stability",), "1: the return never falls"),
-    ),
-}
-"""Group → its graphs, in the order of the page."""
-_OTHER = "Other diagnostics"
-_LABELS = {
-    "epi_len": "mean",
-    "epi_len_max": "longest",
-    "lag_mean": "mean",
-    "lag_min": "minimum",
-    "lag_max": "maximum",
-    "rollout_busy": "rollout: stepping envs",
-    "inference_busy": "inference: computing actions",
-    "learner_busy": "learner: training",
 }
 _METRICS = {
     "current_return": "current return",
@@ -282,6 +198,14 @@ class _Trial:
     def measured(self) -> dict[int, Table]:
         """The tables of the seeds from which the returns are taken: of evaluation if the run's returns are, else of training."""
         return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.rigorous else self.seeds
+
+    @cached_property
+    def bounds(self) -> tuple[float, float] | None:
+        """The possible returns; None if they are unknown, or if a return is outside, since arguments of the env may change them."""
+        found, columns = return_bounds(self.run), ("current_return", "total_reward")
+        values = [curve(table, name).value for table in self.of_training.values() for name in columns]
+        inside = found is not None and all(((found[0] <= one) & (one <= found[1])).all() for one in values)
+        return found if inside else None
 
     @cached_property
     def level(self) -> float | None:
@@ -416,9 +340,9 @@ class _Trial:
             "tables": {mode: {str(i): _json_table(table, rows) for i, table in tables.items()} for mode, tables in modes.items()},
             "thinned": -(-longest // rows) if longest > rows else 1,
             "returns": self._returns(columns),
-            "bounds": return_bounds(self.run),
+            "bounds": self.bounds,
             "levels": self._levels(),
-            "panels": _panels(modes),
+            "panels": panels(modes),
         }
 
     def _line(self, index: int) -> dict[str, Any]:
@@ -437,7 +361,7 @@ class _Trial:
         return [{"name": "mean of sessions", "indices": of_policy[0]}] if len(of_policy[0]) > 1 else []
 
     def _returns(self, columns: set[str]) -> list[dict[str, Any]]:
-        found = [{"column": name, "label": label, "mode": "train"} for name, label in _RETURNS.items() if name in columns]
+        found = [{"column": name, "label": label, "mode": "train"} for name, label in RETURNS.items() if name in columns]
         if not self.evaluated:
             return found
         episodes = self.run.spec.get("meta", {}).get("rigorous_eval") or ""
@@ -487,7 +411,7 @@ class _Trial:
 
     def _bounds(self, name: str) -> tuple[float, float]:
         """Return the possible range of a metric."""
-        low, high = return_bounds(self.run) or (-math.inf, math.inf)
+        low, high = self.bounds or (-math.inf, math.inf)
         if name in ("current_return", "final_return", "total_reward_ma"):
             return low, high
         if name.endswith("strength") and self.baseline is not None:
@@ -514,35 +438,6 @@ def _scattered(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     full = np.full(len(rows), np.nan)
     full[rows] = values
     return full
-
-
-def _panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
-    """Return the graphs of the columns that have values."""
-    known = {name for table in modes["train"].values() for name, values in table.items() if np.isfinite(values).any()}
-    drawn = {name for panels in _GROUPS.values() for panel in panels for name in panel.columns}
-    quiet = {name for name in _QUIET if not _any(modes["train"], name)}
-    found = [
-        _panel(group, panel._replace(columns=own))
-        for group, panels in _GROUPS.items()
-        for panel in panels
-        if (own := tuple(name for name in panel.columns if name in known - quiet))
-    ]
-    if modes["trial"]:
-        consistency = PanelSpec("Consistency", "", ("consistency",), "1: all seeds have the same curve")
-        found.append(_panel(_SLM_LAB, consistency, "trial"))
-    others = sorted(known - drawn - set(_NOT_DRAWN) - set(_RETURNS))
-    return found + [_panel(_OTHER, PanelSpec(name.removeprefix(info_column("")), "", (name,))) for name in others]
-
-
-def _any(tables: Mapping[int, Table], column: str) -> bool:
-    return any(np.nan_to_num(table[column]).any() for table in tables.values() if column in table)
-
-
-def _panel(group: str, panel: PanelSpec, mode: str = "train") -> dict[str, Any]:
-    columns = [{"column": name, "label": _LABELS.get(name, name)} for name in panel.columns]
-    joint, core = group == _SLM_LAB, group == _SLM_LAB and panel.title != "Strength"
-    shown = {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note}
-    return {**shown, "mode": mode, "core": core, "joint": joint, "columns": columns}
 
 
 def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:

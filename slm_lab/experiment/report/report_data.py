@@ -278,7 +278,7 @@ class _Trial:
         if split is None or not sum(split):
             return []
         share = split[0] / sum(split)
-        note = f"acting and stepping envs {share:.0%}, learning {1 - share:.0%} (with evaluation and saving)"
+        note = f"envs and acting {share:.0%}, learning {1 - share:.0%} of the time"
         return [_fact("bottleneck", "envs and acting" if share > 0.5 else "learning", note)]
 
     def _sessions(self) -> dict[str, Any]:
@@ -286,7 +286,7 @@ class _Trial:
         total = sum(counts.values())
         notes = [f"{count} {status}" for status, count in counts.items()] if len(counts) > 1 else []
         notes.append(f"random_seed {self.run.spec.get('meta', {}).get('random_seed')}")
-        notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 else []
+        notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 and not self.run.paths.holds_trials else []
         what = "worker" if self.run.distributed else "session"
         return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 

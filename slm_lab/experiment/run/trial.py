@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from slm_lab.experiment.events import Emit, Event, SessionEnded
+from slm_lab.experiment.events import Emit, Event, Progress, SessionEnded
 from slm_lab.experiment.execute.local.fork_server import ensure_server, start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers
 from slm_lab.experiment.execute.local.user_code import build_errors, os_exit_raises
@@ -236,7 +236,7 @@ class Trial(Experiment):
         def emit(event: Event) -> None:
             nonlocal live
             display(event)
-            if self.paths is not None and self._folder is None:
+            if isinstance(event, Progress) and self.paths is not None and self._folder is None:
                 live = live or self._live_report(self.paths)
                 live.poll()
 

@@ -310,7 +310,7 @@ class Trial(Experiment):
             display.say(_headline(metrics, self.spec, seconds))
             for line in _summary(metrics, self.spec.trial_frames):
                 display.say(f"  {line}")
-        if report is not None:
+        if metrics.get("sessions") and report is not None:
             display.say(f"open {self._shown / report.relative_to(paths.root)}")
         display.say(f"all files: {self._shown}")
         if self.plan.mode == "dev" and metrics.get("status") == "done" and self.spec.agent.algorithm.learns:

@@ -69,6 +69,7 @@ COMMANDS = {
         "verify {folder | latest} [--session N] [--from FRAME] [--to FRAME] [--frames N] [options]",
         ("data_dir", "device", "session", "from", "to", "frames", "trial", "entry", "env", "seed", "json"),
     ),
+    "report": Command("slm_lab.cli.results:report", "report {folder | latest} [options]", ("data_dir", "trial", "entry", "env", "seed")),
     "retro_analyze": Command("slm_lab.cli.results:retro_analyze", "retro_analyze {RUN ... | latest}", ("data_dir",)),
     "list": Command(
         "slm_lab.cli.list_names:list_names",
@@ -114,6 +115,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
            glob pattern, 'data/ppo_*'; runs of one spec, or with the same --label, are seeds of one curve
   diff     show what differs between two runs: keys, versions, the first rows, returns
   doctor   print what is wrong with a run, ranked, with the evidence and the key to change
+  report   write report.html of a run, search or study again, also while it runs
   verify   train a part of a run again, and compare rows and weights byte by byte
   retro_analyze
            rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
@@ -261,7 +263,7 @@ def make_parser(word: str | None = None) -> argparse.ArgumentParser:
     value("--from", "FRAME", "verify: frame from which to train again: 0, or that of the state before the last checkpoint")
     value("--to", "FRAME", "verify: frame at which to end")
     value("--frames", "N", "verify: maximum number of frames (default: as many as took 10 minutes)")
-    agents = "enjoy, export, compare, doctor, verify"
+    agents = "enjoy, export, compare, doctor, report, verify"
     value("--trial", "N", f"{agents}: trial of a search (default: the best one, of the confirmed ones if there are any)")
     value("--entry", "LABEL", f"{agents}: entry of a study (default: that of the best run; compare: all)")
     of_run = f"{agents}: that of the run of a study (default: the best run; compare: all)"

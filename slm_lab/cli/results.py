@@ -1,4 +1,4 @@
-"""Commands for finished runs: `compare RUN RUN …`, `export RUN`, `doctor RUN` and `retro_analyze RUN …`."""
+"""Commands for finished runs: `compare RUN RUN …`, `export RUN`, `doctor RUN`, `report RUN` and `retro_analyze RUN …`."""
 
 from __future__ import annotations
 
@@ -59,6 +59,19 @@ def doctor(words: list[str], arguments: Namespace) -> int:
 
     run = find_trial(words[0], arguments.data_dir, Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed))
     return print_result((as_json if arguments.json else as_text)(run, examine(run)))
+
+
+def report(words: list[str], arguments: Namespace) -> int:
+    """Write the page of a run, search or study again, and print its path."""
+    if len(words) != 1:
+        given = f"too many arguments after the folder: {' '.join(words[1:])}" if words else "RUN is missing"
+        raise UsageError(f"report: {given}; expected report {{folder | latest}}")
+    from slm_lab.experiment.files.find import Choice
+    from slm_lab.experiment.report.report_folder import write_folder_report
+    from slm_lab.lib.files import shown
+
+    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    return print_result(str(shown(write_folder_report(words[0], arguments.data_dir, choice))))
 
 
 def retro_analyze(words: list[str], arguments: Namespace) -> int:

@@ -21,6 +21,7 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import Plan, TrialFailed
 from slm_lab.experiment.report.analyze import analyze_trial
 from slm_lab.experiment.report.baseline import cache_folder, known_baseline, measure_baseline
+from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.run.engine import check_builds
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.session import Session
@@ -152,8 +153,8 @@ def test_info_is_in_tables_and_graphs(make_spec: MakeSpec, tmp_path: Path, monke
     result = Trial(make_spec(meta={"log_info": ["steps"]}), tmp_path).run()
     assert result.train.columns[-1] == "info_steps"
     assert result.train.info_steps.iloc[-1] > 5
-    assert result.paths.trial_graph("info_steps", "png").is_file()
-    assert result.paths.session_graph(0, "info_steps", "html").is_file()
+    panels = report_data(result.run)["panels"]
+    assert ("Other diagnostics", "steps") in [(panel["group"], panel["title"]) for panel in panels]
 
 
 @pytest.mark.parametrize("sessions", [1, 2])

@@ -15,7 +15,7 @@ from slm_lab.experiment.report.metrics import (
     last_value,
     mean_current_return,
     mean_scalars,
-    metric_curves,
+    metric_columns,
     session_metrics,
 )
 from slm_lab.experiment.report.trial_figures import common_strengths
@@ -74,15 +74,13 @@ def test_none_where_a_denominator_is_zero() -> None:
 
 def test_curves_are_the_metric_up_to_each_row() -> None:
     values = [30.0, 50.0, 40.0, 60.0, 10.0]
-    curves = metric_curves(strengths(values, 20.0))
-    named = {"sample_efficiencies": "sample_efficiency", "training_efficiencies": "training_efficiency", "stabilities": "stability"}
+    columns = metric_columns(strengths(values, 20.0))
     for count in range(2, 6):
         upto = session_metrics(strengths(values[:count], 20.0))
-        for name, metric in named.items():
-            frame, value = curves[name]
-            assert value[frame == 100 * count] == pytest.approx(upto[metric])
-    assert curves["strengths"].value.tolist() == [10, 30, 20, 40, -10]
-    assert curves["stabilities"].frame[0] == 200
+        for name in ("sample_efficiency", "training_efficiency", "stability"):
+            assert columns[name][count - 1] == pytest.approx(upto[name])
+    assert columns["strength"].tolist() == [10, 30, 20, 40, -10]
+    assert np.isnan(columns["stability"][0])
 
 
 def test_consistency_by_hand() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.report.analyze import analyze_trial
-from slm_lab.experiment.report.figure import MARK, POLICY_COLOURS
+from slm_lab.experiment.report.figure import MARK
 from slm_lab.experiment.report.metrics import Curve, align_or_interpolate
 from slm_lab.experiment.report.render_html import plotly_json
 from slm_lab.experiment.report.render_png import PNGRenderer
@@ -83,7 +83,7 @@ def test_no_bottleneck_without_its_columns() -> None:
     assert known == ("rollout", {"rollout": 0.5, "inference": 0.1, "learner": 0.1})
 
 
-def test_lag_and_busy_shares_over_frames(paths: RunPaths, make_spec: MakeSpec) -> None:
+def test_busy_shares_are_metrics(paths: RunPaths, make_spec: MakeSpec) -> None:
     lags = [["", 1, 2], ["", 2.5, 4], ["", 4, 8], ["", 0, 0.25]]
     busy = [["", 0.5, 0.75], ["", 0.25, 0.25], ["", 1.0, 1.0]]
     columns = dict(zip((*LAG, *BUSY), [*lags, *busy], strict=True))
@@ -93,18 +93,6 @@ def test_lag_and_busy_shares_over_frames(paths: RunPaths, make_spec: MakeSpec) -
     assert metrics["busy"] == {"rollout": 0.625, "inference": 0.25, "learner": 1.0}
     assert json.loads(paths.trial_metrics().read_text()) == metrics
     assert "policies" not in metrics
-    traces, layout = read_figure(paths.session_graph(0, "policy_lag", "html"))
-    band, mean = traces
-    assert (mean["name"], mean["x"], mean["y"]) == ("mean", [2000, 3000], [2.5, 4])
-    assert (band["name"], band["y"]) == ("minimum to maximum", [4, 8, 2, 1])
-    assert layout["yaxis"]["title"]["text"] == "policy lag (gradient steps)"
-    traces, layout = read_figure(paths.session_graph(0, "busy", "html"))
-    assert [trace["y"] for trace in traces] == [[50, 75], [25, 25], [100, 100]]
-    assert [trace["name"].partition(":")[0] for trace in traces] == ["rollout", "inference", "learner"]
-    assert layout["yaxis"]["title"]["text"].endswith("(%)")
-    assert layout["yaxis"]["range"] == [-2, 105]
-    assert read_figure(paths.session_graph(0, "lag_masked", "html"))[0][0]["y"] == [0, 25]
-    assert all(paths.session_graph(0, what, "png").stat().st_size > 1000 for what in ("policy_lag", "busy", "lag_masked"))
 
 
 def test_runs_without_a_sampler_have_none_of_it(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -116,16 +104,6 @@ def test_runs_without_a_sampler_have_none_of_it(paths: RunPaths, make_spec: Make
         names = [path.name for path in paths.root.rglob("*.png") if any(word in path.name for word in ("lag", "busy", "polic", "pbt"))]
         assert names == []
         assert paths.timeline_graph(0, "png").exists() is (spec.meta.sampler is not None)
-
-
-def test_no_lag_and_nothing_masked(paths: RunPaths, make_spec: MakeSpec) -> None:
-    write_rows(paths, 0, [30.0, 40.0], columns={name: [0, 0] for name in LAG} | {name: ["", ""] for name in BUSY})
-    assert "bottleneck" not in analyze_trial(settled(make_spec(), async_rl=False), paths)
-    traces, layout = read_figure(paths.session_graph(0, "policy_lag", "html"))
-    assert traces[-1]["y"] == [0, 0]
-    assert layout["yaxis"]["range"] == [-0.02, 1.05]
-    assert not paths.session_graph(0, "lag_masked", "png").exists()
-    assert not paths.session_graph(0, "busy", "png").exists()
 
 
 def test_spans_begin_at_zero(tmp_path: Path) -> None:
@@ -230,21 +208,11 @@ def test_a_curve_for_each_policy(paths: RunPaths, make_spec: MakeSpec) -> None:
         write_rows(paths, index, returns, columns={"lag_mean": [1, 2]})
     metrics = analyze_trial(settled(make_spec(), 2, num_policies=2), paths)
     assert (metrics["policies"], metrics["best_policy"], metrics["sessions"], metrics["total_reward_ma"]) == ([30, 50], 1, 2, 40)
-    for what in ("policy_returns", "policy_returns_ma"):
-        traces, layout = read_figure(paths.trial_graph(what, "html"))
-        lines = {trace["name"]: trace for trace in traces if trace.get("showlegend", True)}
-        assert list(lines) == ["policy 0", "policy 1"]
-        assert (lines["policy 0"]["y"], lines["policy 1"]["y"]) == ([15, 30], [40, 50])
-        assert [lines[name]["line"]["color"] for name in lines] == list(POLICY_COLOURS[:2])
-        assert traces[0]["y"] == [20, 40, 20, 10]
-        assert layout["title"]["text"].endswith("of each policy ± std over 2 sessions")
-        assert layout["xaxis"]["title"]["text"] == "frames (of each policy)"
-        assert paths.trial_graph(what, "png").stat().st_size > 1000
     names = [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
     assert names[:4] == [f"session {s}, policy {p}" for s in (0, 1) for p in (0, 1)]
     assert names[-1] == "mean of 4 policies"
-    title = read_figure(paths.session_graph(3, "policy_lag", "html"))[1]["title"]["text"]
-    assert title == "small (CartPole-v1), trial 0, session 1, policy 1: policy lag"
+    title = read_figure(paths.session_graph(3, "mean_returns", "html"))[1]["title"]["text"]
+    assert title == "small (CartPole-v1), trial 0, session 1, policy 1: mean return"
 
 
 def test_policies_of_one_session_and_of_failed_ones(paths: RunPaths, make_spec: MakeSpec) -> None:
@@ -252,15 +220,11 @@ def test_policies_of_one_session_and_of_failed_ones(paths: RunPaths, make_spec: 
         write_rows(paths, index, returns)
     one = analyze_trial(settled(make_spec(), num_policies=2), paths)
     assert (one["policies"], one["best_policy"], one["sessions"]) == ([20, 50], 1, 1)
-    traces, layout = read_figure(paths.trial_graph("policy_returns", "html"))
-    assert [(trace["name"], trace["y"]) for trace in traces] == [("policy 0", [10, 20]), ("policy 1", [30, 50])]
-    assert layout["title"]["text"].endswith(": mean return of each policy")
     assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]][:2] == ["policy 0", "policy 1"]
     for index, returns in enumerate(([20.0, 40.0], [float("nan")] * 2), start=2):
         write_rows(paths, index, returns)
     two = analyze_trial(settled(make_spec(), 2, num_policies=2), paths, failed={0: "killed"})
     assert (two["policies"], two["best_policy"], two["sessions"], two["failed"]) == ([40, None], 0, 1, 1)
-    assert read_figure(paths.trial_graph("policy_returns", "html"))[1]["title"]["text"].endswith("of each policy, 1 session failed")
     names = [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]]
     assert names[-1] == "mean of 1 policy, 1 session failed"
     for index in range(4):
@@ -277,9 +241,6 @@ def test_policies_whose_rows_are_at_frames_of_their_own(paths: RunPaths, make_sp
     traces = read_figure(paths.trial_graph("mean_returns", "html"))[0]
     assert traces[-1]["name"] == "mean of 4 policies"
     assert (traces[-1]["x"][0], traces[-1]["x"][-1]) == (1300, 3000)
-    line = next(trace for trace in read_figure(paths.trial_graph("policy_returns", "html"))[0] if trace["name"] == "policy 0")
-    assert line["x"] == [1200, 2000, 2200, 3000]
-    assert line["y"] == [31, 39, 41, 49]
 
 
 def test_aligning_keeps_to_a_grid_where_there_is_one() -> None:

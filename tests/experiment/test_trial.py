@@ -81,7 +81,7 @@ def test_two_runs_give_equal_tables_whatever_jobs_and_start_method(
     ending = output.splitlines()[at:]
     assert re.fullmatch(r"return [\d.]+( ± [\d.]+)? \(evaluation, mean of 2 sessions\) after 1,000 frames, 0:\d\d", ending[0])
     assert ending[-4:] == [
-        f"open {before.trial_graph('mean_returns', 'html')}",
+        f"open {before.report}",
         f"all files: {before.root}",
         f"play it:   slm-lab enjoy@{before.root}",
         f"train on:  slm-lab train@{before.root} --set env.max_frame=2000",

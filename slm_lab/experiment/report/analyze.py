@@ -34,7 +34,6 @@ from slm_lab.experiment.report.trial_figures import (
     Labels,
     common_strengths,
     draw_returns,
-    draw_strengths,
     draw_tables,
 )
 from slm_lab.experiment.report.writer import Writer, json_bytes
@@ -72,7 +71,7 @@ def analyze_trial(
     and the trial's returns are computed from evaluation. A table, file or figure that fails causes only a notice.
 
     If the baseline is neither shipped, cached nor recorded, it is measured after everything else is written, for at most 30 s, and can be
-    interrupted by `stop`. The metrics and figures of strengths are written afterwards.
+    interrupted by `stop`. The metrics and the figures are then written again.
 
     The metrics: current_return (of the last evaluation, else of the last row that has one) and its standard error, over Sessions if there
     are several and over episodes if there is one; evaluated (whether it is that of evaluations); final_return (the last total_reward),
@@ -103,9 +102,6 @@ def analyze_trial(
             trial.labels = replace(trial.labels, baseline=mean_return)
             with writer.drawing():
                 draw_returns(writer, trial.run, trial.labels)
-    if mean_return is not None:
-        with writer.drawing():
-            draw_strengths(writer, trial.run, trial.labels, trial.strengths(mean_return))
     writer.close()
     if complete and writer.reason:
         raise UserError(f"cannot write the results of {paths.root}: {writer.reason}")

@@ -20,7 +20,7 @@ POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 EVALUATION_COLOUR = "#882255"
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
-"""Opacity of bands and of faint lines."""
+"""Opacity of bands and of the faint lines of a group."""
 _MAX_POINTS = 2000
 """Longer lines are thinned evenly, since a screen cannot show more points."""
 MAX_MARKERS = 25
@@ -52,7 +52,7 @@ class Line:
     band: tuple[np.ndarray, np.ndarray] | None = None
     """Lower and upper edge of the band around the line, [points] each; None: no band."""
     faint: bool = False
-    """Drawn thin and pale, like the lines behind a mean."""
+    """Drawn thinner than a mean; in a group with a common legend entry also pale."""
     steps: bool = False
     """Drawn as steps: the value is constant until the next point."""
     dashed: bool = False
@@ -60,6 +60,15 @@ class Line:
     marks: tuple[Mark, ...] = ()
     group: str = ""
     """Lines of the same group have one common legend entry with this name."""
+
+    @property
+    def opacity(self) -> float:
+        return 1.0 if not self.faint else FAINT_OPACITY if self.group else 0.9
+
+    @property
+    def width(self) -> float:
+        """Width in pixels on a page."""
+        return 1.0 if self.dashed or (self.faint and self.group) else 1.6 if self.faint else 3.0
 
     @property
     def banded(self) -> bool:
@@ -96,8 +105,6 @@ class Panel:
 
     y_label: str
     lines: list[Line] = field(default_factory=list)
-    core_range: bool = False
-    """Show only the range of most values: early quotients of small sums may have another order of magnitude."""
     x_label: str = "frames"
     y_limits: tuple[float, float] | None = None
     """Limits of the vertical axis; None: determined by the lines."""
@@ -151,39 +158,12 @@ def y_range(panel: Panel) -> tuple[float, float]:
     """Return the limits of the vertical axis, with a margin; (0, 1) for a panel without points."""
     if panel.y_limits:
         return panel.y_limits
-    values = _values(trimmed_lines(panel))
+    values = _values(panel.lines)
     if not len(values):
         return 0.0, 1.0
     low, high = float(values.min()), float(values.max())
-    if panel.core_range:
-        core_low, core_high = _core(panel)
-        low, high = max(low, core_low), min(high, core_high)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     return low - margin, high + margin
-
-
-def trimmed_lines(panel: Panel) -> list[Line]:
-    """Return the lines; with core_range, without the beginning of each line that leaves the range of most values.
-
-    At most the first half of a line is omitted; later outliers are shown.
-    """
-    if not panel.core_range or not len(_values(panel.lines)):
-        return panel.lines
-    low, high = _core(panel)
-    return [_from_settled(line, low, high) for line in panel.lines]
-
-
-def _from_settled(line: Line, low: float, high: float) -> Line:
-    lower, upper = band_edges(line)
-    outside = np.flatnonzero((lower < low) | (upper > high))
-    early = outside[outside < len(lower) // 2]
-    return _select(line, np.arange(early[-1] + 1 if len(early) else 0, len(lower)))
-
-
-def _core(panel: Panel) -> tuple[float, float]:
-    """Return the range of most values of all lines, extended by its own size to both sides."""
-    low, high = np.percentile(_values(panel.lines), (15, 85))
-    return float(2 * low - high), float(2 * high - low)
 
 
 def _values(lines: list[Line]) -> np.ndarray:

@@ -149,16 +149,15 @@ def session_metrics(strengths: Strengths) -> Scalars:
     }
 
 
-def metric_curves(strengths: Strengths) -> dict[str, Curve]:
-    """Return curves over frames: the strengths, and the other metrics over all rows up to each row, where defined."""
+def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
+    """Return the strengths, and the other metrics over all rows up to each row, float64 [rows]; NaN where a metric is not defined."""
     s = strengths.value
-    over_frames = {
-        "strengths": s,
-        "sample_efficiencies": efficiencies(s, strengths.frame),
-        "training_efficiencies": efficiencies(s, strengths.opt_step),
-        "stabilities": stabilities(s),
+    return {
+        "strength": s,
+        "sample_efficiency": efficiencies(s, strengths.frame),
+        "training_efficiency": efficiencies(s, strengths.opt_step),
+        "stability": stabilities(s),
     }
-    return {name: _finite(strengths.frame, value) for name, value in over_frames.items()}
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:

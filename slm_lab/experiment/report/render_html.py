@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -33,9 +36,21 @@ _SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square
 
 def plotly_js() -> bytes:
     """Return the script that the pages need, 4.5 MB."""
-    from plotly.offline import get_plotlyjs
+    return _script().read_bytes()
 
-    return str(get_plotlyjs()).encode()
+
+def script_size() -> int:
+    """Return the size of the script in bytes."""
+    return _script().stat().st_size
+
+
+@cache
+def _script() -> Path:
+    """Return the file of the script; plotly is not imported."""
+    plotly = find_spec("plotly")
+    assert plotly is not None
+    assert plotly.origin is not None
+    return Path(plotly.origin).parent / "package_data" / "plotly.min.js"
 
 
 def render_html(figure: AnyFigure, script: str) -> bytes:
@@ -151,7 +166,7 @@ _GRID_STYLE: dict[str, Any] = {
 
 def _traces(panel: Panel) -> list[dict[str, Any]]:
     """Return the traces of a panel, from back to front."""
-    lines = [line for line in map(figures.thin, figures.trimmed_lines(panel)) if len(line.curve.frame)]
+    lines = [line for line in map(figures.thin, panel.lines) if len(line.curve.frame)]
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
     grouped: set[str] = set()
     for line, trace in ((line, trace) for line in lines for trace in traces if line.group and trace["name"] == line.name):
@@ -172,10 +187,10 @@ def _line_trace(line: Line) -> dict[str, Any]:
         "y": _digits(line.curve.value),
         "mode": "lines+markers" if len(line.curve.frame) <= figures.MAX_MARKERS and not line.dashed else "lines",
         "marker": {"size": 12 if len(line.curve.frame) == 1 else 4 if line.faint else 6},
-        "line": {"color": line.colour, "width": 1 if line.faint or line.dashed else 2.5}
+        "line": {"color": line.colour, "width": line.width}
         | ({"shape": "hv"} if line.steps else {})
         | ({"dash": "dash"} if line.dashed else {}),
-        "opacity": figures.FAINT_OPACITY if line.faint else 1.0,
+        "opacity": line.opacity,
     }
 
 

@@ -156,7 +156,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         edge = {"edgecolor": "white"} if kind.edge else {}
         axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
     names = _names(panel)
-    for line in map(figures.thin, figures.trimmed_lines(panel)):
+    for line in map(figures.thin, panel.lines):
         colour = figures.GREY if line.faint and names[line.name] != line.name else line.colour
         if line.banded:
             axes.fill_between(line.curve.frame, *figures.band_edges(line), color=colour, alpha=figures.BAND_OPACITY, linewidth=0)
@@ -185,9 +185,9 @@ _MARK_SAMPLE: dict[str, Any] = {
 def _line_style(line: Line, colour: str) -> dict[str, Any]:
     return {
         "color": colour,
-        "alpha": figures.FAINT_OPACITY if line.faint else 1.0,
+        "alpha": line.opacity,
         "linestyle": "--" if line.dashed else "-",
-        "linewidth": 1.0 if line.faint or line.dashed else 2.0,
+        "linewidth": 0.8 * line.width,
         "marker": "o" if len(line.curve.frame) <= figures.MAX_MARKERS and not line.dashed else "",
         "markersize": 9 if len(line.curve.frame) == 1 else 2.5 if line.faint else 4,
     }
@@ -210,7 +210,7 @@ def _legend_of(panels: tuple[Panel, ...]) -> dict[str, Any]:
         for kind in panel.bars:
             entries.setdefault(kind.name, Patch(color=kind.colour))
         names = _names(panel)
-        lines = [line for line in figures.trimmed_lines(panel) if len(line.curve.frame)]
+        lines = [line for line in panel.lines if len(line.curve.frame)]
         for line in lines:
             colour = line.colour if names[line.name] == line.name else figures.GREY
             entries.setdefault(names[line.name], Line2D([], [], **_line_style(line, colour)))

@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from slm_lab.experiment.files.paths import DataMode, RunPaths, imported_run, not
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.analyze import EPISODES, analyze_trial, return_text
 from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.report_page import attempt, write_trial_report
 from slm_lab.experiment.report.run import Run, last_frame, numbers, read_columns, read_json
 from slm_lab.experiment.report.writer import csv_bytes, json_bytes
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -100,8 +102,9 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
     metrics = analyze_trial(spec, paths, t, failed=failed, recorded_baseline=recorded, episodes=episodes, complete=True)
     if read_json(paths.trial_metrics(t)) != metrics:
         raise UserError(f"cannot write the metrics of {paths.root}: {paths.trial_metrics(t).name} was not replaced")
+    page = attempt(partial(write_trial_report, paths, t))
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
-    files = [str(file) for file in (*graphs, paths.trial_metrics(t)) if file.is_file()]
+    files = [str(file) for file in (page, *graphs, paths.trial_metrics(t)) if file is not None and file.is_file()]
     left = unfinished(paths.root, paths.lock)
     aside = ("current_return", "current_return_se", "frame", "sessions", "failed")
     others = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in aside}

@@ -1,4 +1,4 @@
-"""Figures and metrics of runs with rollout workers: utilization, policy lag, several policies, population-based training and timeline.
+"""Figures and metrics of runs with rollout workers: utilization, several policies, population-based training and timeline.
 
 The timeline shows the activities of each process as bars over seconds.
 """
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Mark, Panel, policy_colour
-from slm_lab.experiment.report.metrics import Curve, Table, average, curve, last_value
+from slm_lab.experiment.report.metrics import Curve, Table, average, last_value
 from slm_lab.experiment.report.run import Run, numbers, read_columns
 from slm_lab.experiment.report.trial_figures import Axis, Labels
 from slm_lab.experiment.report.writer import Writer
@@ -33,12 +33,8 @@ _NARROW = 0.01
 """Fraction of the window; narrower bars have no edge, since it would hide them."""
 _TOLERANCE = 0.02
 """Fraction of a bar's length; smaller overlaps are due to the resolution of the clocks."""
-_ROLES = {
-    "rollout": ("rollout: stepping envs", KIND_COLOURS["rollout"]),
-    "inference": ("inference: computing actions", KIND_COLOURS["inference"]),
-    "learner": ("learner: training", KIND_COLOURS["train"]),
-}
-"""Role → name and colour of its line; its busy share is in column {role}_busy."""
+_ROLES = ("rollout", "inference", "learner")
+"""Roles; the busy share of each is in column {role}_busy."""
 _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma": "gamma"}
 """Column of the history → vertical axis."""
 
@@ -76,33 +72,6 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
     return metrics
 
 
-def table_figures(table: Table, title: str, axis: Axis) -> dict[str, Figure]:
-    """Return figures of policy lag, utilization and masked transitions, if the table has them; `title` names the owner of the table."""
-    lag, low, high = (curve(table, f"lag_{what}") for what in ("mean", "min", "max"))
-    band = (low.value, high.value) if len(lag.frame) == len(low.frame) == len(high.frame) else None
-    top = max((float(one.value.max()) for one in (lag, high) if len(one.value)), default=0.0) or 1.0
-    busy = [Line(name, _percent(table, f"{role}_busy"), colour) for role, (name, colour) in _ROLES.items()]
-    masked = _percent(table, "lag_masked")
-    shares, most = [Line("masked", masked)] if masked.value.any() else [], float(masked.value.max(initial=1.0))
-    texts: dict[str, tuple[str, str, list[Line], float]] = {
-        "policy_lag": ("policy lag", "policy lag (gradient steps)", [Line("mean", lag, band=band)], top),
-        "busy": ("utilization", "busy share of wall-clock time (%)", busy, 100.0),
-        "lag_masked": ("transitions masked for their policy lag", "transitions above max_policy_lag (%)", shares, most),
-    }
-    figures = {}
-    for name, (what, y_label, lines, upper) in texts.items():
-        if lines := [line for line in lines if len(line.curve.frame)]:
-            limits = -0.02 * upper, 1.05 * upper  # so that lines at the edges are visible
-            panel = Panel(y_label, lines, x_label=axis.label, y_limits=limits, band="minimum to maximum")
-            figures[name] = Figure(f"{title}: {what}", (panel,))
-    return figures
-
-
-def _percent(table: Table, column: str) -> Curve:
-    share = curve(table, column)
-    return Curve(share.frame, 100 * share.value)
-
-
 def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> Figure | None:
     """Return a figure of population-based training: the mutated hyperparameters and the replaced policies; None without rows."""
     history = {name: numbers(cells) for name, cells in columns.items()}
@@ -128,14 +97,10 @@ def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Lin
 
 
 def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec | None) -> None:
-    """Write the figures of all Sessions; an unreadable file causes a notice."""
-    tables = run.tables("train")
-    for index, table in tables.items():
-        figures = table_figures(table, f"{labels.title}, {labels.describe(index)}", labels.frames)
-        writer.draw(figures, partial(run.paths.session_graph, index, t=run.trial))
+    """Write the timeline, and the history of population-based training, of all Sessions; an unreadable file causes a notice."""
     if sampler is not None:
         turns = f"{'asynchronous' if sampler.async_rl else 'synchronous'}{', serial' if sampler.serial_mode else ''}"
-        for s in sorted({index // sampler.num_policies for index in tables}):
+        for s in sorted({index // sampler.num_policies for index in run.tables("train")}):
             _draw_session(writer, run, s, labels, turns)
 
 

@@ -13,14 +13,16 @@ from typing import Any, get_args
 import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
+from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
-from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, evenly
+from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly
 from slm_lab.experiment.report.progress import number
-from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.report.trial_figures import return_curves
 from slm_lab.experiment.report.trial_record import METHOD, MIN_TRIALS, Importance, TrialRecord, key_importance, ranked
 from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
+from slm_lab.lib.log import notice
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.meta import SearchMetric
@@ -102,12 +104,8 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
 
     Args: metric: name of TrialRecord.metric.
     """
-    space, writer = SearchSpace(spec), Writer(paths.root)
-    order = tuple(ranked(records))
-    importance: Importance | None = None
-    with writer.drawing("the importance of the searched keys"):
-        importance = key_importance(space, order)
-    view = SearchSummary(f"{spec.name} ({spec.env.name.rpartition(':')[2]})", space, order, metric, importance)
+    writer, view = Writer(paths.root), summarize_search(spec, records, metric)
+    space, order, importance = view.space, view.ranked, view.importance
     writer.write("table not written", (paths.experiment_df, partial(_csv, space, order)))
     if view.best is not None:
         writer.write("file not written", (paths.best_spec, partial(_best_spec, view, view.best, paths.root.name)))
@@ -119,6 +117,45 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
         writer.draw(return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train"), paths.multi_trial_graph)
     writer.close()
     return replace(view, files=tuple(writer.files))
+
+
+def summarize_search(spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
+    """Return the results of a search from its trials. If the importance of the keys cannot be computed, there is a notice."""
+    space, order, importance = SearchSpace(spec), tuple(ranked(records)), None
+    try:
+        importance = key_importance(space, order)
+    except Exception as error:
+        notice(f"cannot compute the importance of the searched keys: {type(error).__name__}: {error}")
+    return SearchSummary(f"{spec.name} ({spec.env.name.rpartition(':')[2]})", space, order, metric, importance)
+
+
+def search_records(state: SearchState, paths: RunPaths, random_seed: int | None) -> list[TrialRecord]:
+    """Return a record of each trial of a search, with the result of its confirmation."""
+    confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
+    intervals = {t: confidence_interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
+    return [
+        TrialRecord(
+            trial.trial,
+            trial.values,
+            {key: value for key, value in trial.metrics.items() if value is None or isinstance(value, int | float)},
+            trial.metric,
+            trial.frame,
+            trial.seconds,
+            "running" if trial.status == "waiting" else trial.status,
+            random_seed,
+            confirmed[trial.trial].metric if trial.trial in confirmed else None,
+            intervals.get(trial.trial),
+            trial.cause,
+        )
+        for trial in state.trials
+    ]
+
+
+def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
+    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session."""
+    files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
+    found = estimate([(read_json(file) or {}).get(metric) for file in files])
+    return None if found is None or found.low is None or found.high is None else (found.low, found.high)
 
 
 def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from slm_lab.experiment.events import SessionEnded
+from slm_lab.experiment.events import Emit, Event, Progress, SessionEnded
 from slm_lab.experiment.execute.local.fork_server import ensure_server, start_method
 from slm_lab.experiment.execute.local.interrupt import restore_handlers
 from slm_lab.experiment.execute.local.user_code import build_errors, os_exit_raises
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from slm_lab.experiment.deploy.load import LoadedAgent
     from slm_lab.experiment.files.sink import CheckpointKind
+    from slm_lab.experiment.report.report_page import LiveReport
     from slm_lab.experiment.report.run import Run
 
 
@@ -224,7 +225,7 @@ class Trial(Experiment):
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
         """Run the Sessions; in a continued run, only the unfinished ones."""
         found = self._resumption
-        job = SessionsJob(self.spec, self.plan, self.index, partial(self._open, display), display, stop)
+        job = SessionsJob(self.spec, self.plan, self.index, partial(self._open, display), self._with_report(display), stop)
         if found is None:
             return ENGINES[engine](job)
         ends = [SessionEnded(index, "done") for index in found.starts if index not in found.to_run]
@@ -234,6 +235,24 @@ class Trial(Experiment):
             self._open(display, None)
             return ends
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
+
+    def _with_report(self, display: ProgressDisplay) -> Emit:
+        """Return a function that shows events, and now and then writes the page of the run, unless this is a trial of a search."""
+        live: LiveReport | None = None
+
+        def emit(event: Event) -> None:
+            nonlocal live
+            display(event)
+            if isinstance(event, Progress) and self.paths is not None and self._folder is None:
+                live = live or self._live_report(self.paths)
+                live.poll()
+
+        return emit
+
+    def _live_report(self, paths: RunPaths) -> LiveReport:
+        from slm_lab.experiment.report.report_page import LiveReport, write_trial_report
+
+        return LiveReport(partial(write_trial_report, paths, self.index))
 
     def _open(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
         """Create the run folder, or use that of a continued run, and save the spec in it. Raises UserError and removes a new folder.
@@ -291,16 +310,17 @@ class Trial(Experiment):
         if paths is None:
             return {}
         from slm_lab.experiment.report.analyze import analyze_trial
+        from slm_lab.experiment.report.report_page import attempt, write_trial_report
 
         with notices_to(display.notice):
             metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
-        graph = paths.trial_graph("mean_returns", "html", self.index)
+            report = attempt(partial(write_trial_report, paths, self.index, ended=True)) if metrics else None
         if metrics:
             display.say(_headline(metrics, self.spec, seconds))
             for line in _summary(metrics, self.spec.trial_frames):
                 display.say(f"  {line}")
-        if metrics.get("sessions") and graph.is_file():
-            display.say(f"open {self._shown / graph.relative_to(paths.root)}")
+        if metrics.get("sessions") and report is not None:
+            display.say(f"open {self._shown / report.relative_to(paths.root)}")
         display.say(f"all files: {self._shown}")
         for line in self._next_commands(metrics):
             display.say(line)
@@ -357,5 +377,6 @@ def _resolved(spec: Spec, plan: Plan) -> Spec:
 
 def load_analysis() -> None:
     """Import the modules for the graphs while the Sessions run."""
-    for module in ("slm_lab.experiment.report.analyze", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+    report = "slm_lab.experiment.report"
+    for module in (f"{report}.analyze", f"{report}.report_page", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(module)

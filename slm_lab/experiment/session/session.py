@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Self
 
 from slm_lab.experiment.events import RowValues
@@ -129,15 +130,12 @@ class Session:
         memory = MemorySink()
         self.sink = sink or self._given_sink or memory
         freeze_objects()
-        source, learners, timer = self.source, self.learners, self.parts.timer
+        learners = self.learners
         try:
             self.begin()
             for learner in learners:
                 learner.agent.check_rarely(not learner.runs_user_code)
-            for experience in source:
-                learners[experience.policy].step(experience)
-                if timer.wanted and source.between_rounds:
-                    save(self)
+            self._train()
         except (WorkerFailed, Blocked) as error:
             learners[0].note_frame(error, self.parts.info.num_envs)
             self.blocked = isinstance(error, Blocked)
@@ -158,6 +156,21 @@ class Session:
         interrupted = any(learner.interrupted for learner in self.learners)
         rows, eval_rows = memory.table_rows(first.table, "train"), memory.table_rows(first.table, "eval")
         return SessionResult(self.index, first.clock.frame, interrupted, rows, eval_rows)
+
+    def _train(self) -> None:
+        """Learn from all experience of the source, and log where the time went."""
+        source, learners, timer = self.source, self.learners, self.parts.timer
+        collecting = learning = 0.0
+        begin = perf_counter()
+        for experience in source:
+            arrived = perf_counter()
+            collecting += arrived - begin
+            learners[experience.policy].step(experience)
+            if timer.wanted and source.between_rounds:
+                save(self)
+            begin = perf_counter()
+            learning += begin - arrived
+        logger.info("time: %.2f s collecting, %.2f s learning", collecting, learning)
 
     def begin(self) -> None:
         """Start the source, observers and clocks; for a continued run, also continue its files."""

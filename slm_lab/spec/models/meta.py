@@ -71,7 +71,7 @@ class MetaSpec(SpecModel):
     """Evaluate with the mode of the action distribution instead of a sample."""
     log_info: list[str] = []
     """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The mean over the last 100 episode ends is written
-    to the column info_{key} of the tables and to a graph."""
+    to the column info_{key} of the tables, which the page of the run draws."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; absent: no limit."""
     random_seed: Seed = 0

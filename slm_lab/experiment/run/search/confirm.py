@@ -12,8 +12,6 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import TrialState
-from slm_lab.experiment.report.metrics import estimate
-from slm_lab.experiment.report.run import read_json
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
@@ -52,10 +50,3 @@ def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
     runs.remove_temporaries()
     replace_file(runs.spec, (json.dumps(dump_spec(spec), indent=2, ensure_ascii=False) + "\n").encode())
     return runs
-
-
-def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session."""
-    files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
-    found = estimate([(read_json(file) or {}).get(metric) for file in files])
-    return None if found is None or found.low is None or found.high is None else (found.low, found.high)

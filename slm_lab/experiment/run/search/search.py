@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -41,6 +42,7 @@ from slm_lab.spec.load.search_space import SearchSpace, Values
 from slm_lab.spec.models.spec import Spec
 
 if TYPE_CHECKING:
+    from slm_lab.experiment.report.report_page import LiveReport
     from slm_lab.experiment.report.search_report import SearchSummary
 
 _NOTHING = "stopped before the first trial; nothing was written"
@@ -266,6 +268,23 @@ class Search(Experiment):
     def _save(self, paths: RunPaths) -> None:
         self.state.proposer = self._proposer.state_dict()
         self.state.save(paths.search_state)
+        self._live_report.poll()
+
+    def _save_confirmations(self, paths: RunPaths) -> None:
+        self.state.save(paths.search_state)
+        self._live_report.poll()
+
+    @cached_property
+    def _live_report(self) -> LiveReport:
+        from slm_lab.experiment.report.report_page import LiveReport
+
+        return LiveReport(self._write_report)
+
+    def _write_report(self, *, ended: bool = False) -> Path:
+        from slm_lab.experiment.report.report_folder import write_search_report
+
+        assert self.paths is not None
+        return write_search_report(self.paths, self.spec, self.state, ended=ended)
 
     def _exploit(self, trial: TrialState, decision: Exploit, table: SearchTable) -> None:
         exploit = {"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values}
@@ -319,7 +338,7 @@ class Search(Experiment):
                 executor,
                 share.resources,
                 job,
-                lambda: state.save(paths.search_state),
+                partial(self._save_confirmations, paths),
                 table,
                 on_end=end,
                 exhausted=True,
@@ -341,28 +360,13 @@ class Search(Experiment):
 
     def records(self) -> list[TrialRecord]:
         """Return a record of each trial."""
-        state, paths = self.state, self.paths
-        assert paths is not None
-        confirmed = {one.trial: one for one in state.confirmations if one.status == "finished"}
-        intervals = {t: confirming.confidence_interval(RunPaths(paths.confirmation, paths.spec_name), t, state.metric) for t in confirmed}
-        return [
-            TrialRecord(
-                trial.trial,
-                trial.values,
-                {key: value for key, value in trial.metrics.items() if value is None or isinstance(value, int | float)},
-                trial.metric,
-                trial.frame,
-                trial.seconds,
-                "running" if trial.status == "waiting" else trial.status,
-                self.spec.meta.random_seed,
-                confirmed[trial.trial].metric if trial.trial in confirmed else None,
-                intervals.get(trial.trial),
-                trial.cause,
-            )
-            for trial in state.trials
-        ]
+        from slm_lab.experiment.report.search_report import search_records
+
+        assert self.paths is not None
+        return search_records(self.state, self.paths, self.spec.meta.random_seed)
 
     def _analyze(self, table: SearchTable, stop: Stop) -> SearchResult:
+        from slm_lab.experiment.report.report_page import attempt
         from slm_lab.experiment.report.search_report import write_search
 
         assert self.paths is not None
@@ -371,13 +375,14 @@ class Search(Experiment):
         records = self.records()
         with notices_to(table.notice):
             summary = write_search(self.paths, self.spec, records, self.state.metric)
+            report = attempt(partial(self._write_report, ended=True))
         for line in result_lines(self.state, summary):
             table.say(line)
         root = shown(self.paths.root)
-        graph = self.paths.experiment_graph("", "html")
-        for file in (graph, self.paths.best_spec):
-            if file in summary.files:
-                table.say(f"open {shown(file)}" if file is graph else f"spec of the best trial: {shown(file)}")
+        if report is not None:
+            table.say(f"open {shown(report)}")
+        if self.paths.best_spec in summary.files:
+            table.say(f"spec of the best trial: {shown(self.paths.best_spec)}")
         table.say(f"all files: {root}")
         if summary.best is not None:
             table.say(f"play it:   slm-lab enjoy@{root}")

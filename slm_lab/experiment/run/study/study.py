@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, new_folder, run_name
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
+from slm_lab.experiment.report.report_page import LiveReport, attempt
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.report.study_result import ResultRun, write_result
 from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, as_text, cleanup_on_error, lock_of, run_plan
@@ -59,6 +61,8 @@ class _Planner:
     runner: _Runner
     target: Target
     device: str | None
+    live: LiveReport
+    """Writes the page of the study now and then."""
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Name of a run that has reported its end → (status, cause)."""
 
@@ -97,6 +101,7 @@ class _Planner:
             if state.status == "running":
                 state.share = max(state.share, self._share(state.run))
         self.table.show()
+        self.live.poll()
 
     def stopping(self) -> None:
         self.table.say("stopping: the runs under way save themselves …")
@@ -199,7 +204,8 @@ class StudyExperiment(Experiment):
             table.say(table.summary())
             with self._runner(executor, gpus) as runner:
                 table.concurrent = runner.concurrent
-                planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device)
+                live = LiveReport(partial(self._write_page, paths))
+                planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device, live)
                 run_plan(planner, runner.executor, runner.resources, stop)
                 while not stop.requested and self._add_seeds(paths, known, table, runner.concurrent):
                     run_plan(planner, runner.executor, runner.resources, stop)
@@ -414,12 +420,20 @@ class StudyExperiment(Experiment):
         results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
         return results, [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
 
+    def _write_page(self, paths: StudyPaths, *, ended: bool = False) -> Path:
+        from slm_lab.experiment.report.report_folder import write_study_report
+
+        return write_study_report(self.study, paths, *self._results(paths), ended=ended)
+
     def _report(self, paths: StudyPaths, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report
 
         results, failed = self._results(paths)
         for line in write_report(self.study, paths, results, failed, decide=self.max_seeds is not None):
             table.say(line)
+        page = attempt(partial(self._write_page, paths, ended=True))
+        if page is not None:
+            table.say(f"open {page}")
         if results:
             env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""
             table.say(f"play the best run: slm-lab enjoy@{shown(paths.root)}{env}")

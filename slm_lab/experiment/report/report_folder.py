@@ -1,0 +1,271 @@
+"""report.html of a search and of a study, and the page of any folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.files.find import Choice, find_run, find_training
+from slm_lab.experiment.files.lock import in_use
+from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, study_in
+from slm_lab.experiment.files.search_state import SearchState
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.compare import Setting, seeds_of
+from slm_lab.experiment.report.figure import AnyFigure
+from slm_lab.experiment.report.metrics import average
+from slm_lab.experiment.report.progress import duration, number
+from slm_lab.experiment.report.render_html import plotly_json
+from slm_lab.experiment.report.report_data import VERSION
+from slm_lab.experiment.report.report_origin import origin
+from slm_lab.experiment.report.report_page import REFRESH, write_pages, write_trial_report
+from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.search_report import (
+    SearchSummary,
+    return_figures,
+    search_figures,
+    search_records,
+    short_names,
+    summarize_search,
+)
+from slm_lab.experiment.report.study_report import Row, explanation, findings, study_figures, study_rows, study_settings, study_table
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.lib.files import shown
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.study_file import load_study
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.models.study import Study
+
+_MAX_TRIALS = 300
+"""Maximum number of trials in the ranking; the best are shown."""
+
+
+def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
+    """Write the page of the run, search or study that `where` names (a folder, also below `data_dir`, or latest), and return its path.
+
+    Args: choice: a trial of a search or a run of a study, whose own page is written instead.
+
+    Raises UserError if there is no such folder, or if its page cannot be written; SpecError if its spec cannot be read.
+    """
+    for folder in (Path(where), data_dir / where):
+        if (study := study_in(folder)) is not None:
+            return _study_or_run(study, data_dir, choice)
+    paths = find_run(where, None, data_dir)
+    if choice[1:] != (None, None, None):
+        return write_trial_report(find_training(where, None, data_dir, choice).paths)  # raises the error that says why not
+    if paths.search_state.is_file() and choice.trial is None:
+        state = SearchState.load(paths.search_state)
+        return write_search_report(paths, load_spec(paths.spec, paths.spec_name), state)
+    return _trial(paths, choice.trial)
+
+
+def _trial(paths: RunPaths, trial: int | None) -> Path:
+    known = paths.trials() or [0]
+    if trial is not None and trial not in known:
+        raise UserError(f"trial {trial}: {paths.root} has rows of trial {', '.join(map(str, known))}")
+    chosen = known[0] if trial is None else trial
+    ended = paths.holds_trials and paths.trial_metrics(chosen).is_file()
+    return write_trial_report(paths, chosen, ended=ended)
+
+
+def _study_or_run(paths: StudyPaths, data_dir: Path, choice: Choice) -> Path:
+    if choice != Choice():
+        return write_trial_report(find_training(paths.root, None, data_dir, choice).paths)
+    about = about_study(paths)
+    study = load_study(about.get("source") or paths.study, paths.name, about.get("set", ()))
+    results = [ResultRun(file) for file in sorted(paths.results.glob("*.json"))]
+    return write_study_report(study, paths, results)
+
+
+def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool) -> dict[str, Any]:
+    """Return the keys that all pages have."""
+    return {
+        "version": VERSION,
+        "kind": kind,
+        "title": title,
+        "subtitle": subtitle,
+        "folder": root.name,
+        "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "status": "running" if running else "done",
+        **({"refresh": REFRESH} if running else {}),
+    }
+
+
+def _figure(figure: AnyFigure, href: str | None = None) -> dict[str, Any]:
+    title = figure.title.partition(": ")[2] or figure.title
+    return {"title": title[0].upper() + title[1:], "note": figure.subtitle, "plot": plotly_json(figure), "href": href}
+
+
+def _commands(found: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"label": label, "command": command} for label, command in found.items()]
+
+
+# ---- search
+
+
+def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ended: bool = False) -> Path:
+    """Write the page of a search, which may still be running, and return its path. Raises UserError if it cannot be written."""
+    view = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
+    return write_pages(paths.root, paths.report, search_data(view, paths, spec, running=not ended and in_use(paths.lock)))
+
+
+def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool) -> dict[str, Any]:
+    """Return the data of the page of a search (see report_data.py)."""
+    mode = "eval" if spec.meta.rigorous_eval else "train"
+    figures = [*return_figures(view, paths, "eval" if mode == "eval" else "train").items()]
+    own = search_figures(view)
+    ordered: dict[str, AnyFigure] = dict(figures[:1]) | {name: own[name] for name in ("parallel_coordinates", "importance", "")}
+    ordered |= dict(figures[1:])
+    run = Run(paths, paths.trials()[0] if paths.trials() else 0)
+    return {
+        **_page("search", f"{view.space.spec.name}, search", f"{spec.agent.algorithm.name} in {run.env}", paths.root, running=running),
+        "facts": _search_facts(view),
+        "tables_of": [_ranking(view, paths)],
+        "figures": [_figure(figure) for figure in ordered.values() if not figure_is_empty(figure)],
+        "settings": {"spec": json.dumps(run.spec | {"meta": {**run.spec.get("meta", {}), "run": None}}, indent=2, default=str)},
+        "origin": origin(run),
+        "commands": _commands(_search_commands(view, paths)),
+        "files": [
+            {"label": path.name, "href": path.name}
+            for path in (paths.best_spec, paths.experiment_df, paths.importance, paths.search_state)
+            if path.is_file()
+        ],
+    }
+
+
+def figure_is_empty(figure: AnyFigure) -> bool:
+    """Return whether a figure has neither points nor bars."""
+    panels = getattr(figure, "panels", None)
+    return all(panel.empty for panel in panels) if panels is not None else bool(getattr(figure, "empty", False))
+
+
+def _search_facts(view: SearchSummary) -> list[dict[str, Any]]:
+    best, records = view.best, view.ranked
+    facts = [{"label": "trials", "value": str(len(records)), "note": view.count(shown=False).partition(": ")[2]}]
+    if best is not None:
+        value = best.confirmed if best.confirmed is not None else best.metric
+        interval = best.confirmed_interval
+        with_seeds = f"with new seeds{'' if interval is None else f', {number(interval[0])} to {number(interval[1])}'}; in the search"
+        note = f"trial {best.trial}" + (f", {with_seeds} {number(best.metric)}" if best.confirmed is not None else "")
+        facts.append({"label": f"best {view.metric}", "value": number(value), "note": note})
+    frames, seconds = sum(one.frame for one in records), sum(one.seconds for one in records)
+    return [*facts, {"label": "frames", "value": f"{frames:,}", "note": f"{duration(seconds)} of training, all trials together"}]
+
+
+def _ranking(view: SearchSummary, paths: RunPaths) -> dict[str, Any]:
+    names = short_names(view.space.keys)
+    confirmed = any(one.confirmed is not None for one in view.ranked)
+    failed = any(one.cause for one in view.ranked)
+    columns = ["", "trial", "status", view.metric, *(["with new seeds"] if confirmed else []), *names.values(), "frames", "time"]
+    rows = []
+    for rank, one in enumerate(view.ranked[:_MAX_TRIALS], 1):
+        page = f"{paths.stem}_t{one.trial}_report.html"
+        trial = {"text": f"trial {one.trial}", "href": page if (paths.root / page).is_file() else None}
+        again = [] if not confirmed else ["" if one.confirmed is None else number(one.confirmed)]
+        values = [_value(one.values[key]) if key in one.values else "" for key in names]
+        cause = [one.cause.strip().rpartition("\n")[2]] if failed else []
+        rows.append([str(rank), trial, one.status, number(one.metric), *again, *values, f"{one.frame:,}", duration(one.seconds), *cause])
+    left = len(view.ranked) - len(rows)
+    note = "Best first: by the result with new seeds where there is one, else by the metric."
+    return {
+        "title": "Ranking",
+        "columns": [*columns, *(["cause"] if failed else [])],
+        "rows": rows,
+        "note": note + (f" {left} more trials are in the table {paths.experiment_df.name}." if left else ""),
+    }
+
+
+def _value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _search_commands(view: SearchSummary, paths: RunPaths) -> dict[str, str]:
+    folder = shlex.quote(str(shown(paths.root.absolute())))
+    found = {"continue": f"slm-lab search@{folder}"}
+    if view.best is not None:
+        spec = shlex.quote(str(shown(paths.best_spec.absolute())))
+        found |= {"play the best": f"slm-lab enjoy@{folder}", "confirm the best": f"slm-lab search@{folder} --confirm 3"}
+        found |= {"train the best": f"slm-lab {spec} {shlex.quote(view.space.spec.name)}", "export": f"slm-lab export {folder}"}
+    return found | {"this page": f"slm-lab report {folder}"}
+
+
+# ---- study
+
+
+def write_study_report(
+    study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]] = (), *, ended: bool = False
+) -> Path:
+    """Write the page of a study, which may still be running, and return its path. Raises UserError if it cannot be written.
+
+    Args: failed: (entry, env) of each run that failed.
+    """
+    data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock))
+    return write_pages(paths.root, paths.report, data)
+
+
+def study_data(
+    study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]], *, running: bool
+) -> dict[str, Any]:
+    """Return the data of the page of a study (see report_data.py)."""
+    found = study_settings(study, results)
+    rows = study_rows(study, found, failed)
+    folder = shlex.quote(str(shown(paths.root.absolute())))
+    source = f"{shlex.quote(study.source)} {shlex.quote(study.name)}"
+    commands = {"continue": f"slm-lab {source} study@{folder}", "play the best": f"slm-lab enjoy@{folder}"}
+    return {
+        **_page("study", study.name, f"study of {len(study.entries)} entries in {', '.join(study.envs)}", paths.root, running=running),
+        "facts": _study_facts(study, results, failed),
+        "paragraphs": findings(study, rows) if found else ["No run has ended yet."],
+        "tables_of": [_comparison(study, rows), _runs(paths, results)],
+        "figures": _study_figures(study, paths, found),
+        "settings": {"spec": json.dumps({study.name: study.raw}, indent=2, ensure_ascii=False, default=str)},
+        "commands": _commands(commands | {"export": f"slm-lab export {folder}", "this page": f"slm-lab report {folder}"}),
+        "files": [{"label": path.name, "href": path.name} for path in (paths.page, *map(paths.table, _TABLES)) if path.is_file()],
+    }
+
+
+_TABLES = ("md", "csv", "json")
+
+
+def _study_facts(study: Study, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    known = sum(one.content.get("seconds") or 0.0 for one in results)
+    left = len(study.runs) - len(results) - len(failed)
+    parts = [f"{len(failed)} failed" if failed else "", f"{left} not run yet" if left > 0 else ""]
+    facts = [{"label": "runs", "value": f"{len(results)} of {len(study.runs)}", "note": ", ".join(filter(None, parts))}]
+    seeds = sorted({run.random_seed for run in study.runs})
+    facts.append({"label": "seeds", "value": str(len(seeds)), "note": f"random_seed {', '.join(map(str, seeds[:8]))}"})
+    return [*facts, {"label": "time", "value": duration(known), "note": "all runs together"}]
+
+
+def _comparison(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+    head, *lines = study_table(study, rows)
+    return {"title": "Comparison", "columns": head, "rows": lines, "note": explanation(study, rows)}
+
+
+def _runs(paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
+    """Return a table of the runs that have ended, with links to their pages."""
+    rows = []
+    for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
+        value = average(seed.final_return() for seed in seeds_of(one))
+        page = _page_of(paths, one)
+        seconds = one.content.get("seconds")
+        name = {"text": str(one.content["entry"]), "href": page}
+        rows.append([name, one.env, str(one.random_seed), one.status, number(value), "-" if seconds is None else duration(seconds)])
+    return {"title": "Runs", "columns": ["entry", "env", "random_seed", "status", "current return", "time"], "rows": rows}
+
+
+def _page_of(paths: StudyPaths, result: ResultRun) -> str | None:
+    folder = RunFolder(paths.runs / result.paths.root.stem)
+    starts = folder.starts() if folder.root.is_dir() else []
+    page = starts[-1].report if starts else None
+    return page.relative_to(paths.root).as_posix() if page is not None and page.is_file() else None
+
+
+def _study_figures(study: Study, paths: StudyPaths, found: Mapping[tuple[str, str], Setting]) -> list[dict[str, Any]]:
+    figures = study_figures(study, found)
+    with_file = {name: paths.graph(name, "html") for name in figures}
+    hrefs = {name: file.relative_to(paths.root).as_posix() if file.is_file() else None for name, file in with_file.items()}
+    return [{**_figure(figure, hrefs[name]), "title": figure.title} for name, figure in figures.items()]

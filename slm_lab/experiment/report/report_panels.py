@@ -1,0 +1,130 @@
+"""The graphs of a page: which columns of the tables are drawn together, with titles and units.
+
+A column that is not listed here, such as an entry of the env's `info`, has a graph in the last group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.report.metrics import Table
+from slm_lab.experiment.training.observers.base import info_column
+
+COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
+"""Columns that only grow."""
+RETURNS = {
+    "current_return": "current return (recent episodes)",
+    "total_reward": "last 100 episodes (total_reward)",
+    "total_reward_ma": "moving average, 100 rows (total_reward_ma)",
+    "return_new": "new episodes of each row",
+}
+"""Column of returns → its name in the graph of the return."""
+_QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef", "epi_truncated")
+"""Columns that are not drawn if they are always 0."""
+_NOT_DRAWN = (*COUNTS, "epi_new", "current_return_se", "current_epi")
+
+
+class PanelSpec(NamedTuple):
+    """A graph of one or several columns."""
+
+    title: str
+    unit: str
+    columns: tuple[str, ...]
+    note: str = ""
+
+
+_SLM_LAB = "Metrics of SLM Lab"
+_GROUPS: dict[str, tuple[PanelSpec, ...]] = {
+    "Episodes": (
+        PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),
+        PanelSpec("Truncated episodes", "share", ("epi_truncated",), "cut by a time limit"),
+    ),
+    "Policy": (
+        PanelSpec("Entropy of the policy", "nats", ("entropy",), "0: the policy always takes the same action"),
+        PanelSpec("Exploration", "explore_var", ("explore_var",), "epsilon or temperature of the action policy"),
+        PanelSpec("Entropy coefficient", "", ("entropy_coef",)),
+        PanelSpec("Temperature alpha", "", ("alpha",), "weight of the entropy in the objective"),
+        PanelSpec("KL divergence per update", "nats", ("approx_kl",), "how far an update moves the policy; usually 0.003 to 0.03"),
+        PanelSpec("Clipped transitions", "share", ("clip_fraction",), "share of ratios outside 1 ± ε"),
+    ),
+    "Value function": (
+        PanelSpec("Explained variance", "", ("explained_variance",), "1: predicts the returns; 0 or less: no better than their mean"),
+        PanelSpec("Mean Q value", "return", ("q_mean",)),
+        PanelSpec("TD error", "return", ("td_error",), "mean absolute error"),
+    ),
+    "Losses": (
+        PanelSpec("Loss", "", ("loss",)),
+        PanelSpec("Policy loss", "", ("policy_loss",)),
+        PanelSpec("Value loss", "", ("value_loss",)),
+        PanelSpec("Critic loss", "", ("critic_loss",)),
+        PanelSpec("Actor loss", "", ("actor_loss",)),
+        PanelSpec("Self-imitation loss", "", ("sil_loss",)),
+    ),
+    "Optimizer": (
+        PanelSpec("Learning rate", "", ("lr",)),
+        PanelSpec("Gradient norm", "before clipping", ("grad_norm",)),
+    ),
+    "Off-policy data and shared weights": (
+        PanelSpec("Policy lag", "gradient steps", ("lag_mean", "lag_min", "lag_max"), "age of the policy that collected the data"),
+        PanelSpec("Masked transitions", "share", ("lag_masked",), "transitions above max_policy_lag"),
+        PanelSpec("Staleness", "updates", ("staleness",), "updates of other workers between pull and push"),
+        PanelSpec("Wait for the lock", "ms per update", ("lock_wait",)),
+        PanelSpec("Sent to the parameter server", "bytes per update", ("bytes_pushed",)),
+        PanelSpec("Received from the parameter server", "bytes per update", ("bytes_pulled",)),
+        PanelSpec("Return of each worker", "mean of 100 episodes", ("worker_reward",)),
+    ),
+    "Speed": (
+        PanelSpec("Speed", "frames per second", ("fps",)),
+        PanelSpec("Where the time goes", "busy share", ("rollout_busy", "inference_busy", "learner_busy")),
+    ),
+    _SLM_LAB: (
+        PanelSpec("Strength", "return above random", ("strength",)),
+        PanelSpec("Sample efficiency", "1 / frame", ("sample_efficiency",)),
+        PanelSpec("Training efficiency", "1 / gradient step", ("training_efficiency",)),
+        PanelSpec("Stability", "", ("stability",), "1: the return never falls"),
+    ),
+}
+"""Group → its graphs, in the order of the page."""
+_OTHER = "Other diagnostics"
+_LABELS = {
+    "epi_len": "mean",
+    "epi_len_max": "longest",
+    "lag_mean": "mean",
+    "lag_min": "minimum",
+    "lag_max": "maximum",
+    "rollout_busy": "rollout: stepping envs",
+    "inference_busy": "inference: computing actions",
+    "learner_busy": "learner: training",
+}
+
+
+def panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
+    """Return the graphs of the columns that have values."""
+    known = {name for table in modes["train"].values() for name, values in table.items() if np.isfinite(values).any()}
+    drawn = {name for panels in _GROUPS.values() for panel in panels for name in panel.columns}
+    quiet = {name for name in _QUIET if not _any(modes["train"], name)}
+    found = [
+        _panel(group, panel._replace(columns=own))
+        for group, panels in _GROUPS.items()
+        for panel in panels
+        if (own := tuple(name for name in panel.columns if name in known - quiet))
+    ]
+    if modes["trial"]:
+        consistency = PanelSpec("Consistency", "", ("consistency",), "1: all seeds have the same curve")
+        found.append(_panel(_SLM_LAB, consistency, "trial"))
+    others = sorted(known - drawn - set(_NOT_DRAWN) - set(RETURNS))
+    return found + [_panel(_OTHER, PanelSpec(name.removeprefix(info_column("")), "", (name,))) for name in others]
+
+
+def _any(tables: Mapping[int, Table], column: str) -> bool:
+    return any(np.nan_to_num(table[column]).any() for table in tables.values() if column in table)
+
+
+def _panel(group: str, panel: PanelSpec, mode: str = "train") -> dict[str, Any]:
+    columns = [{"column": name, "label": _LABELS.get(name, name)} for name in panel.columns]
+    joint, core = group == _SLM_LAB, group == _SLM_LAB and panel.title != "Strength"
+    shown = {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note}
+    return {**shown, "mode": mode, "core": core, "joint": joint, "columns": columns}

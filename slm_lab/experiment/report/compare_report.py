@@ -395,7 +395,10 @@ def text_rows(lines: Sequence[Sequence[str]], keys: int = 1, width: int = WIDTH)
 
     A wider table is divided into several below each other, which repeat the first `keys` columns. Long names are shortened.
     """
-    lines = [[*(_shortened(cell) for cell in line[:keys]), *line[keys:]] for line in lines]
+    names = [line[:keys] for line in lines]
+    others = [max(map(len, column)) for column in zip(*(line[keys:] for line in lines), strict=True)]
+    letters = next(size for size in range(_NAME_LETTERS, 0, -1) if size <= 8 or _width(names, size) + max(others, default=0) <= width)
+    lines = [[*(_shortened(cell, letters) for cell in line[:keys]), *line[keys:]] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     blocks: list[list[int]] = [list(range(min(keys, len(widths))))]
     for column in range(keys, len(widths)):
@@ -407,8 +410,13 @@ def text_rows(lines: Sequence[Sequence[str]], keys: int = 1, width: int = WIDTH)
     return [row for index, block in enumerate(rows) for row in (*([""] if index else []), *block)]
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= _NAME_LETTERS else f"{name[: _NAME_LETTERS // 2]}…{name[1 - _NAME_LETTERS // 2 :]}"
+def _width(names: Sequence[Sequence[str]], letters: int) -> int:
+    """Return the width of the columns of names, shortened to so many letters, with the space after each."""
+    return sum(max(len(_shortened(cell, letters)) for cell in column) + 2 for column in zip(*names, strict=True))
+
+
+def _shortened(name: str, letters: int) -> str:
+    return name if len(name) <= letters else f"{name[: letters // 2]}…{name[1 + letters // 2 - letters :]}"
 
 
 def number_text(value: float | None) -> str:

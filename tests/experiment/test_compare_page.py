@@ -57,7 +57,7 @@ def test_settings_over_several_envs_by_hand(tmp_path: Path) -> None:
     profile = found["profiles"]["A"]
     half = [x > 0.5 for x in profile["threshold"]].index(True)
     assert profile["fraction"][half] == sum(x > profile["threshold"][half] for x in normalised) / 4
-    assert (tmp_path / "out/compare_graph_performance_profiles_vs_frames.png").is_file()
+    assert (tmp_path / "out/compare_graph_performance_profiles.png").is_file()
 
 
 def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:

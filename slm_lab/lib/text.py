@@ -9,6 +9,8 @@ WIDTH = 80
 """Columns of a terminal that every table fits."""
 _NAME = 32
 """Maximum letters of the cells in the first columns of a table that is too wide."""
+_LEAST = 8
+"""Letters to which they are shortened at least before other cells are shortened too."""
 
 
 def shorten(text: str, letters: int) -> str:
@@ -27,7 +29,9 @@ def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -
     columns = list(zip(*lines, strict=True))
     if sum(_width(column) + 2 for column in columns) - 2 <= width:
         return _rows(columns)
-    first = [[shorten(cell, _NAME // keys) for cell in column] for column in columns[:keys]]
+    widest = max(map(_width, columns[keys:]), default=0)
+    letters = max(_LEAST, min(_NAME // keys, (width - widest) // keys - 2))
+    first = [[shorten(cell, letters) for cell in column] for column in columns[:keys]]
     left = width - sum(_width(column) + 2 for column in first)
     blocks = [[*first]]
     for column in columns[keys:]:

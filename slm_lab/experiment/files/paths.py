@@ -251,8 +251,8 @@ class ComparisonPaths:
         return self.root / f"compare_table.{ext}"
 
     def graph(self, what: str, ext: str, axis: str = "frames") -> Path:
-        """Graph of `what` (mean_returns, grad_norm, …) over `axis`."""
-        return self.root / f"compare_graph_{what}_vs_{axis}.{ext}"
+        """Graph of `what` (mean_returns, grad_norm, …) over `axis`; "": without an axis in its name."""
+        return self.root / f"compare_graph_{what}{f'_vs_{axis}' if axis else ''}.{ext}"
 
 
 def new_run(data_dir: Path, spec_name: str) -> RunPaths:

@@ -35,6 +35,8 @@ METRICS = {
     "return_new": "mean return (episodes since the last row)",
 }
 """Values of --metric → vertical axis."""
+PROFILES = "performance_profiles"
+"""Name of the figure of performance profiles."""
 RETURNS = (*METRICS, "total_reward_ma", "evaluation")
 """Columns that are returns; the other columns that are drawn are never negative."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
@@ -97,7 +99,7 @@ def comparison(
         raise UserError(f"cannot write to {out or data_dir}: {error.strerror or error}") from None
     found = compare_pairs(settings, metric)
     if found.profiles:
-        graphs["performance_profiles"] = profile_figure(found, COLOURS)
+        graphs[PROFILES] = profile_figure(found, COLOURS)
     return _write(_Report(settings, summaries, found, graphs, by, metric, solve), paths, remove_empty=out is None)
 
 
@@ -147,7 +149,7 @@ class _Report:
 
     def page(self, paths: ComparisonPaths) -> str:
         names = [one.name for one in self.settings]
-        order = sorted(self.graphs, key=lambda name: name != "performance_profiles")
+        order = sorted(self.graphs, key=lambda name: name != PROFILES)
         runs = [(f"{one.name}: {run.paths.root}", run.paths.root) for one in self.settings for run in one.runs]
         return html.page(
             "Comparison of " + (" and ".join(names) if len(names) < 4 else f"{len(names)} settings"),
@@ -168,7 +170,9 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
     writer.write("table not written", (paths.table("json"), lambda: json_bytes(report.content())))
     writer.write("table not written", (paths.table("csv"), lambda: rows_csv([file_row(one._asdict()) for one in report.summaries])))
     with writer.drawing():
-        writer.draw(report.graphs, partial(paths.graph, axis=AXES[report.by].name))
+        for name, graph in report.graphs.items():
+            axis = "" if name == PROFILES else AXES[report.by].name
+            writer.draw({name: graph}, partial(paths.graph, axis=axis))
     writer.write("page not written", (paths.page, lambda: report.page(paths).encode()))
     writer.close()
     if writer.reason:
@@ -224,7 +228,10 @@ def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
 
 def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[Drawn]) -> dict[str, Figure]:
     """Return figures with a line for each setting that has points, over a column of AXES. All settings have the same env."""
-    styles = [Line(f"{one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour) for one, colour in zip(settings, colours, strict=False)]
+    styles = [
+        Line(f"{one.label or one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour)
+        for one, colour in zip(settings, colours, strict=False)
+    ]
     figures = {}
     for what in drawn:
         of_settings = [setting.aligned(what.column, by) for setting in settings]

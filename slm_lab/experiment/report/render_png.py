@@ -38,6 +38,9 @@ _SYMBOLS = {"finished": "o", "stopped": "v", "running": "s"}
 _STROKES = {"finished": "-", "stopped": "--", "running": ":"}
 """Status of a trial → its marker, and its line style."""
 
+_FEW = 3
+"""Horizontal axes that end below this number have ticks between integers."""
+
 
 class PNGRenderer:
     """Renders figures as PNG. Standard figures reuse one canvas, since creating a canvas takes longer than drawing."""
@@ -148,6 +151,9 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         axes.grid(visible=False, axis="y")
         axes.set_yticks(list(panel.rows.values()), labels=list(panel.rows))
         axes.xaxis.set_major_locator(MaxNLocator(8))
+    else:
+        ends = [float(line.curve.frame[-1]) for line in panel.lines if len(line.curve.frame)]
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=not ends or max(ends) >= _FEW))
     axes.set_xlabel(panel.x_label if labelled else "", color=figures.INK, size=10)
     axes.set_ylabel(panel.y_label, color=figures.INK, size=10)
     for kind in panel.bars:

@@ -8,6 +8,7 @@ from typing import Any
 RANGES: dict[str, tuple[float, float]] = {
     "CartPole-v0": (0.0, 200.0),
     "CartPole-v1": (0.0, 500.0),
+    "MaskedCartPole-v1": (0.0, 500.0),
     "Acrobot-v1": (-500.0, 0.0),
     "MountainCar-v0": (-200.0, 0.0),
     "MountainCarContinuous-v0": (-99.9, 100.0),
@@ -20,6 +21,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "Taxi-v3": (-2000.0, 20.0),
     "Taxi-v4": (-2000.0, 20.0),
     "ALE/Pong-v5": (-21.0, 21.0),
+    "Pong-v5": (-21.0, 21.0),
     "ALE/Boxing-v5": (-100.0, 100.0),
     "ALE/Bowling-v5": (0.0, 300.0),
 }

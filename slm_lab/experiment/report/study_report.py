@@ -123,13 +123,8 @@ def write_report(
     writer.write("table not written", (paths.table("csv"), partial(rows_csv, plain)))
     writer.write("page not written", (paths.page, lambda: page(study, rows, figures, paths, results, decided).encode()))
     writer.close()
-    files = (paths.page, paths.table("md"))
-    sentences = [line for one in _decision_lines(study, decided) for line in wrapped(one, indent="").splitlines()]
-    return [
-        *text_lines(study, rows),
-        *sentences,
-        *(f"open {file}" if file == paths.page else str(file) for file in files if file.is_file()),
-    ]
+    files = [file for file in (paths.page, paths.table("md")) if file.is_file()]
+    return [*text_lines(study, rows, decided), *(f"open {file}" if file == paths.page else str(file) for file in files)]
 
 
 def _decision_row(one: Decision) -> dict[str, Any]:
@@ -303,10 +298,11 @@ def markdown_table(study: Study, rows: Sequence[Row]) -> str:
     return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
 
 
-def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
-    """Return the table for the terminal."""
+def text_lines(study: Study, rows: Sequence[Row], decided: Sequence[Decision] = ()) -> list[str]:
+    """Return the table and the decisions for the terminal."""
+    texts = [f"{explanation(study, rows)} {_BOOTSTRAP}", *_decision_lines(study, decided)]
     table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
-    return [*table, *wrapped(f"{explanation(study, rows)} {_BOOTSTRAP}", indent="").splitlines()]
+    return [*table, *(line for text in texts for line in wrapped(text, indent="").splitlines())]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slm_lab.cli import main
+from slm_lab.cli.run import _max_seeds
 from slm_lab.experiment.files.paths import StudyPaths, about_study
 from slm_lab.experiment.plan import Plan, TrialFailed
 from slm_lab.experiment.report.decision import decisions
@@ -25,6 +27,7 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the tasks of a study in this process."""
     monkeypatch.setattr("slm_lab.experiment.run.study.study.LocalExecutor", lambda stall_notice: FakeExecutor())
     monkeypatch.setattr("slm_lab.experiment.run.study.study.ensure_server", lambda: None)
+    monkeypatch.setattr(StudyExperiment, "_check_builds", lambda *_: 0)
 
 
 def study_until(folder: Path, max_seeds: int, paths: StudyPaths | None = None, target: Any = made_up_run, **keys: Any) -> StudyPaths:
@@ -87,6 +90,14 @@ def test_decisions_against_the_first_entry_without_a_baseline(tmp_path: Path) ->
     extended = study.with_seed({("fast", "CartPole-v1")})
     assert [(run.entry, run.random_seed) for run in extended.runs[len(study.runs) :]] == [("fast", 0)]
     assert extended.runs[-1].digest == study.runs[-1].digest
+
+
+@pytest.mark.parametrize(
+    ("until_decided", "max_seeds", "saved", "expected"),
+    [(False, None, None, None), (True, None, None, 32), (True, 9, None, 9), (False, None, 9, 9), (False, 20, 9, 20), (True, None, 9, 9)],
+)
+def test_a_continued_study_keeps_its_limit(until_decided: bool, max_seeds: int | None, saved: int | None, expected: int | None) -> None:
+    assert _max_seeds(Namespace(until_decided=until_decided, max_seeds=max_seeds), saved) == expected
 
 
 @pytest.mark.parametrize(

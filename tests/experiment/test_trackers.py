@@ -269,6 +269,7 @@ def test_names_and_groups(tmp_path: Path) -> None:
     search.search_state.write_text("{}")
     (tmp_path / "study_1" / "s_study.json").write_text("{}")
     runs = [TrackedRun(RunPaths(tmp_path / "run_1", "small"), 0, 1), TrackedRun(search, 3), TrackedRun(confirmed, 3), TrackedRun(of_study)]
+    assert runs[1].of_trial == "search_1_t3", "sessions of a trial differ in their seeds alone"
     assert [(run.group, run.name) for run in runs] == [
         ("run_1", "run_1_s1"),
         ("search_1", "search_1_t3_s0"),
@@ -292,7 +293,9 @@ def test_tensorboard(saved: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     data = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    hparams = HParamsPluginData.FromString(data).session_start_info.hparams
+    session = HParamsPluginData.FromString(data).session_start_info
+    hparams = session.hparams
+    assert session.group_name == saved.root.name
     assert (hparams["env.max_frame"].number_value, hparams["agent.algorithm.name"].string_value) == (1000, "PPO")
 
 

@@ -72,10 +72,15 @@ class TrackedRun:
         return self.place.group
 
     @property
+    def of_trial(self) -> str:
+        """Name of the trial, or of the run of a study: its Sessions differ only in their seeds."""
+        return f"{self.group}_{self.place.prefix}".rstrip("_")
+
+    @property
     def name(self) -> str:
         """Name of the run: with its group, since trackers also list runs without their groups."""
         session, policy = divmod(self.table, self.paths.policies)
-        return f"{self.group}_{self.place.prefix}s{session}" + (f"_p{policy}" if self.paths.policies > 1 else "")
+        return f"{self.of_trial}_s{session}" + (f"_p{policy}" if self.paths.policies > 1 else "")
 
 
 class Adapter(ABC):
@@ -206,9 +211,6 @@ class Trackio(Adapter):
 class TensorBoard(Adapter):
     """TensorBoard event files in the run's log folder, with the settings as hparams and the spec as text."""
 
-    _METRICS = ("return/current_return", "return/total_reward", "eval/total_reward")
-    """Tags in the table of the page HPARAMS."""
-
     def start(self, run: TrackedRun, known: str | None) -> str:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -216,8 +218,7 @@ class TensorBoard(Adapter):
         self.writer = EventFileWriter(str(folder))
         if known is None:
             self._add(0, _text("spec", f"```json\n{json.dumps(run.spec, indent=2, ensure_ascii=False)}\n```"))
-            for summary in _hparams(run.settings, run.group, self._METRICS):
-                self._add(0, summary)
+            self._add(0, _session_start(run.settings, run.of_trial))
         return folder.name
 
     def _add(self, step: int, summary: Any) -> None:
@@ -252,23 +253,18 @@ def _text(tag: str, text: str) -> Any:
     return Summary(value=[Summary.Value(tag=f"{tag}/text_summary", metadata=metadata, tensor=tensor)])
 
 
-def _hparams(settings: Mapping[str, Scalar], group: str, metrics: tuple[str, ...]) -> list[Any]:
-    """Return the summaries of an experiment and of the start of one run, for the page HPARAMS of TensorBoard."""
-    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+def _session_start(settings: Mapping[str, Scalar], group: str) -> Any:
+    """Return the summary that begins a run on the page HPARAMS of TensorBoard, which shows runs of one group in one row.
+
+    Without a summary of the experiment, TensorBoard takes hparams and metrics from all runs, those that differ first.
+    """
+    from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
     start = plugin_data_pb2.SessionStartInfo(group_name=group)
-    infos = []
     for key, value in settings.items():
         kind = "bool" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
         setattr(start.hparams[key], f"{kind}_value", value)
-        data_type = api_pb2.DataType.Value("DATA_TYPE_FLOAT64" if kind == "number" else f"DATA_TYPE_{kind.upper()}")
-        infos.append(api_pb2.HParamInfo(name=key, type=data_type))
-    metric_infos = [api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in metrics]
-    experiment = api_pb2.Experiment(hparam_infos=infos, metric_infos=metric_infos)
-    return [
-        _of_hparams(metadata.EXPERIMENT_TAG, experiment=experiment),
-        _of_hparams(metadata.SESSION_START_INFO_TAG, session_start_info=start),
-    ]
+    return _of_hparams(metadata.SESSION_START_INFO_TAG, session_start_info=start)
 
 
 def _session_end(status: Status) -> Any:

@@ -16,8 +16,7 @@ def test_names_of_a_run(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path, "ppo")
     assert paths.spec == tmp_path / "ppo_spec.json"
     assert paths.trial_graph("mean_returns", "html") == tmp_path / "ppo_t0_trial_graph_mean_returns_vs_frames.html"
-    assert paths.trial_graph("loss", "png") == tmp_path / "graph/ppo_t0_trial_graph_loss_vs_frames.png"
-    assert paths.trial_graph("mean_returns", "png", axis="wall_t") == tmp_path / "graph/ppo_t0_trial_graph_mean_returns_vs_wall_t.png"
+    assert paths.report == paths.trial_report() == tmp_path / "report.html"
     assert paths.session_df(1) == tmp_path / "info/ppo_t0_s1_session_df_train.csv"
     assert paths.timeline(1) == tmp_path / "info/ppo_t0_s1_timeline.csv"
     assert paths.timeline_graph(1, "png", 2) == tmp_path / "graph/ppo_t2_s1_session_graph_timeline.png"

@@ -26,7 +26,6 @@ from slm_lab.spec.models.study import StudyRun
 DataMode = Literal["train", "eval"]
 _STAMP = "%Y_%m_%d_%H%M%S"
 _STAMP_PATTERN = r"\d{4}_\d{2}_\d{2}_\d{6}"
-_TRIAL_GRAPHS_IN_ROOT = ("mean_returns", "mean_returns_ma")
 
 
 def file_stem(spec_name: str) -> str:
@@ -137,10 +136,9 @@ class RunPaths:
         """The page of a trial: `report`, or in a folder with several trials, whose page that is, a page of its own."""
         return self.root / f"{self.stem}_t{t}_report.html" if self.holds_trials else self.report
 
-    def trial_graph(self, what: str, ext: str, t: int = 0, axis: str = "frames") -> Path:
-        """Graph of `what` (mean_returns, loss, …) over `axis`; the two that users open first are in the root, the others in graph/."""
-        folder = self.root if what in _TRIAL_GRAPHS_IN_ROOT and axis == "frames" else self.graph_dir
-        return folder / f"{self.stem}_t{t}_trial_graph_{what}_vs_{axis}.{ext}"
+    def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
+        """Graph of `what` (mean_returns, mean_returns_ma) over frames."""
+        return self.root / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
 
     def experiment_graph(self, what: str, ext: str) -> Path:
         """Figure of a search; `what` is its content, "" for metrics over keys."""

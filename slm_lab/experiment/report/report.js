@@ -185,6 +185,7 @@ const SLMReport = (() => {
     const traces = tracesOf(view, panel);
     const layout = layoutOf(panel.height || 230, axisLabel(view, panel), panel.unit || "");
     if (panel.main) decorate(view, panel, traces, layout);
+    if ((panel.unit || "").endsWith("share")) layout.yaxis.rangemode = "nonnegative";
     if (panel.core) layout.yaxis.range = coreRange(traces);
     if (printing) layout.width = panel.main ? PRINT_WIDTH : PRINT_WIDTH / 2 - 20;
     Plotly.react(node, traces, layout, panel.main && innerWidth >= 600 ? WITH_BUTTONS : CONFIG);
@@ -499,7 +500,7 @@ const SLMReport = (() => {
     root.textContent = "";
     root.classList.add("slm-report");
     if (typeof Plotly === "undefined") {
-      add(root, "p", {class: "warning"}, "The graphs are not shown: plotly.min.js is not beside this page.");
+      add(root, "p", {class: "missing"}, "The graphs are not shown: plotly.min.js is not beside this page.");
     }
     for (const part of PARTS) part(view, root);
     return view;

@@ -71,6 +71,7 @@ from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
 from slm_lab.experiment.report.sampler import bottleneck
 from slm_lab.experiment.report.seed_differences import common_level, differences, reached, rounded
 from slm_lab.experiment.report.trial_figures import common_strengths
+from slm_lab.lib.log import notice
 from slm_lab.spec.models.env import EnvSpec
 
 VERSION = 1
@@ -151,7 +152,11 @@ def diagnosis(run: Run) -> list[dict[str, Any]] | None:
         from slm_lab.experiment.report.doctor import diagnose  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         return None
-    return [_finding(one) for one in diagnose(run, checkpoints=False)]
+    try:
+        return [_finding(one) for one in diagnose(run, checkpoints=False)]
+    except Exception as error:
+        notice(f"cannot diagnose {run.paths.root}: {type(error).__name__}: {error}")
+        return None
 
 
 def _finding(one: Any) -> dict[str, Any]:

@@ -84,8 +84,8 @@ class MetaSpec(SpecModel):
     checkpoint_frequency: Positive | None = None
     """Frames between numbered checkpoints of the weights, which are kept; absent: none. The best and the last are always kept."""
     init_from: str | None = None
-    """The folder of a run, search or study, or a checkpoint file: training starts from its best weights and observation statistics,
-    where names and shapes match; absent: from random weights."""
+    """The folder of a run, search or study, a checkpoint file, or the name of a model: training starts from its best weights and
+    observation statistics, where names and shapes match; absent: from random weights."""
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None

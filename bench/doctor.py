@@ -160,14 +160,15 @@ HEALTHY = {
         ("sac_cartpole", "sac_cartpole", 11, 20_000),
         ("sac_pendulum", "sac_pendulum", 11, 30_000),
         ("dqn_cartpole", "ddqn_per_cartpole", 11, 60_000),
-        ("reinforce_acrobot", "reinforce_acrobot", 11, _SHORTENED),
+        ("reinforce_acrobot", "reinforce_acrobot", 11, _FULL),
         ("a3c_gae_cartpole", "a3c_gae_cartpole", 11, _FULL, "meta.max_session=2"),
         ("sil_cartpole", "sil_cartpole", 11, 30_000),
         ("a2c_pendulum", "a2c_nstep_pendulum", 11, _SHORTENED),
         ("crossq_cartpole", "crossq_cartpole", 11, 8_000),
         ("dqn_acrobot", "dqn_acrobot", 11, 30_000),
         ("appo_lunar", "appo_lunar", 11, 60_000),
-        ("sac_lunar_continuous", "sac_lunar_continuous", 11, 10_000),
+        ("sac_lunar_continuous", "sac_lunar_continuous", 11, 20_000),
+        ("reinforce_lunar", "reinforce_lunar", 11, _SHORTENED),
     )
 }
 """Runs of shipped specs, some for fewer frames than the spec says."""

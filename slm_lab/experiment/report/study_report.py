@@ -71,7 +71,7 @@ class Row(NamedTuple):
     solved: int | None = None
     """Number of seeds that reached `solve`."""
     solve_seconds: Median | None = None
-    """Median number of seconds until `solve` was reached; infinite if fewer than half of the seeds reached it."""
+    """Median number of seconds until the return counts as solved; infinite if fewer than half of the seeds reached it."""
     solve_frames: Median | None = None
     """Like solve_seconds, in global frames."""
     published: float | None = None
@@ -374,7 +374,8 @@ def page(
 ) -> str:
     """Return one HTML page: findings, table, figures, definitions, runs, hardware and commands."""
     explained = [f"{explanation(study, rows)} {_BOOTSTRAP}", *([decision_explanation(decided)] if decided else [])]
-    runs = sorted(((_run_title(one), paths.runs / one.paths.root.stem) for one in results), key=lambda named: named[0])
+    ordered = sorted(results, key=lambda one: (one.name, one.env, one.random_seed))
+    runs = [(_run_title(one), paths.runs / one.paths.root.stem) for one in ordered]
     return html.page(
         study.name,
         [
@@ -400,7 +401,7 @@ def definitions(study: Study) -> dict[str, str]:
     terms = {
         "seed": "One independent training: a Session, or all Sessions of a distributed run, which train one net.",
         "score": f"{SCORES[study.metric][:1].upper()}{SCORES[study.metric][1:]}.",
-        "seconds to solve": "Seconds from the start of training until `solve` was reached, for runs that trained one at a time "
+        "seconds to solve": "Seconds from the start of training until the return counts as solved, for runs that trained one at a time "
         "(wall_t in x); otherwise concurrent runs slow each other down.",
         "global frames": "Frames of all workers and envs together.",
         "updates/s": "Optimizer steps per second, of all workers together.",

@@ -56,6 +56,7 @@ COMMANDS = {
     "list": Command(
         "slm_lab.cli.list_names:list_names", "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...]", ("search",)
     ),
+    "view": Command("slm_lab.cli.view:view", "view [DATA_DIR] [--port N] [--no-browser]", ("data_dir", "port", "no_browser")),
     "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM]", ("env", "like")),
 }
 MODES = {
@@ -90,6 +91,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
            runs of one spec, or with the same --label, are seeds of one curve
   retro_analyze
            rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
+  view     show the runs of a data folder (default: data) in a browser, also while they train, and compare them
   list     list what there is: specs, algorithms, nets, memories, envs
   new      write a commented spec for an env"""
 _EPILOG = "exit codes: 0 done, 1 a session failed, 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
@@ -159,6 +161,7 @@ _TYPES = {
         lambda text: text in ("best", "last") or text.isdecimal(),
         lambda text: str(int(text)) if text.isdecimal() else text,
     ),
+    "--port": _type("port", "a number from 1 to 65535", lambda text: _is_count(text) and int(text) < 65536, int),
     "--device": _type("device", "cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d+)?").fullmatch),
     "--cluster": _type(
         "address",
@@ -227,6 +230,8 @@ def make_parser() -> argparse.ArgumentParser:
     value("--solve", "RETURN", "compare: mean return that counts as solved")
     repeatable("--label", metavar="NAME", text="compare: name of each RUN, in order")
     value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
+    value("--port", "N", "view: port of the page on 127.0.0.1 (default: a free one)")
+    flag("--no-browser", "view: print the address only")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
     value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export: env of the run of a study")
     value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")

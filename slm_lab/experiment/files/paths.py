@@ -62,6 +62,8 @@ class RunPaths:
     model_dir = FileIn("model")
     spec = FileIn("{stem}_spec.json")
     """The resolved spec, loadable again."""
+    report = FileIn("report.html")
+    """The page with all results of the run, or of the search."""
     lock = FileIn(".lock")
     """Locked while a process trains the run; names that process."""
 
@@ -128,6 +130,10 @@ class RunPaths:
 
     def trial_metrics(self, t: int = 0) -> Path:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
+
+    def trial_report(self, t: int = 0) -> Path:
+        """The page of a trial: `report`, or in a folder with several trials, whose page that is, a page of its own."""
+        return self.root / f"{self.stem}_t{t}_report.html" if self.holds_trials else self.report
 
     def trial_graph(self, what: str, ext: str, t: int = 0, axis: str = "frames") -> Path:
         """Graph of `what` (mean_returns, loss, …) over `axis`; the two that users open first are in the root, the others in graph/."""
@@ -337,6 +343,8 @@ class StudyPaths:
     runs = FileIn("runs")
     outdated_runs = FileIn("aside")
     page = FileIn("{stem}_study.html")
+    report = FileIn("report.html")
+    """The page with all results of the study."""
 
     @property
     def stem(self) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -33,9 +36,20 @@ _SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square
 
 def plotly_js() -> bytes:
     """Return the script that the pages need, 4.5 MB."""
-    from plotly.offline import get_plotlyjs
+    return _script().read_bytes()
 
-    return str(get_plotlyjs()).encode()
+
+def script_size() -> int:
+    """Return the size of the script in bytes."""
+    return _script().stat().st_size
+
+
+@cache
+def _script() -> Path:
+    """Return the file of the script; plotly is not imported."""
+    plotly = find_spec("plotly")
+    assert plotly is not None and plotly.origin is not None
+    return Path(plotly.origin).parent / "package_data" / "plotly.min.js"
 
 
 def render_html(figure: AnyFigure, script: str) -> bytes:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.report.figure import AnyFigure
-from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_js, render_html
+from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_js, render_html, script_size
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
@@ -53,13 +53,18 @@ class Writer:
     def draw(self, figures: Mapping[str, AnyFigure], path: Callable[[str, str], Path]) -> None:
         """Write each figure as HTML and PNG, to path(name, "html") and path(name, "png"), and the script that the pages share."""
         if self._png is None:
-            self._png, script = PNGRenderer(), self.root / PLOTLY_JS
-            if not script.exists() or script.stat().st_size != len(plotly_js()):
-                self.write(None, (script, plotly_js))
+            self._png = PNGRenderer()
+            self.write_script()
         for name, figure in figures.items():
             html, png = path(name, "html"), path(name, "png")
             source = "/".join([".."] * len(html.parent.relative_to(self.root).parts) + [PLOTLY_JS])
             self.write("graph not drawn", (html, partial(render_html, figure, source)), (png, partial(self._png.render, figure)))
+
+    def write_script(self) -> None:
+        """Write the script that the pages of the folder share, unless it is there."""
+        script = self.root / PLOTLY_JS
+        if not script.exists() or script.stat().st_size != script_size():
+            self.write(None, (script, plotly_js))
 
     @contextmanager
     def drawing(self, what: str = "graphs") -> Iterator[None]:

@@ -1,0 +1,569 @@
+"""The data of the page of a trial: one JSON object, which report.js draws.
+
+`report_data(Run(paths, trial))` returns the object. Two programs use it:
+- report_page.py writes it into report.html;
+- a server can send it to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`, and that calls
+  `SLMReport.render(element, data)` at first and `SLMReport.update(element, data)` for newer data of the same run.
+
+All keys are optional for report.js except `version`, `kind` and `title`, so that the pages of a search and of a study, which have
+figures and tables instead of rows, are drawn by the same script. All texts are plain text: the script inserts them as text nodes, and
+escapes the names that it passes to plotly. Numbers are finite; a missing number is null.
+
+    version, kind ("trial", "search", "study"), title, subtitle, folder, written (ISO time), status, refresh (s; null: not running)
+    facts       [{label, value, note}]                      the summary
+    sentences   [text]                                      how the seeds differ, see seed_differences.py
+    ranking     {columns, rows: [{line, cells}]}            the seeds, best first
+    findings    [{severity, title, evidence, key}]          null: the diagnosis is not available
+    axes        [{column, label}], axis                     the x axes, and the one to begin with
+    lines       [{index, name, failed, group}]              the tables: Sessions, or policies of Sessions, or workers
+    means       [{name, indices}]                           the bold lines, each the mean of these tables
+    tables      {mode: {index: {column: [rows]}}}           mode: train, eval, or trial (over frames only)
+    returns     [{column, label}]                           the returns to choose from, the first by default
+    bounds      [low, high]                                 the possible returns, null if unknown
+    levels      [{value, label}]                            horizontal lines in the graph of the return
+    panels      [{group, title, unit, mode, note, columns: [{column, label}]}]
+    thinned     rows per point, at most
+    events      [{frame, seconds, line, kind, text}]        notices, restarts and failures on the time axis
+    metrics     {columns, rows, note}
+    settings    {changed: {columns, rows}, previous: {name, href, rows}, spec: text}
+    origin      [{label, value}]                            versions, git, host, command
+    commands    [{label, command}]
+    files       [{label, href}]
+    tables_of   [{title, note, columns, rows}]              tables of a search or study; a cell is a text, a number or {text, href}
+    figures     [{title, note, plot: {data, layout}, href}] figures of a search or study
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.report.baseline import known_baseline
+from slm_lab.experiment.report.metrics import (
+    Scalars,
+    Strengths,
+    Table,
+    consistency_curve,
+    current_return,
+    curve,
+    efficiencies,
+    last_value,
+    mean_current_return,
+    session_metrics,
+    stabilities,
+)
+from slm_lab.experiment.report.progress import duration, estimate_number, number
+from slm_lab.experiment.report.report_events import trial_events
+from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, settings_of
+from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
+from slm_lab.experiment.report.sampler import bottleneck
+from slm_lab.experiment.report.seed_differences import common_level, differences, reached
+from slm_lab.experiment.report.trial_figures import common_strengths
+from slm_lab.experiment.training.observers.base import info_column
+from slm_lab.spec.models.env import EnvSpec
+
+VERSION = 1
+_CELLS = 60_000
+"""Maximum number of numbers in the tables of a page, about 450 kB."""
+_MIN_ROWS, _MAX_ROWS = 40, 500
+"""Limits of the number of rows of a table."""
+_DIGITS = 5
+"""Significant digits; integers keep all digits."""
+_COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
+_LAST = (*_COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
+"""Columns of which a point of a thinned table has the last value; of other columns it has the mean."""
+_QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef")
+"""Columns that are not drawn if they are always 0."""
+_NOT_DRAWN = (*_COUNTS, "epi_new", "current_return_se", "current_epi")
+_AXES = {
+    "frame": "frames",
+    "global_frame": "global frames (of all workers together)",
+    "opt_step": "gradient steps",
+    "wall_t": "seconds of training",
+}
+_RETURNS = {
+    "current_return": "current return: mean of the episodes that ended recently",
+    "total_reward": "window of the last 100 episodes (total_reward of SLM Lab)",
+    "total_reward_ma": "moving average of total_reward over 100 rows (total_reward_ma of SLM Lab)",
+    "return_new": "episodes that ended since the row before",
+}
+
+
+class PanelSpec(NamedTuple):
+    """A graph of one or several columns."""
+
+    title: str
+    unit: str
+    columns: tuple[str, ...]
+    note: str = ""
+
+
+_GROUPS: dict[str, tuple[PanelSpec, ...]] = {
+    "Policy": (
+        PanelSpec("Entropy of the policy", "nats", ("entropy",), "0: the policy always takes the same action"),
+        PanelSpec("Exploration", "explore_var", ("explore_var",), "epsilon or temperature of the action policy"),
+        PanelSpec("Entropy coefficient", "", ("entropy_coef",)),
+        PanelSpec("Temperature alpha", "", ("alpha",), "weight of the entropy in the objective"),
+        PanelSpec("KL divergence per update", "nats", ("approx_kl",), "how far an update moves the policy; usually 0.003 to 0.03"),
+        PanelSpec("Clipped transitions", "share", ("clip_fraction",), "share of ratios outside 1 ± ε"),
+    ),
+    "Value function": (
+        PanelSpec("Explained variance", "", ("explained_variance",), "1: predicts the returns; 0 or less: no better than their mean"),
+        PanelSpec("Mean Q value", "return", ("q_mean",)),
+        PanelSpec("TD error", "return", ("td_error",), "mean absolute error"),
+    ),
+    "Losses": (
+        PanelSpec("Loss", "", ("loss",)),
+        PanelSpec("Policy loss", "", ("policy_loss",)),
+        PanelSpec("Value loss", "", ("value_loss",)),
+        PanelSpec("Critic loss", "", ("critic_loss",)),
+        PanelSpec("Actor loss", "", ("actor_loss",)),
+        PanelSpec("Self-imitation loss", "", ("sil_loss",)),
+    ),
+    "Optimizer": (
+        PanelSpec("Learning rate", "", ("lr",)),
+        PanelSpec("Gradient norm", "before clipping", ("grad_norm",)),
+    ),
+    "Off-policy data and shared weights": (
+        PanelSpec("Policy lag", "gradient steps", ("lag_mean", "lag_min", "lag_max"), "age of the policy that collected the data"),
+        PanelSpec("Masked transitions", "share", ("lag_masked",), "transitions above max_policy_lag"),
+        PanelSpec("Staleness", "updates", ("staleness",), "updates of other workers between pull and push"),
+        PanelSpec("Wait for the lock", "ms per update", ("lock_wait",)),
+        PanelSpec("Sent to the parameter server", "bytes per update", ("bytes_pushed",)),
+        PanelSpec("Received from the parameter server", "bytes per update", ("bytes_pulled",)),
+        PanelSpec("Return of each worker", "mean of 100 episodes", ("worker_reward",)),
+    ),
+    "Speed": (
+        PanelSpec("Speed", "frames per second", ("fps",)),
+        PanelSpec("Where the time goes", "busy share", ("rollout_busy", "inference_busy", "learner_busy")),
+    ),
+    "Metrics of SLM Lab": (
+        PanelSpec("Strength", "return above random", ("strength",)),
+        PanelSpec("Sample efficiency", "1 / frame", ("sample_efficiency",)),
+        PanelSpec("Training efficiency", "1 / gradient step", ("training_efficiency",)),
+        PanelSpec("Stability", "", ("stability",), "1: the return never falls"),
+    ),
+}
+"""Group → its graphs, in the order of the page."""
+_OTHER = "Other diagnostics"
+_LABELS = {
+    "lag_mean": "mean",
+    "lag_min": "minimum",
+    "lag_max": "maximum",
+    "rollout_busy": "rollout: stepping envs",
+    "inference_busy": "inference: computing actions",
+    "learner_busy": "learner: training",
+}
+_METRICS = {
+    "current_return": "current return",
+    "final_return": "total_reward at the end",
+    "total_reward_ma": "total_reward_ma at the end",
+    "strength": "strength",
+    "max_strength": "maximum strength",
+    "final_strength": "final strength",
+    "sample_efficiency": "sample efficiency (1 / frame)",
+    "training_efficiency": "training efficiency (1 / gradient step)",
+    "stability": "stability",
+}
+_RETURN_BOUNDS = {
+    "CartPole-v0": (0.0, 200.0),
+    "CartPole-v1": (0.0, 500.0),
+    "MaskedCartPole-v1": (0.0, 500.0),
+    "Acrobot-v1": (-500.0, 0.0),
+    "MountainCar-v0": (-200.0, 0.0),
+    "FrozenLake-v1": (0.0, 1.0),
+    "ALE/Pong-v5": (-21.0, 21.0),
+    "Pong-v5": (-21.0, 21.0),
+    "ALE/Boxing-v5": (-100.0, 100.0),
+    "ALE/Freeway-v5": (0.0, 34.0),
+}
+"""Env → the lowest and the highest possible return, where known."""
+
+
+def report_data(run: Run) -> dict[str, Any]:
+    """Return the data of the page of a trial as a JSON object (see the module's docstring). The run may still be training.
+
+    Raises UserError if the spec cannot be read. A missing or incomplete table leaves out what would be drawn from it.
+    """
+    trial = _Trial(run)
+    return {
+        "version": VERSION,
+        "kind": "trial",
+        "title": f"{run.name}{f', trial {run.trial}' if run.trial else ''}",
+        "subtitle": f"{trial.algorithm} in {run.env}",
+        "folder": run.paths.root.name,
+        "written": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "status": run.status,
+        "facts": trial.facts(),
+        "sentences": differences(trial.seeds, trial.measured, trial.names, trial.baseline),
+        "ranking": trial.ranking(),
+        "findings": diagnosis(run),
+        **trial.graphs(),
+        "events": trial_events(run, trial.names),
+        "metrics": trial.metrics(),
+        "settings": settings_of(run),
+        "origin": origin(run),
+        "commands": commands(run),
+        "files": files(run),
+    }
+
+
+def diagnosis(run: Run) -> list[dict[str, Any]] | None:
+    """Return what the doctor finds in a run, worst first; None if it is not available."""
+    try:
+        from slm_lab.experiment.report.doctor import diagnose  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    return [{name: str(getattr(one, name)) for name in ("severity", "title", "evidence", "key")} for one in diagnose(run)]
+
+
+class _Trial:
+    """The tables of a trial, and the parts of its page."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.train = {index: table for index, table in run.tables("train").items() if len(table["frame"])}
+        self.eval = {index: table for index, table in run.tables("eval").items() if len(table["frame"])}
+        self.failed = {int(s) for s in run.metrics.get("failures", {})}
+        self.names = {index: self._name(index) for index in self.train}
+        if run.distributed:
+            self.names[ALL_WORKERS] = "all workers"
+        self.of_training = run.tables_per_training("train") if self.train else {}
+        self.evaluated = {index: table for index, table in run.tables_per_training("eval").items() if len(table["frame"])}
+        self.baseline = _baseline(run)
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.run.spec.get("agent", {}).get("algorithm", {}).get("name", "?"))
+
+    @property
+    def rigorous(self) -> bool:
+        """Whether the returns of this run are those of its evaluation."""
+        return bool(self.run.spec.get("meta", {}).get("rigorous_eval")) and bool(self.evaluated)
+
+    @property
+    def seeds(self) -> dict[int, Table]:
+        """One training table per independent training, without failed Sessions."""
+        policies = self.run.policies
+        return {i: one for i, one in self.of_training.items() if i // policies not in self.failed and len(one["frame"])}
+
+    @property
+    def measured(self) -> dict[int, Table]:
+        """The tables of the seeds from which the returns are taken: of evaluation if the run's returns are, else of training."""
+        return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.rigorous else self.seeds
+
+    @cached_property
+    def level(self) -> float | None:
+        """The return that counts as learned, for the comparison of seeds."""
+        return common_level([curve(table, "current_return") for table in self.measured.values()], self.baseline)
+
+    def _name(self, index: int) -> str:
+        if self.run.distributed:
+            return f"worker {index}"
+        session, policy = divmod(index, self.run.policies)
+        sessions = {i // self.run.policies for i in self.train}
+        if self.run.policies == 1:
+            return f"session {session}"
+        return f"policy {policy}" if len(sessions) == 1 else f"session {session}, policy {policy}"
+
+    def returns(self, index: int) -> Scalars:
+        """Return the current return of a training, from its evaluation if there is one."""
+        return current_return(self.measured.get(index, {}))
+
+    # ---- summary
+
+    def facts(self) -> list[dict[str, Any]]:
+        found = [self._return(), self._frames(), self._time(), *self._bottleneck()]
+        return [_fact("status", *self._status()), *filter(None, found), _fact("seeds", *self._seeds())]
+
+    def _status(self) -> tuple[str, str]:
+        counts: dict[str, int] = {}
+        for status in self.run.sessions.values():
+            counts[status] = counts.get(status, 0) + 1
+        parts = [f"{count} {status}" for status, count in counts.items()]
+        mode = "; mode dev" if self.run.mode == "dev" else ""
+        return self.run.status, (f"sessions: {', '.join(parts)}" if len(counts) > 1 else "") + mode
+
+    def _return(self) -> dict[str, Any] | None:
+        found = mean_current_return({index: self.returns(index) for index in self.seeds}, self.run.policies)
+        value, count = found["current_return"], len({index // self.run.policies for index in self.seeds})
+        if value is None:
+            return _fact("current return", "-", "no episode has ended recently" if self.train else "no rows yet")
+        what = "evaluation" if self.rigorous else "recent training episodes"
+        over = f"{what}; mean of {count} sessions ± standard error" if count > 1 else f"{what} ± standard error over episodes"
+        if self.run.distributed:
+            over = f"{what} of all workers ± standard error over episodes"
+        return _fact("current return", estimate_number(value, found["current_return_se"]), over)
+
+    def _frames(self) -> dict[str, Any] | None:
+        frames = [last_frame(table) or 0 for table in self.of_training.values()]
+        planned = self.run.spec.get("env", {}).get("max_frame")
+        if not frames:
+            return None
+        value = min(frames) if self.run.status == "running" else round(sum(frames) / len(frames))
+        share = f"{value / planned:.0%} of {planned:,.0f}" if isinstance(planned, int | float) and planned else ""
+        each = " for each session" if len(frames) > 1 else ""
+        return _fact("frames", f"{value:,}", f"{share}{each}")
+
+    def _time(self) -> dict[str, Any] | None:
+        known = [(last_frame(one) or 0, seconds) for one in self.of_training.values() if (seconds := last_value(one, "wall_t"))]
+        if not known:
+            return None
+        speed, seconds = sum(frame / time for frame, time in known) / len(known), max(time for _, time in known)
+        left = self._left(speed)
+        each = " per session" if len(known) > 1 else ""
+        return _fact("time", duration(seconds), f"{number(float(f'{speed:.3g}'))} frames/s{each}{left}")
+
+    def _left(self, speed: float) -> str:
+        planned = self.run.spec.get("env", {}).get("max_frame")
+        if self.run.status != "running" or not isinstance(planned, int | float) or speed <= 0:
+            return ""
+        done = min((last_frame(table) or 0 for table in self.of_training.values()), default=0)
+        return f", {duration(max(0.0, (planned - done) / speed))} left"
+
+    def _bottleneck(self) -> list[dict[str, Any]]:
+        found = bottleneck(list(self.train.values()))
+        if found is None:
+            return []
+        role, busy = found
+        return [_fact("bottleneck", role, ", ".join(f"{name} busy {share:.0%}" for name, share in busy.items()))]
+
+    def _seeds(self) -> tuple[str, str]:
+        starts = self.run.spec.get("meta", {})
+        seed = starts.get("random_seed")
+        count = len({index // self.run.policies for index in self.train})
+        note = f"random_seed {seed}" + ("; one seed shows little: meta.max_session=4 trains four" if len(self.seeds) == 1 else "")
+        return f"{count} session{'s' * (count != 1)}", note
+
+    def ranking(self) -> dict[str, Any]:
+        """Return the seeds, best first: by their current return, then by their mean return over the run."""
+        learned = [] if self.level is None else [f"reached {number(float(f'{self.level:.4g}'))} at frame"]
+        columns = ["", "current return ± se", "episodes", "mean over the run", "highest", *learned, "frames", "time", "frames/s", "status"]
+        rows = sorted((self._rank(index) for index in self.of_training), key=lambda one: one[0], reverse=True)
+        return {"columns": columns, "rows": [row for _, row in rows]}
+
+    def _rank(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
+        """Return the sort key of a seed, and its row."""
+        own = (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
+        found, one, table = current_return(own), curve(own, "current_return"), self.of_training[index]
+        mean, best = (float(of(one.value)) if len(one.value) else None for of in (np.mean, np.max))
+        seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, reached(one, self.level)
+        status = self.run.status if index == ALL_WORKERS else self.run.sessions.get(index // self.run.policies, "-")
+        cells = [
+            self.names[index],
+            estimate_number(found["current_return"], found["current_return_se"]),
+            number(last_value(own, "current_epi")),
+            number(mean and float(f"{mean:.4g}")),
+            number(best and float(f"{best:.4g}")),
+            *([] if self.level is None else ["never" if level is None else f"{level:,.0f}"]),
+            f"{frame:,}",
+            "-" if seconds is None else duration(seconds),
+            f"{frame / seconds:,.0f}" if seconds else "-",
+            str(status),
+        ]
+        key = tuple(-math.inf if value is None else value for value in (found["current_return"], mean))
+        return (key[0], key[1]), {"line": index, "cells": cells}
+
+    # ---- graphs
+
+    def graphs(self) -> dict[str, Any]:
+        """Return the tables, and what is drawn from them."""
+        train = {index: self._with_strengths(table) for index, table in self.train.items()}
+        if self.run.distributed:
+            train[ALL_WORKERS] = self._with_strengths(self.of_training[ALL_WORKERS])
+        modes: dict[str, dict[int, Table]] = {"train": train, "eval": {**self.eval, **self.evaluated}, "trial": self._consistency()}
+        cells = sum(len(table["frame"]) and len(table) for tables in modes.values() for table in tables.values()) or 1
+        rows = min(max(_CELLS // cells, _MIN_ROWS), _MAX_ROWS)
+        longest = max((len(table["frame"]) for table in train.values()), default=0)
+        columns = {name for table in train.values() for name in table}
+        shared = "global_frame" in columns
+        return {
+            "axes": [{"column": name, "label": label} for name, label in _AXES.items() if name in columns],
+            "axis": "global_frame" if shared else "frame",
+            "lines": [self._line(index) for index in sorted(train)],
+            "means": self._means(),
+            "tables": {mode: {str(i): _json_table(table, rows) for i, table in tables.items()} for mode, tables in modes.items()},
+            "thinned": -(-longest // rows) if longest > rows else 1,
+            "returns": self._returns(columns),
+            "bounds": _RETURN_BOUNDS.get(self.run.env),
+            "levels": self._levels(),
+            "panels": _panels(modes),
+        }
+
+    def _line(self, index: int) -> dict[str, Any]:
+        failed = index // self.run.policies in self.failed
+        name = f"{self.names[index]}{' (failed)' if failed else ''}"
+        return {"index": index, "name": name, "failed": failed, "group": index % self.run.policies if self.run.policies > 1 else index}
+
+    def _means(self) -> list[dict[str, Any]]:
+        """Return the bold lines: the mean over Sessions, for several policies one of each policy, or the joint table of all workers."""
+        policies = self.run.policies
+        if self.run.distributed:
+            return [{"name": "all workers", "indices": [ALL_WORKERS]}]
+        of_policy = [[i for i in self.seeds if i % policies == policy] for policy in range(policies)]
+        if policies > 1:
+            return [{"name": f"policy {p}", "indices": own} for p, own in enumerate(of_policy) if len(own) > 1]
+        return [{"name": "mean of sessions", "indices": of_policy[0]}] if len(of_policy[0]) > 1 else []
+
+    def _returns(self, columns: set[str]) -> list[dict[str, Any]]:
+        found = [{"column": name, "label": label, "mode": "train"} for name, label in _RETURNS.items() if name in columns]
+        if not self.evaluated:
+            return found
+        episodes = self.run.spec.get("meta", {}).get("rigorous_eval") or ""
+        evaluation = {"column": "total_reward", "label": f"evaluation: mean of {episodes or 'its'} episodes", "mode": "eval"}
+        return [evaluation, *found] if self.rigorous else [*found[:1], evaluation, *found[1:]]
+
+    def _levels(self) -> list[dict[str, Any]]:
+        random = [] if self.baseline is None else [{"value": self.baseline, "label": "random agent"}]
+        return [*random, *published_levels(self.run)]
+
+    def _with_strengths(self, table: Table) -> Table:
+        """Return the table with the columns of SLM Lab's metrics, up to each row."""
+        strengths, rows = Strengths.from_table(table, self.baseline), np.isfinite(table.get("total_reward", np.empty(0)))
+        if not len(strengths.value):
+            return table
+        values = {
+            "strength": strengths.value,
+            "sample_efficiency": efficiencies(strengths.value, strengths.frame),
+            "training_efficiency": efficiencies(strengths.value, strengths.opt_step),
+            "stability": stabilities(strengths.value),
+        }
+        return {**table, **{name: _scattered(one, rows) for name, one in values.items()}}
+
+    def _consistency(self) -> dict[int, Table]:
+        if self.run.distributed or len(self.seeds) < 2 or self.baseline is None:
+            return {}
+        common = consistency_curve(common_strengths([Strengths.from_table(table, self.baseline) for table in self.seeds.values()]))
+        return {0: {"frame": common.frame, "consistency": common.value}} if len(common.frame) else {}
+
+    # ---- metrics
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the table of metrics: the mean over the seeds with its interval, then each seed."""
+        tables = self.evaluated if self.rigorous else self.of_training
+        own = {index: self._metrics_of(tables[index]) for index in self.seeds if index in tables}
+        bounds = {name: self._bounds(name) for name in _METRICS}
+        rows = []
+        for name, label in _METRICS.items():
+            values = {index: one[name] for index, one in own.items()}
+            known = [value for value in values.values() if value is not None]
+            if known:
+                rows.append([label, *_interval_cells(known, bounds[name]), *(_cell(value) for value in values.values())])
+        rows += [
+            ["consistency", _cell(value), "", *[""] * len(own)] for value in [self.run.metrics.get("consistency")] if value is not None
+        ]
+        note = "95 % interval over the seeds (Student's t, within the possible range); consistency is of all seeds together"
+        return {"columns": ["metric", "mean", "95 % interval", *(self.names[index] for index in own)], "rows": rows, "note": note}
+
+    def _metrics_of(self, table: Table) -> Scalars:
+        found = session_metrics(Strengths.from_table(table, self.baseline))
+        last = {"final_return": last_value(table, "total_reward"), "total_reward_ma": last_value(table, "total_reward_ma")}
+        return {"current_return": current_return(table)["current_return"], **last, **found}
+
+    def _bounds(self, name: str) -> tuple[float, float]:
+        """Return the possible range of a metric."""
+        low, high = _RETURN_BOUNDS.get(self.run.env, (-math.inf, math.inf))
+        if name in ("current_return", "final_return", "total_reward_ma"):
+            return low, high
+        if name.endswith("strength") and self.baseline is not None:
+            return low - self.baseline, high - self.baseline
+        return (-math.inf, 1.0) if name == "stability" else (0.0 if name.endswith("efficiency") else -math.inf, math.inf)
+
+
+def _fact(label: str, value: str, note: str = "") -> dict[str, Any]:
+    return {"label": label, "value": value, "note": note}
+
+
+def _baseline(run: Run) -> float | None:
+    """Return the return of a random agent: that of the run's metrics, or a known one."""
+    found = run.metrics.get("random_baseline")
+    if isinstance(found, int | float):
+        return float(found)
+    with suppress(Exception):  # an env of another version
+        known = known_baseline(EnvSpec.model_validate(run.spec["env"]))
+        return known.mean_return if known else None
+    return None
+
+
+def _scattered(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    full = np.full(len(rows), np.nan)
+    full[rows] = values
+    return full
+
+
+def _panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
+    """Return the graphs of the columns that have values."""
+    known = {name for table in modes["train"].values() for name, values in table.items() if np.isfinite(values).any()}
+    drawn = {name for panels in _GROUPS.values() for panel in panels for name in panel.columns}
+    quiet = {name for name in _QUIET if not _any(modes["train"], name)}
+    found = [
+        _panel(group, panel._replace(columns=own))
+        for group, panels in _GROUPS.items()
+        for panel in panels
+        if (own := tuple(name for name in panel.columns if name in known - quiet))
+    ]
+    if modes["trial"]:
+        consistency = PanelSpec("Consistency", "", ("consistency",), "1: all seeds have the same curve")
+        found.append(_panel("Metrics of SLM Lab", consistency, "trial"))
+    others = sorted(known - drawn - set(_NOT_DRAWN) - set(_RETURNS))
+    return found + [_panel(_OTHER, PanelSpec(name.removeprefix(info_column("")), "", (name,))) for name in others]
+
+
+def _any(tables: Mapping[int, Table], column: str) -> bool:
+    return any(np.nan_to_num(table[column]).any() for table in tables.values() if column in table)
+
+
+def _panel(group: str, panel: PanelSpec, mode: str = "train") -> dict[str, Any]:
+    columns = [{"column": name, "label": _LABELS.get(name, name)} for name in panel.columns]
+    return {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note, "mode": mode, "columns": columns}
+
+
+def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
+    """Return the columns that have values, thinned to `rows` rows."""
+    thinned = thin(table, rows)
+    kept = {name: values for name, values in thinned.items() if np.isfinite(values).any() and name not in ("epi", "t")}
+    return {name: [_rounded(value) for value in values.tolist()] for name, values in kept.items()}
+
+
+def thin(table: Table, rows: int) -> Table:
+    """Return a table with at most `rows` rows, each of equally many consecutive rows: their last value of counts and returns, and the mean
+    of their known values of other columns."""
+    count = len(table["frame"])
+    if count <= rows:
+        return table
+    ends = np.unique(np.linspace(-1, count - 1, rows + 1).round().astype(int))[1:]
+    begins = np.append(0, ends[:-1] + 1)
+    thinned = {}
+    for name, values in table.items():
+        known = np.isfinite(values)
+        number_of, total = (np.add.reduceat(part, begins) for part in (known.astype(float), np.where(known, values, 0.0)))
+        mean = np.where(number_of > 0, total / np.maximum(number_of, 1.0), np.nan)
+        thinned[name] = np.where(known[ends], values[ends], mean) if name in _LAST else mean
+    return thinned
+
+
+def _rounded(value: float) -> float | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else float(f"{value:.{_DIGITS}g}")
+
+
+def _cell(value: float | None) -> str:
+    return number(value) if value is None or value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
+
+
+def _interval_cells(values: Sequence[float], bounds: tuple[float, float]) -> list[str]:
+    from slm_lab.experiment.report.metrics import estimate
+
+    found = estimate(values)
+    assert found is not None
+    if found.low is None or found.high is None:
+        return [_cell(found.value), "one seed: unknown"]
+    low, high = max(found.low, bounds[0]), min(found.high, bounds[1])
+    return [_cell(found.value), f"{_cell(low)} to {_cell(high)}"]

@@ -1,0 +1,101 @@
+"""What a run recorded besides its rows: notices, restarts and failures, with the frame and the second of training at which they happened.
+
+A process writes its notices to the log of its Session, with the time of day. "begins: …, frame F" marks the start of a process, from
+which the time of training of later lines is computed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.report.metrics import Table, curve, last_value
+from slm_lab.experiment.report.run import Run, last_frame
+
+_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)")
+_BEGINS = re.compile(r"begins: index \d+, .*frame (\d+)")
+_EXPECTED = re.compile(r"ends at frame \d+|process \d+ on node |open episodes |close\(\) failed")
+"""Lines that are no warnings."""
+_MAX_BYTES = 1_000_000
+"""The part of a log that is read, from its end: an env may print without limit."""
+_MAX_EVENTS, _MAX_LETTERS = 100, 400
+
+
+class _Process(NamedTuple):
+    """The start of a process of a Session."""
+
+    moment: datetime
+    seconds: float
+    """Seconds of training at its start."""
+
+
+def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the events of all Sessions in order of time: {frame, seconds, line, name, kind, text}; kind: start, notice or failed.
+
+    Equal notices of a Session are one event, with their number. Args: names: index of a table → its name.
+    """
+    tables, found = run.tables("train"), list[dict[str, Any]]()
+    sessions = {index // run.policies for index in tables} | {int(s) for s in run.metrics.get("failures", {})}
+    for session in sorted(sessions):
+        index = session * run.policies
+        table = tables.get(index, {"frame": np.empty(0)})
+        name = names.get(index, f"session {session}") if run.policies == 1 else f"session {session}"
+        for one in _merged(_of_log(run.paths.session_log(session, run.trial), table)):
+            found.append({**one, "line": index, "name": name})
+        if (cause := run.metrics.get("failures", {}).get(str(session))) is not None:
+            end = {"frame": last_frame(table), "seconds": last_value(table, "wall_t") if "wall_t" in table else None}
+            found.append({**end, "line": index, "name": name, "kind": "failed", "text": str(cause)[:_MAX_LETTERS]})
+    return sorted(found, key=lambda one: one["seconds"] or 0.0)[:_MAX_EVENTS]
+
+
+def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
+    """Return the events in the log of a Session; [] if it cannot be read."""
+    process: _Process | None = None
+    found: list[dict[str, Any]] = []
+    for moment, text in _lines(log):
+        if begins := _BEGINS.match(text):
+            restart, frame = process is not None or int(begins[1]) > 0, int(begins[1])
+            process = _Process(moment, _at(table, "frame", "wall_t", frame))
+            found += (
+                [{"frame": frame, "seconds": process.seconds, "kind": "start", "text": f"continued at frame {frame:,}"}] if restart else []
+            )
+        elif not _EXPECTED.match(text):
+            seconds = 0.0 if process is None else process.seconds + (moment - process.moment).total_seconds()
+            frame = round(_at(table, "wall_t", "frame", seconds))
+            found.append({"frame": frame, "seconds": round(seconds, 3), "kind": "notice", "text": text[:_MAX_LETTERS]})
+    return found
+
+
+def _lines(log: Path) -> list[tuple[datetime, str]]:
+    """Return the time and the text of each line of a log that begins with a time."""
+    with suppress(OSError, ValueError), log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _MAX_BYTES))
+        matches = (_LINE.match(line) for line in file.read().decode(errors="replace").splitlines())
+        return [(datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f"), match[2]) for match in matches if match]
+    return []
+
+
+def _at(table: Table, x: str, y: str, at: float) -> float:
+    """Return column `y` where column `x` is `at`, interpolated from (0, 0); 0 without rows."""
+    if x not in table or y not in table:
+        return 0.0
+    found = curve(table, y, x)
+    return float(np.interp(at, [0.0, *found.frame], [0.0, *found.value])) if len(found.frame) else 0.0
+
+
+def _merged(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events with equal notices merged into the first one."""
+    first: dict[str, dict[str, Any]] = {}
+    counts: dict[str, int] = {}
+    for one in events:
+        counts[one["text"]] = counts.get(one["text"], 0) + 1
+        first.setdefault(one["text"], one)
+    return [{**one, "text": one["text"] + (f" (× {counts[one['text']]})" if counts[one["text"]] > 1 else "")} for one in first.values()]

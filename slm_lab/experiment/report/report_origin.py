@@ -1,0 +1,168 @@
+"""Where a run comes from and what can be done with it: settings, versions, commands, files, published scores."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic_core import PydanticUndefined, to_jsonable_python
+
+from slm_lab.experiment.files.paths import DataMode, RunPaths, stamped_folders, study_in
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.run import Run
+from slm_lab.lib.files import shown
+from slm_lab.spec.models.spec import models_at
+from slm_lab.spec.report import KeyPath
+
+REPORT = "report.html"
+_LETTERS = 200
+"""Maximum number of characters of a value in a table."""
+_MODES: tuple[DataMode, ...] = ("train", "eval")
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the spec as text, the keys that differ from their defaults, and those that differ from the previous run of this name."""
+    body = {**run.spec, "meta": {key: value for key, value in run.spec.get("meta", {}).items() if key != "run"}}
+    rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
+    return {
+        "changed": {"columns": ["key", "value", "default"], "rows": rows},
+        "previous": _previous(run),
+        "spec": json.dumps({run.name: body}, indent=2, ensure_ascii=False, default=str),
+    }
+
+
+def changed_settings(spec: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path, value, default) of each key of a spec whose value is not its default; the default of a required key is None."""
+    models = models_at(path, spec)
+    fields = models[0].model_fields if len(models) == 1 else {}
+    section: Any = spec
+    for key in path:
+        section = section[key]
+    for key, value in section.items():
+        if isinstance(value, dict):
+            yield from changed_settings(spec, (*path, key))
+            continue
+        default = fields[key].get_default(call_default_factory=True) if key in fields and not fields[key].is_required() else None
+        default = None if default is PydanticUndefined else to_jsonable_python(default, fallback=str)
+        if value != default:
+            yield ".".join(map(str, (*path, key))), value, default
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+
+
+def _previous(run: Run) -> dict[str, Any] | None:
+    """Return the differences from the previous run of the same name; None if there is none."""
+    other = previous_run(run)
+    if other is None:
+        return None
+    own, theirs = run.settings(), other.settings()
+    keys = [key for key in dict.fromkeys((*own, *theirs)) if own.get(key) != theirs.get(key)]
+    name = other.paths.root.name
+    rows = [[key, _text(own.get(key)), _text(theirs.get(key))] for key in keys]
+    value = other.metrics.get("current_return")
+    note = f"{other.status}, current return {number(value)}" if isinstance(value, int | float) else other.status
+    href = f"../{name}/{REPORT}" if (other.paths.root / REPORT).is_file() else None
+    return {"name": name, "href": href, "note": note, "columns": ["key", "this run", name], "rows": rows}
+
+
+def previous_run(run: Run) -> Run | None:
+    """Return the last run of the same spec name and mode that began before this one, in the same folder; None if there is none."""
+    root = run.paths.root.absolute()
+    earlier = [folder for folder in stamped_folders(root.parent, run.paths.stem) if folder.name < root.name]
+    for folder in reversed(earlier):
+        other = Run(RunPaths(folder, run.paths.spec_name))
+        with suppress(UserError):
+            if other.name == run.name and other.mode == run.mode and not other.paths.search_state.is_file():
+                return other
+    return None
+
+
+def origin(run: Run) -> list[dict[str, str]]:
+    """Return versions, git commit, host, seed, command and starts of a run."""
+    last, meta = run.starts[-1], run.spec.get("meta", {})
+    host = last.get("host") or {}
+    versions = ", ".join(f"{name} {version}" for name, version in (last.get("versions") or {}).items())
+    command = last.get("command") or []
+    found = {
+        "folder": str(shown(run.paths.root.absolute())),
+        "began": ", ".join(str(start["began"]) for start in run.starts if "began" in start),
+        "command": shlex.join(map(str, command)) if isinstance(command, list) else str(command),
+        "random_seed": str(meta.get("random_seed", "")),
+        "git commit": str(last.get("git") or ""),
+        "versions": versions,
+        "host": f"{host.get('name', '?')}, {host.get('cores', '?')} cores, {host.get('system', '?')}" if host else "",
+        "env backend": str(last.get("backend") or ""),
+        "matrix products": f"{last['matmul']}, {last.get('threads', '?')} threads" if "matmul" in last else "",
+        "checkpoints": str(last.get("checkpoints") or ""),
+    }
+    return [{"label": label, "value": value} for label, value in found.items() if value]
+
+
+def commands(run: Run) -> list[dict[str, str]]:
+    """Return the commands to continue, play, export and compare a run."""
+    folder = shlex.quote(str(shown(run.paths.root.absolute())))
+    of_search = run.paths.holds_trials
+    trial = f" --trial {run.trial}" if of_search else ""
+    found = {}
+    if not of_search:
+        frames = run.spec.get("env", {}).get("max_frame")
+        done = run.status == "done" and isinstance(frames, int | float)
+        more = f" --set env.max_frame={2 * frames:g}" if done and isinstance(frames, int | float) else ""
+        found["train on" if done else "continue"] = f"slm-lab train@{folder}{more}"
+    found["play"] = f"slm-lab enjoy@{folder}{trial}"
+    found["export"] = f"slm-lab export {folder}{trial}"
+    other = None if of_search else previous_run(run)
+    if other is not None:
+        found["compare"] = f"slm-lab compare {shlex.quote(str(shown(other.paths.root)))} {folder}"
+    found["this page"] = f"slm-lab report {folder}{trial}"
+    return [{"label": label, "command": command} for label, command in found.items()]
+
+
+def files(run: Run) -> list[dict[str, str]]:
+    """Return the files of a run that exist, with their paths relative to its folder."""
+    paths, t = run.paths, run.trial
+    tables = [paths.session_df(index, mode, t) for mode in _MODES for index in paths.sessions("train", t)]
+    found = [(f"rows: {path.name}", path) for path in tables]
+    for session in sorted({index // run.policies for index in paths.sessions("train", t)}):
+        found += [(f"log: {paths.session_log(session, t).name}", paths.session_log(session, t))]
+        found += [(f"timeline of the processes of session {session}", paths.timeline_graph(session, "html", t))]
+        found += [(f"population-based training, session {session}", paths.session_graph(session, "pbt", "html", t=t))]
+    found += [("spec", paths.spec), ("metrics", paths.trial_metrics(t))]
+    return [{"label": label, "href": path.relative_to(paths.root).as_posix()} for label, path in found if path.is_file()]
+
+
+def published_levels(run: Run) -> list[dict[str, Any]]:
+    """Return the published score, and the return that counts as solved, if the run is one of a study that knows them."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        folder = run.paths.root.absolute().parent
+        about = json.loads((folder / "study_run.json").read_text(encoding="utf-8"))
+        study = study_in(folder.parents[1])
+        content = json.loads(study.study.read_text(encoding="utf-8")) if study else {}
+        body = next(value for key, value in content.items() if not key.startswith("$"))["study"]
+        found = {"published score": _published(body, about), "solved": _of_env(body, about).get("solve", body.get("solve"))}
+        return [{"value": float(value), "label": label} for label, value in found.items() if value is not None]
+    return []
+
+
+def _of_env(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the entry of the run's env in a study."""
+    envs = body.get("envs") or []
+    return next((one for one in envs if about["env"] in (one.get("label"), one["name"].rpartition(":")[2])), {})
+
+
+def _published(body: Mapping[str, Any], about: Mapping[str, Any]) -> float | None:
+    entry = about["entry"]
+    score = _of_env(body, about).get("published")
+    score = score.get(entry) if isinstance(score, dict) else score
+    if score is not None:
+        return float(score)
+    own = (one for one in body["entries"] if entry in (one.get("label"), one["spec"].rpartition(":")[2]))
+    known = [one["published"] for one in own if one.get("published") is not None and one.get("env", about["env"]) == about["env"]]
+    return float(known[0]) if known else None

@@ -1,0 +1,101 @@
+"""report.html: one page for a trial, a search or a study, which needs no network and only plotly.min.js beside it.
+
+The page has the data as JSON (see report_data.py), and one script and style, which a server can use for its own pages: `assets()`.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report.render_html import PLOTLY_JS
+from slm_lab.experiment.report.report_data import report_data
+from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.writer import Writer, finite
+
+REFRESH = 20
+"""Seconds after which an open page of a running trial is loaded again, and minimum between two writes of it."""
+_COST = 150
+"""Minimum interval between two writes, in durations of a write: below 1 % of a core."""
+_POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob:"
+"""Content security policy: nothing is loaded from another machine. Plotly compiles functions for parallel coordinates."""
+
+
+@cache
+def assets() -> dict[str, str]:
+    """Return the script ("js") and the style ("css") that draw the data of a report."""
+    folder = Path(__file__).parent
+    return {kind: (folder / f"report.{kind}").read_text(encoding="utf-8") for kind in ("js", "css")}
+
+
+def page(data: Mapping[str, Any]) -> bytes:
+    """Return the page that shows the data of a report."""
+    title, code = html.escape(str(data["title"])), assets()
+    facts = "; ".join(f"{one['label']}: {one['value']}" for one in data.get("facts", ()))
+    return f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>{title}</title><link rel="icon" href="data:,">
+<style>
+{code["css"]}</style></head><body>
+<main id="report"><noscript><h1>{title}</h1><p>{html.escape(facts)}</p><p>The graphs of this page need JavaScript.</p></noscript></main>
+<script type="application/json" id="data">{script_json(data)}</script>
+<script src="{PLOTLY_JS}"></script>
+<script>
+{code["js"]}
+SLMReport.render(document.getElementById("report"), JSON.parse(document.getElementById("data").textContent));
+</script>
+</body></html>
+""".encode()
+
+
+def script_json(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that is safe inside a script element: no text in it can end the element or begin a comment."""
+    text = json.dumps(finite(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text.encode(errors="replace").decode()  # a lone surrogate, of a damaged log
+
+
+def write_page(writer: Writer, path: Path, data: Mapping[str, Any]) -> None:
+    """Write a page, and the script that it needs beside it."""
+    writer.write_script()
+    writer.write("page not written", (path, lambda: page(data)))
+
+
+def write_trial_report(paths: RunPaths, trial: int = 0) -> Path:
+    """Write the page of a trial from its files, and return its path. The run may still be training; open pages are then loaded again.
+
+    Raises UserError if the spec of the run cannot be read, or if the page cannot be written.
+    """
+    path = paths.trial_report(trial)
+    data = report_data(Run(paths, trial))
+    if data["status"] == "running":
+        data["refresh"] = REFRESH
+    writer = Writer(paths.root)
+    write_page(writer, path, data)
+    if path not in writer.files:
+        raise UserError(f"cannot write {path}: {writer.reason or 'see the notice above'}")
+    return path
+
+
+class LiveReport:
+    """Writes a page while a run trains, so rarely that it takes less than 1 % of a core. An error ends it with a notice."""
+
+    def __init__(self, write: Callable[[], object], first: float = REFRESH) -> None:
+        self.write, self.due = write, perf_counter() + first
+
+    def poll(self) -> None:
+        """Write the page if it is due."""
+        if (begin := perf_counter()) < self.due:
+            return
+        self.write()
+        now = perf_counter()
+        self.due = now + max(REFRESH, _COST * (now - begin))

@@ -1,0 +1,199 @@
+"""How the seeds of a trial differ, in sentences: at the end, over the run, and in the diagnostics where the returns differ most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.report.metrics import Curve, Table, current_return, curve, interpolate
+from slm_lab.experiment.report.progress import estimate_number, number
+
+_SHARE = 0.9
+"""Share of the way from the lowest to the best return that counts as learned."""
+_WINDOW = 0.2
+"""Length of the part of the run in which the returns differ most, as a share of its frames."""
+_SMALL = 0.05
+"""Share of the range of all returns below which a difference of two curves is not explained."""
+_FALL = 0.3
+"""Share of the range of all returns by which a return must fall from its best value to be mentioned."""
+_EFFECT, _RELATIVE, _SHOWN = 1.0, 0.1, 3
+"""Differences of a diagnostic that are mentioned: in standard deviations over frames, and relative to the larger mean; and their number."""
+_MAX_SEEDS = 6
+"""Maximum number of seeds that are compared with the best."""
+_MEANINGS = {
+    "entropy": ("entropy", "it explored less", "it explored more"),
+    "explore_var": ("exploration", "it explored less", "it explored more"),
+    "alpha": ("temperature alpha", "entropy counted less", "entropy counted more"),
+    "approx_kl": ("KL divergence per update", "its updates moved the policy less", "its updates moved the policy more"),
+    "clip_fraction": ("clipped share", "fewer ratios were clipped", "more ratios were clipped"),
+    "explained_variance": (
+        "explained variance",
+        "its value function predicted returns worse",
+        "its value function predicted returns better",
+    ),
+    "td_error": ("TD error", "its values were closer to their targets", "its values were further from their targets"),
+    "grad_norm": ("gradient norm", "smaller gradients", "larger gradients"),
+    "lr": ("learning rate", "smaller steps", "larger steps"),
+    "lag_mean": ("policy lag", "its data were newer", "its data were older"),
+    "staleness": ("staleness", "its gradients were newer", "its gradients were older"),
+}
+"""Column → its name, and what a lower and a higher value mean. Losses and values are left out, since they follow the returns."""
+
+
+class _Pair(NamedTuple):
+    """A seed and the best seed, at common frames."""
+
+    name: str
+    best_name: str
+    own: Table
+    best: Table
+    own_returns: Table
+    best_returns: Table
+    frame: np.ndarray
+    gap: np.ndarray
+    """current_return of the seed minus that of the best one, [frames]."""
+    scale: float
+    """Range of all returns of all seeds."""
+
+
+def differences(
+    tables: Mapping[int, Table], returns: Mapping[int, Table], names: Mapping[int, str], baseline: float | None = None
+) -> list[str]:
+    """Return a paragraph for each seed that compares it with the best one; [] for fewer than two seeds with returns.
+
+    Args:
+        tables: training table of each seed, by index.
+        returns: the tables from which the returns are taken: training or evaluation.
+        names: index → name.
+    """
+    curves = {index: one for index, table in returns.items() if len((one := curve(table, "current_return")).frame)}
+    if len(curves) < 2:
+        return []
+    ranked = sorted(curves, key=lambda index: _rank(returns[index], curves[index]), reverse=True)
+    level, scale = common_level(curves.values(), baseline), _scale(curves.values())
+    best, sentences = ranked[0], list[str]()
+    for index in ranked[1 : 1 + _MAX_SEEDS]:
+        together = interpolate([curves[index], curves[best]])
+        gap = together.value_SF[0] - together.value_SF[1] if len(together.frame) else np.empty(0)
+        of_tables = tables[index], tables[best], returns[index], returns[best]
+        pair = _Pair(names[index], names[best], *of_tables, together.frame, gap, scale)
+        parts = [_end(pair), _over_the_run(pair, curves[index], curves[best], level), _fall(pair, curves[index]), *_why(pair)]
+        sentences.append(" ".join(filter(None, parts)))
+    return sentences
+
+
+def common_level(curves: Iterable[Curve], baseline: float | None) -> float | None:
+    """Return the return that counts as learned: 90 % of the way from the baseline, or the lowest return, to the best of all curves."""
+    values = np.concatenate([np.empty(0), *(one.value for one in curves)])
+    if not len(values):
+        return None
+    low = float(values.min()) if baseline is None else baseline
+    return low + _SHARE * (float(values.max()) - low)
+
+
+def reached(one: Curve, level: float | None) -> float | None:
+    """Return the first frame at which a curve is at or above a level, None if it never is."""
+    above = np.flatnonzero(one.value >= level) if level is not None else []
+    return float(one.frame[above[0]]) if len(above) else None
+
+
+def _rank(table: Table, one: Curve) -> tuple[float, float]:
+    value = current_return(table)["current_return"]
+    return -math.inf if value is None else value, float(one.value.mean())
+
+
+def _scale(curves: Iterable[Curve]) -> float:
+    values = np.concatenate([one.value for one in curves])
+    return float(np.ptp(values)) or 1.0
+
+
+def _end(pair: _Pair) -> str:
+    (own, own_error), (best, best_error) = (tuple(current_return(table).values()) for table in (pair.own_returns, pair.best_returns))
+    if own is None or best is None:
+        return f"{pair.name}: no episode ended recently."
+    error = math.hypot(own_error or 0.0, best_error or 0.0)
+    figures = f"{estimate_number(own, own_error)} against {estimate_number(best, best_error)}"
+    if best - own > 2 * error:
+        return f"{pair.name} ended worse than {pair.best_name}: {figures}, more than two standard errors apart."
+    return f"{pair.name} did not end worse than {pair.best_name}: {figures}, within two standard errors."
+
+
+def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> str:
+    if not len(pair.gap):
+        return ""
+    mean = float(pair.gap.mean())
+    if abs(mean) < _SMALL * pair.scale:
+        text = "Over the whole run the two are equally good"
+    else:
+        way = "worse" if mean < 0 else "better"
+        text = f"Over the whole run it was {way}, by {number(float(f'{abs(mean):.3g}'))} on average"
+    times = [reached(one, level) for one in (own, best)]
+    if level is None or times == [None, None]:
+        return f"{text}."
+    first, second = ("never" if frame is None else f"at frame {frame:,.0f}" for frame in times)
+    return f"{text}; it reached {number(float(f'{level:.4g}'))} {first}, {pair.best_name} {second}."
+
+
+def _fall(pair: _Pair, one: Curve) -> str:
+    """Return a sentence on the largest fall from the best value so far, if it is large."""
+    falls = np.maximum.accumulate(one.value) - one.value
+    low = int(falls.argmax())
+    if falls[low] < _FALL * pair.scale:
+        return ""
+    high = int(one.value[: low + 1].argmax())
+    from_to = f"from {number(float(f'{one.value[high]:.4g}'))} at frame {one.frame[high]:,.0f}"
+    return f"It fell {from_to} to {number(float(f'{one.value[low]:.4g}'))} at frame {one.frame[low]:,.0f}."
+
+
+def _why(pair: _Pair) -> list[str]:
+    """Return sentences on where the returns differ most, and on the diagnostics up to there."""
+    found = _widest(pair)
+    if found is None:
+        return []
+    begin, end, gap = found
+    place = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} ({'+' if gap > 0 else '−'}{number(float(f'{abs(gap):.3g}'))})."
+    differing = sorted(_differing(pair, max(0.0, 2 * begin - end), end), reverse=True)[:_SHOWN]
+    if not differing:
+        return [place, "No diagnostic differed much before or during it."]
+    return [place, f"Before and during it: {'; '.join(text for _, text in differing)}."]
+
+
+def _widest(pair: _Pair) -> tuple[float, float, float] | None:
+    """Return begin and end of the window in which the mean gap is largest, and this gap; None if it is small.
+
+    Gaps to the disadvantage of the seed are preferred, since the question is why it is worse.
+    """
+    if len(pair.frame) < 5:
+        return None
+    rows = max(2, round(_WINDOW * len(pair.frame)))
+    means = np.convolve(pair.gap, np.ones(rows) / rows, "valid")
+    at = int(means.argmin())
+    if -means[at] < _SMALL * pair.scale:
+        at = int(means.argmax())
+    if abs(means[at]) < _SMALL * pair.scale:
+        return None
+    return float(pair.frame[at]), float(pair.frame[at + rows - 1]), float(means[at])
+
+
+def _differing(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
+    """Yield the size of the difference (in standard deviations over frames) and a text for each diagnostic that differs between two frames."""
+    for column, (name, lower, higher) in _MEANINGS.items():
+        if column not in pair.own or column not in pair.best:
+            continue
+        together = interpolate([curve(table, column) for table in (pair.own, pair.best)])
+        inside = (together.frame >= begin) & (together.frame <= end)
+        if inside.sum() < 3 or len(together.value_SF) < 2:
+            continue
+        (one, other), change_F = together.value_SF[:, inside].mean(axis=1), (together.value_SF[0] - together.value_SF[1])[inside]
+        change, spread = float(change_F.mean()), float(change_F.std())
+        if abs(change) <= _RELATIVE * max(abs(one), abs(other)) or abs(change) < _EFFECT * spread:
+            continue
+        size = abs(change) / spread if spread else math.inf
+        yield size, f"{name} {_short(one)} against {_short(other)} ({lower if change < 0 else higher})"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"

@@ -45,8 +45,8 @@ _MOST_SPARKLINES, _MOST_RUNS = 200, 64
 """Maximum number of sparklines in a request, and of runs in a comparison."""
 _KEPT = 8
 """Number of answers that are kept until their files change."""
-_SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.01, 2.0, 60.0
-"""A page asks again so rarely that its answers take this share of a processor, but after at least, and at most, so many seconds."""
+_SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.012, 2.0, 60.0
+"""A page asks again so rarely that its answers take this share of a processor, after so many seconds at least and at most."""
 
 
 class Json(Response):
@@ -77,7 +77,7 @@ class Answers:
 
         One answer is computed at a time: several pages do not take several processors from the training.
         """
-        begin = time.perf_counter()
+        begin = time.thread_time()
         with self._lock:
             kept_version, content = self._kept.pop(question, ("", {}))
             if kept_version != version and known != version:
@@ -87,7 +87,7 @@ class Answers:
                 self._kept[question] = version, content
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return ({} if known == version else content) | {"version": version, "again": _again(time.perf_counter() - begin)}
+        return ({} if known == version else content) | {"version": version, "again": _again(time.thread_time() - begin)}
 
 
 def _again(seconds: float) -> float:
@@ -147,10 +147,10 @@ class _Routes:
         return FileResponse(folder / name, media_type=kind, headers={"cache-control": "no-cache"})
 
     def runs(self, request: Request) -> Response:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         content = self.index.changes(_whole(request, "since"))
         content |= {"folder": str(self.data.root), "now": time.time()}
-        return Json(content | {"again": _again(time.perf_counter() - begin)})
+        return Json(content | {"again": _again(time.thread_time() - begin)})
 
     def sparklines(self, request: Request) -> Response:
         found = {}
@@ -197,7 +197,13 @@ class _Routes:
 
     def _answer(self, request: Request, question: Hashable, version: str, compute: Callable[[], dict[str, Any]]) -> Response:
         known = request.query_params.get("version", "")
-        return Json(self.answers.answer(question, version, known, compute), headers={"cache-control": "no-store"})
+        try:
+            content = self.answers.answer(question, version, known, compute)
+        except (NotServed, UserError):
+            raise
+        except Exception as error:  # a damaged file
+            raise NotServed(f"this cannot be shown: {type(error).__name__}: {error}", 500) from error
+        return Json(content, headers={"cache-control": "no-store"})
 
 
 def _path(request: Request) -> str:

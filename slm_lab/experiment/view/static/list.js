@@ -15,6 +15,7 @@ const COLUMNS = [
 const runs = new Map(); // path → entry
 const ticked = new Set();
 const sparks = new Map(); // path → points
+const asked = new Set(); // paths whose sparkline is known or on its way
 const rows = new Map(); // path → row
 let state = { text: "", kind: "", status: "", group: false, sort: 0, way: -1, shown: STEP };
 let now = 0;
@@ -46,6 +47,7 @@ function forget(present) {
     ticked.delete(path);
     rows.delete(path);
     sparks.delete(path);
+    asked.delete(path);
   }
 }
 
@@ -53,7 +55,7 @@ function changed(run) {
   if (JSON.stringify(runs.get(run.path)) === JSON.stringify(run)) return;
   runs.set(run.path, run);
   rows.delete(run.path);
-  sparks.delete(run.path);
+  asked.delete(run.path); // the old sparkline stays until the new one is there
 }
 
 function controls() {
@@ -127,9 +129,17 @@ function draw() {
   compare.disabled = !ticked.size;
   all.checked = found.length > 0 && found.every((run) => ticked.has(run.path));
   const lines = state.group ? grouped(found) : found;
+  const focus = focusOf(document.activeElement);
   body.replaceChildren(...lines.slice(0, state.shown).map((one) => (one.heading ? heading(one) : row(one))));
+  focus?.();
   end.textContent = lines.length > state.shown ? `${lines.length - state.shown} more below` : "";
   askSparklines(lines.slice(0, state.shown).filter((one) => !one.heading));
+}
+
+/** Return a function that gives the focus back to a link or tick of the table, whose row may be drawn anew. */
+function focusOf(active) {
+  const path = body.contains(active) ? active.closest("tr").dataset.path : undefined;
+  return path === undefined ? null : () => rows.get(path)?.querySelector(active.localName)?.focus({ preventScroll: true });
 }
 
 function more() {
@@ -180,7 +190,7 @@ function row(run) {
 function frames(run) {
   if (run.status === "unreadable") return el("td", { class: "frames" }, el("div", { class: "sub" }, run.text));
   const text = run.kind === "run" ? `${number(run.frame)} of ${number(run.max_frame)}` : run.text;
-  const sessions = run.kind === "run" && run.sessions > 1 ? ` × ${run.sessions}` : "";
+  const sessions = run.kind === "run" && run.sessions > 1 ? ` × ${run.sessions} sessions` : "";
   return el("td", { class: "frames" }, progress(run), el("div", { class: "sub" }, text + sessions));
 }
 
@@ -190,8 +200,8 @@ function left(run) {
 }
 
 async function askSparklines(shown) {
-  const missing = shown.filter((run) => !sparks.has(run.path) && run.status !== "unreadable").map((run) => run.path);
-  for (const path of missing) sparks.set(path, []); // asked once
+  const missing = shown.filter((run) => !asked.has(run.path) && run.status !== "unreadable").map((run) => run.path);
+  for (const path of missing) asked.add(path);
   for (let begin = 0; begin < missing.length; begin += STEP) {
     const answer = await ask("sparklines", missing.slice(begin, begin + STEP).map((path) => ["path", path])).catch(() => ({}));
     for (const [path, points] of Object.entries(answer)) {

@@ -53,8 +53,8 @@ async function draw(page, { entry, report, logs, videos }) {
 async function drawReport(panel, data) {
   await load("plotly.min.js");
   await load("report.js");
-  if (panel.dataset.drawn) window.SLMReport.update(panel, data);
-  else window.SLMReport.render(panel, data);
+  if (panel.dataset.drawn) SLMReport.update(panel, data);
+  else SLMReport.render(panel, data);
   panel.dataset.drawn = "1";
 }
 

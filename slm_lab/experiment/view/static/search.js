@@ -262,6 +262,6 @@ function drawTable(page) {
     el("td", {}, spark(data.curves[one.trial] ?? [])),
   ));
   const focused = page.table.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-  page.table.replaceChildren(el("div", { class: "bar" }, compare), el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads.map((title) => el("th", { scope: "col" }, title)))), el("tbody", {}, rows)));
+  page.table.replaceChildren(el("div", { class: "bar" }, compare), el("table", { class: "list" }, el("thead", {}, el("tr", {}, heads.map((title, index) => el("th", { scope: "col", class: index > 2 ? "number" : "" }, title)))), el("tbody", {}, rows)));
   if (focused) page.table.querySelector(`[aria-label="${focused}"]`)?.focus();
 }

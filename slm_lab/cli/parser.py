@@ -32,7 +32,7 @@ class Command(NamedTuple):
 MODE_OPTIONS = {
     "enjoy": ("episodes", "deterministic", "render", "video", "checkpoint", "session", "trial", "entry", "env", "seed"),
     "search": ("confirm", "common_seeds"),
-    "study": ("adopt",),
+    "study": ("adopt", "until_decided", "max_seeds"),
 }
 """Mode of `run` → the options that only this mode accepts."""
 COMMANDS = {
@@ -50,7 +50,7 @@ COMMANDS = {
     "compare": Command(
         "slm_lab.cli.results:compare",
         "compare RUN RUN ... [--by COLUMN] [--metric COLUMN] [--solve RETURN] [--label NAME ...] [--out DIR]",
-        ("data_dir", "by", "metric", "solve", "label", "out"),
+        ("data_dir", "by", "metric", "solve", "label", "out", "trial", "entry", "env", "seed"),
     ),
     "retro_analyze": Command("slm_lab.cli.results:retro_analyze", "retro_analyze {RUN ... | latest}", ("data_dir",)),
     "list": Command(
@@ -87,8 +87,8 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
 
   check    validate one or all specs of a file; with --build also build their env and agent
   export   write the policy of a run as an ONNX or torch.export file
-  compare  draw runs in one graph and print a table: RUN is a run folder or a quoted glob pattern, 'data/ppo_*';
-           runs of one spec, or with the same --label, are seeds of one curve
+  compare  compare runs on one page, in graphs and tables: RUN is a run folder, a search (its best trial), a study or a quoted
+           glob pattern, 'data/ppo_*'; runs of one spec, or with the same --label, are seeds of one curve
   retro_analyze
            rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
   view     show the runs of a data folder (default: data) in a browser, also while they train, and compare them
@@ -151,6 +151,7 @@ def _is_finite(text: str) -> bool:
 _TYPES = {
     "--jobs": _type("number of sessions", "1 or more", _is_count, int),
     "--confirm": _type("number of trials", "1 or more", _is_count, int),
+    "--max-seeds": _type("number of seeds", "1 or more", _is_count, int),
     "--episodes": _type("number of episodes", "1 or more", _is_count, int),
     "--session": _type("session", "0 or more", str.isdecimal, int),
     "--trial": _type("trial", "0 or more", str.isdecimal, int),
@@ -215,15 +216,17 @@ def make_parser() -> argparse.ArgumentParser:
     value("--confirm", "K", "search: train the best K trials again, with new seeds, and rank by that")
     flag("--common-seeds", "search: the same seeds for all trials")
     repeatable("--adopt", metavar="GLOB", text="study: finished run folders that count as its runs")
+    flag("--until-decided", "study: add seeds until the interval of each difference excludes 0")
+    value("--max-seeds", "N", "study, with --until-decided: largest number of seeds of each entry (default: 32)")
     value("--episodes", "N", "enjoy: number of episodes (default: 10)")
     flag("--deterministic", "enjoy: take the mode of the action distribution instead of a sample")
     flag("--render", "enjoy: draw one env in a window")
     flag("--video", "enjoy: record one env as an MP4 file in the run folder")
     value("--checkpoint", "WHICH", "enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)")
     value("--session", "N", "enjoy, export: session of the checkpoint (default: the best one)")
-    value("--trial", "N", "enjoy, export: trial of a search (default: the best one, of the confirmed ones if there are any)")
-    value("--entry", "LABEL", "enjoy, export: entry of a study (default: that of the best run)")
-    value("--seed", "N", "enjoy, export: random_seed of the run of a study (default: that of the best run)")
+    value("--trial", "N", "enjoy, export, compare: trial of a search (default: the best one, of the confirmed ones if there are any)")
+    value("--entry", "LABEL", "enjoy, export, compare: entry of a study (default: that of the best run; compare: all)")
+    value("--seed", "N", "enjoy, export, compare: random_seed of the run of a study (default: that of the best run; compare: all)")
     value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
     value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
     value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: current_return)")
@@ -233,7 +236,7 @@ def make_parser() -> argparse.ArgumentParser:
     value("--port", "N", "view: port of the page on 127.0.0.1 (default: a free one)")
     flag("--no-browser", "view: print the address only")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
-    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export: env of the run of a study")
+    value("--env", "ENV", "new: a Gymnasium id, or package.module:EnvId; enjoy, export, compare: env of the runs of a study")
     value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
     add("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser

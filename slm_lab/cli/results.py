@@ -11,10 +11,12 @@ from slm_lab.cli.parser import USER_ERROR, UsageError
 
 def compare(words: list[str], arguments: Namespace) -> int:
     """Compare runs in one graph and print a table."""
+    from slm_lab.experiment.files.find import Choice
     from slm_lab.experiment.report.compare_report import compare as report
 
     by, metric, labels = arguments.by or "frame", arguments.metric or "current_return", arguments.label or ()
-    options = {"by": by, "metric": metric, "solve": arguments.solve, "labels": labels}
+    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    options = {"by": by, "metric": metric, "solve": arguments.solve, "labels": labels, "choice": choice}
     return print_result(report(words, **options, data_dir=arguments.data_dir, out=arguments.out))
 
 

@@ -146,7 +146,25 @@ def _study(request: Request, arguments: Namespace) -> None:
     if sets and not arguments.set:
         shown = " ".join(f"--set {one}" for one in sets)
         notice(f"the arguments of the last start apply: {shown}; other --set arguments replace all of them")
-    StudyExperiment(load_study(file, name, sets), _plan(arguments), paths=paths, adopt=arguments.adopt or ()).run()
+    max_seeds = _max_seeds(arguments, None if paths is None else about_study(paths).get("max_seeds"))
+    study = load_study(file, name, sets)
+    if max_seeds is not None and len(study.entries) < 2:
+        raise UsageError(f"--until-decided has no effect: {name} has one entry, and nothing to compare it with; remove it")
+    StudyExperiment(study, _plan(arguments), paths=paths, adopt=arguments.adopt or (), max_seeds=max_seeds).run()
+
+
+def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
+    """Return the number of seeds at which --until-decided ends, by default that of the last start; None: no seeds are added."""
+    from slm_lab.experiment.report.decision import MAX_SEEDS
+    from slm_lab.lib.log import notice
+
+    if arguments.until_decided or (saved is not None and arguments.max_seeds is not None):
+        return int(arguments.max_seeds or saved or MAX_SEEDS)
+    if arguments.max_seeds is not None:
+        raise UsageError(f"--max-seeds {arguments.max_seeds} has no effect without --until-decided; add it, or remove this")
+    if saved is not None:
+        notice(f"the arguments of the last start apply: --until-decided --max-seeds {saved}")
+    return saved
 
 
 def _enjoy(request: Request, arguments: Namespace) -> int:

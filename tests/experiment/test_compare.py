@@ -19,8 +19,8 @@ from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import SeedResult, Setting, differing_keys, read_settings, summarize, usable_metric
-from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, estimate_text, text_table
-from slm_lab.experiment.report.metrics import Estimate, estimate
+from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, estimate_text, settings_lines, text_rows
+from slm_lab.experiment.report.metrics import Estimate, Median, estimate
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -91,8 +91,8 @@ def test_sessions_of_a_plain_run_are_seeds(tmp_path: Path) -> None:
     setting = only(make_run(tmp_path / "a", [[10, 50, 90], [20, 100, 100], [30, 40, 30]], norms=[1.0, 2.0, 6.0]))
     summary = summarize(setting, 50)
     assert (summary.seeds, summary.sessions, summary.solved) == (3, 3, 2)
-    assert summary.steps_to_threshold == (200, None, None)  # at frames 200 and 200; the third never
-    assert summary.seconds_to_threshold == (4, None, None)
+    assert summary.steps_to_threshold == (200, None, None, False)  # at frames 200 and 200; the third never
+    assert summary.seconds_to_threshold == (4, None, None, False)
     assert summary.final_return is not None
     assert summary.final_return.value == pytest.approx((90 + 100 + 30) / 3)
     assert summary.final_return_median == 90
@@ -107,8 +107,8 @@ def test_a_distributed_run_is_one_sample(tmp_path: Path) -> None:
     setting = only(make_run(tmp_path / "a", [[10, 20, 60, 70], [0, 55, 40, 90]], shared=True, norms=[1.0, 3.0]))
     summary = summarize(setting, 50)
     assert (summary.seeds, summary.sessions, summary.solved) == (1, 2, 1)
-    assert summary.steps_to_threshold == Estimate(450, None, None)  # row 2 of Session 1: 200 · 2 + 50
-    assert summary.seconds_to_threshold == Estimate(4, None, None)
+    assert summary.steps_to_threshold == Median(450, None, None)  # row 2 of Session 1: 200 · 2 + 50
+    assert summary.seconds_to_threshold == Median(4, None, None)
     assert summary.final_return == Estimate(90, None, None)
     assert summary.opt_steps_per_second == pytest.approx(10)  # 5 of each Session
     assert summary.grad_norm == 2
@@ -130,13 +130,14 @@ def test_new_episodes_are_compared_and_solve(tmp_path: Path, capsys: pytest.Capt
         "mean return (episodes since the last row)",
     )
     summary = summarize(only(run), 60, "return_new")
-    assert summary.steps_to_threshold == Estimate(600, None, None)  # row 3 of Session 0: 60 and 60
+    assert summary.steps_to_threshold == Median(600, None, None)  # row 3 of Session 0: 60 and 60
     assert summary.final_return == Estimate(80, None, None)
     assert cli.main(["compare", str(run), "--metric", "return_new", "--solve", "60", "--out", str(tmp_path / "out")]) == 0
     assert "solved, a2c: judged on episodes since the last row, at least 10 of them\n" in capsys.readouterr().out
     assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["solved_by"] == "return_new"
     RunPaths(run, "a2c").session_df(0, "eval").write_text("frame,global_frame,total_reward\n100,250,59\n200,450,61\n")
-    assert summarize(only(run), 60).steps_to_threshold == Estimate(450, None, None)
+    assert summarize(only(run), 60).steps_to_threshold == Median(350, None, None), "halfway between two evaluations"
+    assert summarize(only(run), 58).steps_to_threshold == Median(250, None, None, at_most=True)
     old = make_run(tmp_path / "old", [[10]])
     assert cli.main(["compare", str(run), str(old), "--metric", "return_new"]) == 2
     assert f"{old}: SLM Lab wrote this run, without return_new; compare total_reward" in capsys.readouterr().err
@@ -161,7 +162,7 @@ def test_runs_of_one_spec_are_seeds_of_one_curve(tmp_path: Path) -> None:
     aligned = settings[0].aligned("total_reward", "frame")
     assert aligned.frame.tolist() == [200, 250, 400, 450]
     assert aligned.value_SF.tolist() == [[0, 0, 10, 30], [10, 10, 20, 40]]
-    assert summarize(settings[0], None).final_return == pytest.approx((35, 35 - 63.53, 35 + 63.53))
+    assert summarize(settings[0], None).final_return == pytest.approx((35, 0, 35 + 63.53))
     assert summarize(settings[0], None).solved is None
 
 
@@ -234,11 +235,11 @@ def test_seeds_that_did_not_solve_and_a_threshold_below_zero(tmp_path: Path) -> 
     run = make_run(tmp_path / "a", [["", -900, -150], ["", -300, -250], ["", "", ""]])
     setting = only(run)
     none, one, all_of_them = (summarize(setting, threshold) for threshold in (0, -200, -400))
-    never = Estimate(math.inf, None, None)
+    never = Median(math.inf, None, None)
     assert (none.solved, none.steps_to_threshold, none.seconds_to_threshold) == (0, never, never)
     assert (one.solved, one.steps_to_threshold) == (1, never)  # one of three, which is no median of all
-    assert (all_of_them.solved, all_of_them.steps_to_threshold) == (2, (300, None, None))  # 200, 300, never
-    assert "1 of 3  ∞" in text_table([one])
+    assert (all_of_them.solved, all_of_them.steps_to_threshold) == (2, (300, None, None, False))  # 200, 300, never
+    assert "1 of 3  ∞" in text_rows(settings_lines([one]))[1]
     compare([str(run)], solve=-200.0, out=tmp_path / "out")
     assert json.loads((tmp_path / "out/compare_table.json").read_text())["settings"][0]["steps_to_threshold"] is None
     assert all_of_them.final_return is not None
@@ -285,12 +286,16 @@ def test_files_and_text(by: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     names = [
         f"compare_graph_{what}_vs_{axis}.{ext}" for what in ("mean_returns", "grad_norm", "return_variance") for ext in ("html", "png")
     ]
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "compare_table.csv", "compare_table.json", "plotly.min.js"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [*names, "compare.html", "compare_table.csv", "compare_table.json", "plotly.min.js"]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["name", "a2c", "a3c"]
     assert "2 of 2" in lines[1]
-    assert lines[4].startswith("solved, a2c, a3c: judged on mean of the last 100 episodes, since these rows")
-    assert [Path(line).name for line in lines[5:]] == ["compare_table.json", "compare_table.csv", *names]
+    assert all(len(line) <= 80 for line in lines if "/" not in line)
+    assert "solved, a2c, a3c: judged on mean of the last 100 episodes, since these rows, of" in lines
+    written = ["compare_table.csv", "compare_table.json", f"compare_graph_mean_returns_vs_{axis}.png", "compare.html"]
+    assert [Path(line).name for line in lines[-4:]] == written
     content = json.loads((folder / "compare_table.json").read_text())
     assert (content["by"], content["solve"]) == (by, -5)
     assert content["settings"][1]["runs"] == [str(runs[1])]
@@ -325,9 +330,9 @@ def test_seeds_that_are_not_done_are_marked_and_left_out(tmp_path: Path, caplog:
     head, a2c, other = text.splitlines()[:3]
     assert "status" in head
     assert "1 stopped, 1 running (left out)" in a2c
-    assert "15 [-48.53, 78.53]" in a2c
+    assert "15 [0, 78.53]" in text, "not below 0, the lowest return of CartPole"
     assert "2 stopped  " in other
-    assert "65 [1.47, 128.5]" in other
+    assert "65 [1.47, 128.5]" in text
     assert caplog.messages == [
         f"{stopped}: 1 session stopped; left out",
         f"{running}: the run has not ended; left out",
@@ -338,7 +343,7 @@ def test_seeds_that_are_not_done_are_marked_and_left_out(tmp_path: Path, caplog:
     assert [row["status"] for row in content["settings"]] == ["1 stopped, 1 running (left out)", "2 stopped", "1 failed (left out)"]
     assert [row["seeds"] for row in content["settings"]] == [2, 2, 1]
     assert "Student's t" in content["interval"]
-    assert text.splitlines()[4].startswith(f"[low, high]: {content['interval']}")
+    assert f"[low, high]: {content['interval']}" in text.replace("\n", " ")
 
 
 def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -435,7 +440,7 @@ def test_what_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(PNGRenderer, "__init__", fail)
     text = compare([run], out=tmp_path / "out")
     assert caplog.messages == ["cannot draw graphs: ValueError: no ink"]
-    assert text.endswith("compare_table.csv")
+    assert text.splitlines()[-2].endswith("compare_table.json")
     monkeypatch.setattr("slm_lab.experiment.report.writer.replace_file", full)
     with pytest.raises(UserError, match="disk full"):
         compare([run], data_dir=tmp_path / "data")

@@ -89,7 +89,7 @@ def test_the_global_curve_does_not_depend_on_the_number_of_workers(workers: int,
         assert np.all(table["return_new"][:after] < 21)
     solved = SeedResult([one], rows=list(tables.values())).first_reached(250, "global_frame")
     assert solved is not None
-    assert JUMP < solved <= JUMP + ROWS
+    assert JUMP < solved.point <= JUMP + ROWS
 
 
 def test_a_worker_has_its_own_episodes_in_a_column() -> None:
@@ -110,11 +110,11 @@ def test_a_threshold_is_judged_on_ten_episodes_or_more() -> None:
     assert frame.tolist() == [3, 4, 5, 6, 7]
     assert value == pytest.approx([2.0, 2.0, 5.0, (60 + 27) / 15, (27 + 24) / 11])
     seed = SeedResult([table])
-    assert (seed.threshold_rule, seed.first_reached(5, "frame"), seed.first_reached(6, "frame")) == ("return_new", 5, None)
+    assert (seed.threshold_rule, seed.first_reached(5, "frame"), seed.first_reached(6, "frame")) == ("return_new", (5, False), None)
     evaluated = SeedResult([table], evaluation=[{"frame": np.array([2.0, 4]), "total_reward": np.array([3.0, 6])}])
-    assert (evaluated.threshold_rule, evaluated.first_reached(6, "frame")) == ("evaluation", 4)
+    assert (evaluated.threshold_rule, evaluated.first_reached(6, "frame")) == ("evaluation", (4, False))
     old = SeedResult([{"frame": np.array([2.0, 4]), "total_reward": np.array([3.0, 6])}])
-    assert (old.threshold_rule, old.first_reached(6, "frame")) == ("total_reward", 4)
+    assert (old.threshold_rule, old.first_reached(6, "frame")) == ("total_reward", (4, False))
 
 
 def test_rows_of_a_plain_run_count_their_new_episodes() -> None:

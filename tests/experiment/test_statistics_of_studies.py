@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.experiment.report.compare import SeedResult
-from slm_lab.experiment.report.metrics import Estimate, difference, estimate, median_reached
+from slm_lab.experiment.report.metrics import Curve, Estimate, Median, Reached, difference, estimate, first_reached, median_reached
 from slm_lab.experiment.report.study_report import verdict
 from slm_lab.experiment.report.study_result import thin
 
@@ -22,7 +22,7 @@ DRAWS: dict[str, tuple[Draw, float]] = {
 }
 
 
-def covers(one: Estimate | None, value: float) -> bool:
+def covers(one: Estimate | Median | None, value: float) -> bool:
     """Whether an estimate's interval holds a value; it must have one."""
     assert one.low is not None
     assert one.high is not None
@@ -77,19 +77,40 @@ def test_welch_by_hand() -> None:
 
 
 def test_medians_count_what_never_happened() -> None:
-    assert median_reached([10.0, 30.0, None]).value == 30.0
-    assert median_reached([10.0, None, None]).value == math.inf
-    assert median_reached([10.0, 20.0]).value == 15.0
-    assert median_reached([10.0, None]).value == math.inf
-    six = median_reached([6.0, 5.0, 4.0, 3.0, 2.0, None])  # 2 · (1/2)^6 = 3.1 % outside
-    assert (six.value, six.low, six.high) == (4.5, 2.0, math.inf)
-    assert median_reached([1.0, 2.0, 3.0]).low is None
+    assert reached(10.0, 30.0, None).value == 30.0
+    assert reached(10.0, None, None).value == math.inf
+    assert reached(10.0, 20.0).value == 15.0
+    assert reached(10.0, None).value == math.inf
+    assert reached(6.0, 5.0, 4.0, 3.0, 2.0, None) == (4.5, 2.0, math.inf, False)  # 2 · (1/2)^6 = 3.1 % outside
+    assert reached(1.0, 2.0, 3.0).low is None
+
+
+def reached(*points: float | None) -> Median:
+    return median_reached([None if point is None else Reached(point) for point in points])
+
+
+def test_medians_of_upper_limits_are_upper_limits() -> None:
+    """If the first evaluation is above already, the point may be anything up to it: the interval begins at 0."""
+    early, late = Reached(10.0, at_most=True), Reached(30.0)
+    assert median_reached([early, early, late]) == (10.0, None, None, True)
+    assert median_reached([early, late, late]) == (30.0, None, None, False)
+    assert median_reached([early, late]) == (20.0, None, None, True)
+    assert median_reached([early, *[late] * 5]) == (30.0, 0.0, 30.0, False)
+
+
+def test_a_threshold_is_reached_between_two_evaluations() -> None:
+    """180 at frame 100 and 240 at frame 200: 195 after a quarter of the way."""
+    one = Curve(np.array([100.0, 200.0, 300.0]), np.array([180.0, 240.0, 100.0]))
+    assert first_reached(one, 195.0, between=True) == (125.0, False)
+    assert first_reached(one, 195.0, between=False) == (200.0, False)
+    assert first_reached(one, 180.0, between=True) == (100.0, True)
+    assert first_reached(one, 241.0, between=True) is None
 
 
 def test_coverage_of_the_median() -> None:
     rng, covered = np.random.default_rng(3), 0
     for _ in range(2000):
-        covered += covers(median_reached(rng.exponential(1.0, 16).tolist()), math.log(2.0))
+        covered += covers(reached(*rng.exponential(1.0, 16).tolist()), math.log(2.0))
     assert covered / 2000 >= 0.94
 
 
@@ -123,4 +144,4 @@ def test_evaluations_of_workers_are_those_of_their_one_net() -> None:
     curve = seed.curve("evaluation", "global_frame")
     assert curve.frame.tolist() == [15.0, 25.0, 35.0, 45.0]
     assert curve.value.tolist() == [1.0, 3.0, 5.0, 9.0]
-    assert seed.first_reached(4.0, "global_frame", "evaluation") == 35.0
+    assert seed.first_reached(4.0, "global_frame", "evaluation") == (30.0, False)

@@ -239,6 +239,8 @@ class ComparisonPaths:
 
     root: Path
 
+    page = FileIn("compare.html")
+
     def table(self, ext: str) -> Path:
         return self.root / f"compare_table.{ext}"
 

@@ -16,13 +16,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from slm_lab.experiment.files.find import BEST, Choice, find_training
 from slm_lab.experiment.files.lock import unfinished
-from slm_lab.experiment.files.paths import study_in
+from slm_lab.experiment.files.paths import run_paths_in, study_in
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.metrics import Aligned, Curve, Estimate, Table, average, curve, estimate, interpolate, median_reached
+from slm_lab.experiment.report.metrics import (
+    Aligned,
+    Bounds,
+    Curve,
+    Estimate,
+    Median,
+    Reached,
+    Table,
+    average,
+    curve,
+    estimate,
+    first_reached,
+    interpolate,
+    median_reached,
+)
+from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
+from slm_lab.experiment.report.statistics import aggregate, interquartile_mean
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
+from slm_lab.spec.report import nearest
 
 SOLVE_EPISODES = 10
 """Minimum number of episodes whose mean return is compared with a threshold."""
@@ -70,21 +88,25 @@ class SeedResult:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
 
-    def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> float | None:
+    def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> Reached | None:
         """Return the value of `x_column` at which the first table reached this return; None if no table did.
+
+        It is interpolated between evaluations; of training rows, which are means over the time before, the row counts. If the first row
+        is at or above the threshold already, it is only an upper limit.
 
         Args: rule: the data compared: "evaluation", "return_new" or another column of the rows; "": `threshold_rule`.
         """
         if threshold is None:
             return None
         rule = rule or self.threshold_rule
+        between = bool(self.evaluation) and rule in ("evaluation", "current_return")
         if rule not in RULES or (rule == "total_reward" and self.threshold_rule != rule):
             curves = self._curves(rule, x_column)
         elif rule == "return_new":  # the rows of each worker count every episode of all workers once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
-            curves = [_curve(table, "total_reward", x_column) for table in self.evaluation or self.rows or self.tables]
-        reached = [float(one.frame[one.value >= threshold][0]) for one in curves if (one.value >= threshold).any()]
+            curves = [_curve(table, "total_reward", x_column) for table in self._evaluation or self.rows or self.tables]
+        reached = [found for one in curves if (found := first_reached(one, threshold, between=between)) is not None]
         return min(reached, default=None)
 
     def final_return(self, metric: str = "current_return") -> float | None:
@@ -124,6 +146,8 @@ class Setting:
 
     name: str
     runs: list[Run]
+    label: str = ""
+    """The name without the env: the same for settings of several envs that belong together; "": same as `name`."""
 
     @cached_property
     def all_seeds(self) -> list[SeedResult]:
@@ -155,6 +179,16 @@ class Setting:
         """Name of the env of all runs."""
         return self.runs[0].env
 
+    @cached_property
+    def bounds(self) -> Bounds | None:
+        """Lowest and highest possible return of the env, None if unknown or if the runs differ in it."""
+        ranges = {return_range(run.settings()) for run in self.runs}
+        return ranges.pop() if len(ranges) == 1 else None
+
+    def scores(self, metric: str = "current_return") -> np.ndarray:
+        """Return the final return of each seed that has one, float64 [seeds]."""
+        return np.array([value for seed in self.seeds if (value := seed.final_return(metric)) is not None], dtype=np.float64)
+
     def aligned(self, column: str, x_column: str) -> Aligned:
         """Return the seeds' curves over the range that all seeds with points cover; value_SF is [seeds, F]."""
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
@@ -181,10 +215,12 @@ def seeds_of(run: Run) -> list[SeedResult]:
     ]
 
 
-def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Setting]:
+def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choice = BEST, data_dir: Path = Path("data")) -> list[Setting]:
     """Group the runs named by `words` by label, or without labels by the content of their specs, excluding seeds (see Run.settings).
 
-    A word is a run folder or a pattern of run folders. Runs of mode dev and failed runs that match only a pattern are left out, with a
+    A word is a run folder, the folder of a search or study, a pattern of run folders, or what `find_training` takes. Of a search the best
+    trial is compared (the confirmed one if there is one), or `choice.trial`; of a study all runs, or those of the entry, env and seed of
+    `choice`. Runs of mode dev and failed runs that match only a pattern are left out, with a
     notice. Runs of different envs are different settings, even with the same label. Different specs of the same name are labelled by the
     keys that differ: "ppo_cartpole gamma=0.5".
 
@@ -198,12 +234,12 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = ()) -> list[Sett
     if not all(label.strip() for label in labels):
         raise UserError("--label is empty; expected a name for each RUN")
     groups: dict[tuple[str, str, str], list[Run]] = {}
-    seen: set[Path] = set()
+    seen: set[tuple[Path, int]] = set()
     for index, word in enumerate(words):
-        for run in study_results(word) or _named_runs(word):
+        for run in study_results(word, choice) or _named_runs(word, choice, data_dir):
             if not seeds_of(run):
                 raise UserError(f"'{run.paths.root}' has no rows yet: no session table in {run.paths.info_dir}")
-            folder = run.paths.root.resolve()
+            folder = run.paths.root.resolve(), run.trial
             if folder in seen:
                 notice(f"{run.paths.root} is given more than once; duplicates are ignored")
                 continue
@@ -227,19 +263,28 @@ def group_runs(runs: Iterable[Run]) -> list[Setting]:
     return _labelled(groups)
 
 
-def study_results(word: str) -> list[Run]:
-    """Return the results in the folder of a study; [] if `word` is not such a folder. Raises UserError if no run has ended."""
+def study_results(word: str, choice: Choice = BEST) -> list[Run]:
+    """Return the results in the folder of a study that `choice` names; [] if `word` is not such a folder. Raises UserError for none."""
     paths = study_in(Path(word))
     if paths is None:
         return []
-    files = sorted(paths.results.glob("*.json"))
-    if not files:
+    found = [ResultRun(file) for file in sorted(paths.results.glob("*.json"))]
+    if not found:
         raise UserError(f"'{word}' is a study of which no run has ended")
-    return [ResultRun(file) for file in files]
+    for part, key in (("entry", "entry"), ("env", "env"), ("seed", "random_seed")):
+        wanted = getattr(choice, part)
+        known = {one.content[key] for one in found}
+        if wanted is not None and wanted not in known:
+            near = nearest(str(wanted), map(str, sorted(known)))
+            raise UserError(f"{part} {wanted}: the runs of {word} have {', '.join(map(str, sorted(known)))}{near}")
+        found = [one for one in found if wanted in (None, one.content[key])]
+    return list(found)
 
 
-def _named_runs(word: str) -> list[Run]:
+def _named_runs(word: str, choice: Choice, data_dir: Path) -> list[Run]:
     """Return the runs named by a word; for a pattern, without failed runs and runs of mode dev. Raises UserError."""
+    if word == "latest" or _is_search(Path(word)):
+        return [_trial(word, choice, data_dir)]
     runs = [load_run(folder) for folder in run_folders(word)]
     if Path(word).is_dir():
         return runs
@@ -252,6 +297,19 @@ def _named_runs(word: str) -> list[Run]:
     return [run for run in runs if run not in out]
 
 
+def _is_search(folder: Path) -> bool:
+    paths = run_paths_in(folder) if folder.is_dir() else None
+    return paths is not None and paths.holds_trials and (paths.search_state.exists() or folder.name == "confirm")
+
+
+def _trial(word: str, choice: Choice, data_dir: Path) -> Run:
+    """Return the chosen trial of a search, by default the best one; of "latest", the latest run of train."""
+    training = find_training(word, None, data_dir, Choice(trial=choice.trial))
+    if training.name:
+        notice(f"{word}: comparing {training.name}")
+    return Run(training.paths, training.trial)
+
+
 def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
     """Return a Setting for each group, with the name in its key; the env or the differing keys are appended if the name is not unique."""
     settings: list[Setting] = []
@@ -260,10 +318,13 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
         alike = {key: others[0].settings() for key, others in groups.items() if key[0] == name}
         label = f"{name} ({env})" if len({key[1] for key in alike}) > 1 else name
         same_env = [own for key, own in alike.items() if key[1] == env]
+        differing = ""
         if content and len(same_env) > 1:
-            label += f" {_difference(runs[0].settings(), differing_keys(same_env))}"
+            differing = f" {_difference(runs[0].settings(), differing_keys(same_env))}"
+        label += differing
         names[label] += 1
-        settings.append(Setting(label if names[label] == 1 else f"{label} ({names[label]})", runs))
+        number = "" if names[label] == 1 else f" ({names[label]})"
+        settings.append(Setting(f"{label}{number}", runs, f"{name}{differing}{number}"))
     return settings
 
 
@@ -319,13 +380,15 @@ class Summary(NamedTuple):
     """Number of seeds that reached the threshold; None without a threshold."""
     solved_by: str | None
     """Key of RULES that was compared with the threshold; if seeds differ, all keys joined by " and "."""
-    steps_to_threshold: Estimate | None
-    """Median over the seeds, in global frames; infinite if half of them did not solve. None without a threshold."""
-    seconds_to_threshold: Estimate | None
-    """Like steps_to_threshold, in seconds since the start of training."""
+    seconds_to_threshold: Median | None
+    """Median over the seeds, in seconds since the start of training; infinite if half of them did not solve. None without a threshold."""
+    steps_to_threshold: Median | None
+    """Like seconds_to_threshold, in global frames."""
     final_return: Estimate | None
     """Mean over seeds, as for opt_steps_per_second and grad_norm."""
     final_return_median: float | None
+    interquartile_mean: Estimate | None
+    """Of the final returns, with the interval of the bootstrap over seeds."""
     opt_steps_per_second: float | None
     grad_norm: float | None
 
@@ -344,7 +407,7 @@ def summarize(
     steps = [seed.first_reached(threshold, "global_frame", rule) for seed in seeds]
     seconds = [seed.first_reached(threshold, "wall_t", rule) for seed in seeds]
     finals = [seed.final_return(metric) for seed in seeds]
-    judged = threshold is not None
+    judged, known = threshold is not None, np.array([value for value in finals if value is not None])
     return Summary(
         name=setting.name,
         env=setting.env,
@@ -353,10 +416,11 @@ def summarize(
         status=setting.status,
         solved=sum(value is not None for value in steps) if judged else None,
         solved_by=" and ".join(sorted({seed.threshold_rule for seed in seeds})) if judged else None,
-        steps_to_threshold=median_reached(steps) if judged else None,
         seconds_to_threshold=median_reached(seconds) if judged else None,
-        final_return=estimate(finals),
+        steps_to_threshold=median_reached(steps) if judged else None,
+        final_return=estimate(finals, setting.bounds),
         final_return_median=average(finals, np.median),
+        interquartile_mean=aggregate([known], interquartile_mean) if len(known) else None,
         opt_steps_per_second=average(seed.updates_per_second() for seed in seeds),
         grad_norm=average(seed.grad_norm() for seed in seeds),
     )

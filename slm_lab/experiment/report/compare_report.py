@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.experiment.files.paths import file_stem, new_comparison
+from slm_lab.experiment.files.find import BEST, Choice
+from slm_lab.experiment.files.paths import ComparisonPaths, file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report import comparison_page as html
 from slm_lab.experiment.report.compare import RULES, Setting, Summary, read_settings, summarize, usable_metric
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
-from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Curve, Estimate
+from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Curve, Estimate, Median
+from slm_lab.experiment.report.pairwise import Comparison, Pair, compare_pairs, profile_figure
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
 from slm_lab.experiment.report.writer import Writer, csv_bytes, finite, json_bytes
@@ -34,7 +38,14 @@ COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
 """Title, and label of the vertical axis."""
-MEDIANS = "medians over all seeds, with the interval of order statistics; ∞: not reached by half of them"
+MEDIANS = (
+    "medians over all seeds, interpolated between evaluations, with the interval of order statistics; ∞: not reached by half of them; "
+    "<=: the first evaluation or row was above already"
+)
+WIDTH = 80
+"""Columns of the terminal that tables are fitted to."""
+_NAME_LETTERS = 34
+"""Maximum number of letters of a name in a table of the terminal."""
 
 
 def compare(
@@ -44,13 +55,15 @@ def compare(
     metric: str = "current_return",
     solve: float | None = None,
     labels: Sequence[str] = (),
+    choice: Choice = BEST,
     data_dir: Path = Path("data"),
     out: Path | None = None,
 ) -> str:
-    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return a text of the table and the written files.
+    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return a text of the tables and the files.
 
-    `metric` is the column of METRICS to draw, `solve` the return that counts as solved, `labels` one name per pattern, `out` the output
-    folder instead of a new one in `data_dir`. A graph that cannot be drawn causes a notice.
+    `metric` is the column of METRICS to draw, `solve` the return that counts as solved, `labels` one name per pattern, `choice` the trial
+    of searches and the part of studies to compare (see read_settings), `out` the output folder instead of a new one in `data_dir`. A graph
+    that cannot be drawn causes a notice.
 
     Raises UserError for invalid arguments and runs, before anything is written, and if a file cannot be written.
     """
@@ -58,7 +71,7 @@ def compare(
         raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
     if metric not in METRICS:
         raise UserError(f"invalid metric '{metric}'; expected one of {', '.join(METRICS)}")
-    settings = read_settings(run_patterns, labels)
+    settings = read_settings(run_patterns, labels, choice, data_dir)
     for setting in settings:
         if metric == "return_new" and (old := [run.paths.root for run in setting.runs if not run.has_new_returns]):
             raise UserError(f"{old[0]}: SLM Lab wrote this run, without return_new; compare total_reward")
@@ -69,21 +82,90 @@ def compare(
         paths = new_comparison(data_dir, out)
     except OSError as error:
         raise UserError(f"cannot write to {out or data_dir}: {error.strerror or error}") from None
-    rows, writer = [file_row(one._asdict()) for one in summaries], Writer(paths.root)
-    runs = ([str(run.paths.root) for run in setting.runs] for setting in settings)
-    content: dict[str, Any] = {"by": by, "metric": metric, "solve": solve, "interval": INTERVAL}
-    content |= {"settings": [row | {"runs": folders} for row, folders in zip(rows, runs, strict=True)]}
-    writer.write("table not written", (paths.table("json"), partial(json_bytes, content)))
-    writer.write("table not written", (paths.table("csv"), partial(rows_csv, rows)))
+    found = compare_pairs(settings, metric)
+    if found.profiles:
+        graphs["performance_profiles"] = profile_figure(found, COLOURS)
+    return _write(_Report(settings, summaries, found, graphs, by, metric, solve), paths, remove_empty=out is None)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a comparison writes."""
+
+    settings: Sequence[Setting]
+    summaries: Sequence[Summary]
+    found: Comparison
+    graphs: Mapping[str, Figure]
+    by: str
+    metric: str
+    solve: float | None
+
+    @property
+    def tables(self) -> dict[str, list[list[str]]]:
+        """Title → table, without empty ones."""
+        tables = {"Results": settings_lines(self.summaries), "Differences": pair_lines(self.found), "All envs": overall_lines(self.found)}
+        return {title: lines for title, lines in tables.items() if len(lines) > 1}
+
+    @property
+    def text(self) -> str:
+        several = len({one.env for one in self.summaries}) > 1
+        blocks = [text_rows(lines, 2 if title == "Results" and several else 1) for title, lines in self.tables.items()]
+        explained = [line for text in explanations(self.summaries, self.found) for line in wrap(text, WIDTH)]
+        return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])
+
+    def content(self) -> dict[str, Any]:
+        """Return the content of the JSON file."""
+        runs = ([str(run.paths.root) for run in setting.runs] for setting in self.settings)
+        rows = [
+            file_row(one._asdict()) | {"runs": folders, "bounds": list(setting.bounds or ()) or None}
+            for one, folders, setting in zip(self.summaries, runs, self.settings, strict=True)
+        ]
+        return {
+            "by": self.by,
+            "metric": self.metric,
+            "solve": self.solve,
+            "interval": INTERVAL,
+            "settings": rows,
+            "pairs": [file_row(one._asdict()) for one in self.found.pairs],
+            "overall": [file_row(one._asdict()) for one in self.found.overall],
+            "scales": [one._asdict() for one in self.found.scales],
+            "profiles": {name: {part: getattr(one, part).tolist() for part in one._fields} for name, one in self.found.profiles.items()},
+        }
+
+    def page(self, paths: ComparisonPaths) -> str:
+        names = [one.name for one in self.settings]
+        order = sorted(self.graphs, key=lambda name: name != "performance_profiles")
+        runs = [(f"{one.name}: {run.paths.root}", run.paths.root) for one in self.settings for run in one.runs]
+        return html.page(
+            "Comparison of " + (" and ".join(names) if len(names) < 4 else f"{len(names)} settings"),
+            [
+                html.bullets(answers(self.found)),
+                *(html.section(title, html.table(lines)) for title, lines in self.tables.items()),
+                html.section("Graphs", *(html.plot(self.graphs[name]) for name in order)),
+                html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definitions(TERMS)),
+                html.section("Runs", html.links(runs, paths.root)),
+            ],
+            plots=True,
+        )
+
+
+def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> str:
+    """Write tables, page and graphs, and return the text. Raises UserError if a file cannot be written."""
+    writer = Writer(paths.root)
+    writer.write("table not written", (paths.table("json"), lambda: json_bytes(report.content())))
+    writer.write("table not written", (paths.table("csv"), lambda: rows_csv([file_row(one._asdict()) for one in report.summaries])))
     with writer.drawing():
-        writer.draw(graphs, partial(paths.graph, axis=AXES[by].name))
+        writer.draw(report.graphs, partial(paths.graph, axis=AXES[report.by].name))
+    writer.write("page not written", (paths.page, lambda: report.page(paths).encode()))
     writer.close()
     if writer.reason:
-        if out is None:
+        if remove_empty:
             with suppress(OSError):
                 paths.root.rmdir()  # if nothing was written
-        raise UserError(f"{text_table(summaries)}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
-    return "\n".join([text_table(summaries), *map(str, writer.files)])
+        raise UserError(f"{report.text}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
+    listed = [paths.table("csv"), paths.table("json"), paths.graph("mean_returns", "png", AXES[report.by].name)]
+    lines = [str(file) for file in listed if file in writer.files]
+    return "\n".join([report.text, *lines, *([f"open {paths.page}"] if paths.page in writer.files else [])])
 
 
 def comparison_graphs(
@@ -155,8 +237,8 @@ def _threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list
     return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY, dashed=True)]
 
 
-def text_table(summaries: Sequence[Summary]) -> str:
-    """Return the table for the terminal. It has solve columns only with a threshold, and a status column only if a seed is not done.
+def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
+    """Return the table of settings. It has solve columns only with a threshold, and a status column only if a seed is not done.
 
     The env is a column if there are several envs.
     """
@@ -164,39 +246,117 @@ def text_table(summaries: Sequence[Summary]) -> str:
         "name": [one.name for one in summaries],
         "env": [one.env for one in summaries] if len({one.env for one in summaries}) > 1 else [],
         "seeds": [str(one.seeds) for one in summaries],
-        "sessions": [str(one.sessions) for one in summaries],
+        "sessions": [str(one.sessions) for one in summaries] if any(one.sessions != one.seeds for one in summaries) else [],
         "status": [one.status for one in summaries] if any(one.status != "done" for one in summaries) else [],
     }
-    explained = ""
     if any(one.solved is not None for one in summaries):
         columns["solved"] = [f"{one.solved} of {one.seeds}" for one in summaries]
-        columns["global frames to solve"] = [estimate_text(one.steps_to_threshold) for one in summaries]
-        columns["seconds to solve"] = [estimate_text(one.seconds_to_threshold) for one in summaries]
-        explained = f"; global frames and seconds to solve: {MEDIANS}"
+        columns["seconds to solve"] = [median_text(one.seconds_to_threshold) for one in summaries]
+        columns["global frames to solve"] = [median_text(one.steps_to_threshold) for one in summaries]
     columns |= {
         "final return": [estimate_text(one.final_return) for one in summaries],
         "median": [number_text(one.final_return_median) for one in summaries],
+        "interquartile mean": [estimate_text(one.interquartile_mean) for one in summaries],
         "updates/s": [number_text(one.opt_steps_per_second) for one in summaries],
         "grad norm": [number_text(one.grad_norm) for one in summaries],
     }
+    return table_lines(columns)
+
+
+def pair_lines(found: Comparison) -> list[list[str]]:
+    """Return the table of differences to the first setting."""
+    pairs = found.pairs
+    columns: dict[str, list[str]] = {
+        "B − A": [f"{one.b} − {one.a}" for one in pairs],
+        "difference": [estimate_text(one.difference, "+") for one in pairs],
+        "P(B > A)": [estimate_text(one.improvement) for one in pairs],
+        "p": [number(one.p_value and _rounded(one.p_value)) for one in pairs],
+        "p (Holm)": [number(one.p_holm and _rounded(one.p_holm)) for one in pairs],
+    }
+    return table_lines(columns)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def overall_lines(found: Comparison) -> list[list[str]]:
+    """Return the table of settings over all envs."""
+    rows = found.overall
+    columns: dict[str, list[str]] = {
+        f"over {len(found.scales)} envs": [one.name for one in rows],
+        "runs": [str(one.seeds) for one in rows],
+        "interquartile mean": [estimate_text(one.interquartile_mean) for one in rows],
+        "optimality gap": [estimate_text(one.optimality_gap) for one in rows],
+        "P(> first)": [estimate_text(one.improvement) for one in rows],
+    }
+    return table_lines(columns)
+
+
+def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
+    """Return sentences that explain the columns of the tables."""
+    lines = [f"[low, high]: {INTERVAL}; interquartile mean and P(B > A): percentiles of the stratified bootstrap."]
+    if any(one.solved is not None for one in summaries):
+        lines.append(f"Seconds and global frames to solve: {MEDIANS}.")
     judged = {rule: [one.name for one in summaries if rule in (one.solved_by or "").split(" and ")] for rule in RULES}
-    rules = [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
-    return "\n".join([*text_rows(table_lines(columns)), f"[low, high]: {INTERVAL}{explained}", *rules])
+    lines += [f"solved, {', '.join(names)}: judged on {RULES[rule]}" for rule, names in judged.items() if names]
+    if found.pairs:
+        lines.append("p: Welch's t test of equal means; p (Holm): adjusted for the number of comparisons.")
+    scales = [f"{one.env}: 0 = {number(one.zero)} ({one.zero_is}), 1 = {number(one.one)} ({one.one_is})" for one in found.scales]
+    return [*lines, *([f"Over all envs, returns are normalised. {'; '.join(scales)}."] if scales else [])]
+
+
+def answers(found: Comparison) -> list[str]:
+    """Return a sentence for each pair: which setting is better, or that the seeds do not show it."""
+    several = len({one.env for one in found.pairs}) > 1
+    return [_answer(one, f" in {one.env}" if several else "") for one in found.pairs]
+
+
+def _answer(one: Pair, where: str) -> str:
+    value, low, high = one.difference
+    chance = f"P(better) = {number(_rounded(one.improvement.value))}"
+    if low is None or high is None:
+        return f"{one.b} is {number(abs(value))} {'above' if value > 0 else 'below'} {one.a}{where}, with too few seeds for an interval."
+    interval = f"95 % interval {number(low)} to {number(high)}, {chance}"
+    if low <= 0.0 <= high:
+        return f"No difference shown between {one.b} and {one.a}{where}: {number(value)} ({interval})."
+    return f"{one.b} is {number(abs(value))} {'above' if value > 0 else 'below'} {one.a}{where} ({interval})."
+
+
+TERMS = {
+    "final return": "The last current return of a seed: of its evaluation if there is one, else of its most recent episodes.",
+    "interquartile mean": "Mean of the middle half of the seeds (Agarwal et al. 2021): less sensitive to single seeds than the mean, and "
+    "less uncertain than the median.",
+    "P(B > A)": "Probability that a seed of B ends higher than a seed of A (Mann-Whitney U / (n m), ties count one half). 0.5: no "
+    "difference.",
+    "p, p (Holm)": "Probability of a difference at least this large if the means are equal (Welch's t test), and the same adjusted by "
+    "Holm's method for the number of comparisons.",
+    "performance profile": "Fraction of the runs of all envs whose normalised return is above τ. A curve that is higher everywhere is "
+    "better.",
+    "optimality gap": "Mean amount by which normalised returns miss 1; lower is better.",
+}
+"""Term → its definition; docs/statistics.md has the formulas."""
 
 
 # ---- text and files of tables
 
-_INTERVALS = ("steps_to_threshold", "seconds_to_threshold", "final_return", "score", "difference", "solve_frames")
+_INTERVALS = (
+    "steps_to_threshold", "seconds_to_threshold", "final_return", "interquartile_mean", "score", "difference", "improvement",
+    "optimality_gap", "solve_seconds", "solve_frames",
+)  # fmt: skip
 """Columns of output files that have a 95 % interval."""
+_MEDIANS = ("steps_to_threshold", "seconds_to_threshold", "solve_seconds", "solve_frames")
+"""Those that may be only upper limits."""
 
 
 def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a file: estimates become NAME, NAME_low and NAME_high; infinite numbers become null."""
+    """Return a row for a file: estimates become NAME, NAME_low and NAME_high, and for medians NAME_at_most; infinite numbers are null."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if name in _INTERVALS:
-            middle, low, high = value or (None, None, None)
+            middle, low, high = (value or (None, None, None))[:3]
             cells |= {name: middle, f"{name}_low": low, f"{name}_high": high}
+            cells |= {f"{name}_at_most": value is not None and value.at_most} if name in _MEDIANS else {}
         else:
             cells[name] = value
     return dict(finite(cells))
@@ -213,10 +373,25 @@ def table_lines(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     return [list(kept), *(list(line) for line in zip(*kept.values(), strict=True))]
 
 
-def text_rows(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of cells with aligned columns."""
+def text_rows(lines: Sequence[Sequence[str]], keys: int = 1, width: int = WIDTH) -> list[str]:
+    """Return lines of cells with aligned columns, at most `width` characters wide.
+
+    A wider table is divided into several below each other, which repeat the first `keys` columns. Long names are shortened.
+    """
+    lines = [[*(_shortened(cell) for cell in line[:keys]), *line[keys:]] for line in lines]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    blocks: list[list[int]] = [list(range(min(keys, len(widths))))]
+    for column in range(keys, len(widths)):
+        fits = sum(widths[own] + 2 for own in blocks[-1]) + widths[column] <= width
+        if not fits and len(blocks[-1]) > keys:
+            blocks.append(list(range(keys)))
+        blocks[-1].append(column)
+    rows = [["  ".join(line[own].ljust(widths[own]) for own in block).rstrip() for line in lines] for block in blocks]
+    return [row for index, block in enumerate(rows) for row in (*([""] if index else []), *block)]
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _NAME_LETTERS else f"{name[: _NAME_LETTERS // 2]}…{name[1 - _NAME_LETTERS // 2 :]}"
 
 
 def number_text(value: float | None) -> str:
@@ -232,3 +407,10 @@ def estimate_text(one: Estimate | None, sign: str = "") -> str:
         return "-"
     value = f"{sign if one.value > 0 else ''}{number_text(one.value)}"
     return value if one.low is None else f"{value} [{number_text(one.low)}, {number_text(one.high)}]"
+
+
+def median_text(one: Median | None) -> str:
+    """Format a median of points at which something was reached: "<= 12" if it is only an upper limit."""
+    if one is None:
+        return "-"
+    return f"{'<= ' if one.at_most else ''}{estimate_text(Estimate(one.value, one.low, one.high))}"

@@ -108,7 +108,7 @@ def interpolate(curves: Sequence[Curve]) -> Aligned:
 
 Scalars = dict[str, float | None]
 SESSION_METRICS = ("strength", "max_strength", "final_strength", "sample_efficiency", "training_efficiency", "stability")
-INTERVAL = "95 % interval over seeds: Student's t"
+INTERVAL = "95 % interval over seeds: Student's t, within the range of possible returns if it is known"
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101)
 """97.5 % quantiles of Student's t with 1, 2, … degrees of freedom."""
 
@@ -258,17 +258,31 @@ class Estimate(NamedTuple):
     high: float | None
 
 
-def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean of the known values with its interval; None if no value is known. For equal values, the interval has zero width."""
+Bounds = tuple[float, float]
+"""Lowest and highest possible value."""
+
+
+def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
+    """Return the mean of the known values with its interval; None if no value is known. For equal values, the interval has zero width.
+
+    Args: bounds: the interval is restricted to them, which does not change how often it contains the mean; None: unknown. Bounds that a
+        value violates are ignored.
+    """
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return Estimate(float(known[0]), None, None) if known else None
     half = _t_quantile(len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
-    return _around(float(np.mean(known)), half)
+    return _around(float(np.mean(known)), half, usable_bounds(bounds, known))
 
 
-def _around(value: float, half: float) -> Estimate:
-    return Estimate(value, value - half, value + half)
+def usable_bounds(bounds: Bounds | None, values: Iterable[float]) -> Bounds | None:
+    """Return the bounds; None if a value violates them."""
+    return None if bounds is None or not all(bounds[0] <= value <= bounds[1] for value in values) else bounds
+
+
+def _around(value: float, half: float, bounds: Bounds | None = None) -> Estimate:
+    low, high = bounds or (-math.inf, math.inf)
+    return Estimate(value, max(value - half, min(low, value)), min(value + half, max(high, value)))
 
 
 def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
@@ -282,15 +296,19 @@ def _t_quantile(freedom: int) -> float:
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
 
-def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False) -> Estimate | None:
+def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False, bounds: Bounds | None = None) -> Estimate | None:
     """Return mean(values) − mean(others) with its 95 % interval: Student's t of the differences if paired, else Welch's.
 
     Returns None without values, and an estimate without interval if one side has a single value.
+
+    Args: bounds: range of possible values of both sides; the difference is at most its width.
     """
     if not values or not others:
         return None
+    bounds = usable_bounds(bounds, [*values, *others])
+    widest = None if bounds is None else (bounds[0] - bounds[1], bounds[1] - bounds[0])
     if paired:
-        return estimate([one - other for one, other in zip(values, others, strict=True)])
+        return estimate([one - other for one, other in zip(values, others, strict=True)], widest)
     value = float(np.mean(values)) - float(np.mean(others))
     if len(values) < 2 or len(others) < 2:
         return Estimate(value, None, None)
@@ -299,19 +317,58 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
     if variance == 0.0:
         return _around(value, 0.0)
     freedom = variance**2 / sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
-    return _around(value, _t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance))
+    return _around(value, _t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance), widest)
 
 
-def median_reached(values: Sequence[float | None]) -> Estimate:
+class Reached(NamedTuple):
+    """The point at which a curve reached a threshold."""
+
+    point: float
+    at_most: bool = False
+    """Whether the first value was at or above the threshold already, so that the point is only an upper limit."""
+
+
+def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | None:
+    """Return the first point at which a curve is at or above a threshold; None if there is none.
+
+    Args: between: interpolate linearly between that point and the one before.
+    """
+    above = np.flatnonzero(one.value >= threshold)
+    if not len(above):
+        return None
+    last = int(above[0])
+    if last == 0 or not between:
+        return Reached(float(one.frame[last]), at_most=last == 0)
+    (x, end), (y, top) = one.frame[last - 1 : last + 1], one.value[last - 1 : last + 1]
+    return Reached(float(x + (end - x) * (threshold - y) / (top - y)))
+
+
+class Median(NamedTuple):
+    """A median of points at which something was reached, and its 95 % interval, which is None for fewer than 6 points."""
+
+    value: float
+    low: float | None
+    high: float | None
+    at_most: bool = False
+    """Whether the median is only known to be at most `value`."""
+
+
+def median_reached(values: Sequence[Reached | None]) -> Median:
     """Return the median of the points at which something was reached, with a 95 % interval by order statistics; None: never (infinite).
 
-    The interval is distribution-free: its coverage is at least 95 %, and it does not exist for fewer than 6 values.
+    The interval is distribution-free: its coverage is at least 95 %, and it does not exist for fewer than 6 values. A point that is only an
+    upper limit counts as 0 for the lower end of the interval.
     """
-    ordered = sorted(math.inf if value is None else value for value in values)
-    count = len(ordered)
-    middle = ordered[(count - 1) // 2 : count // 2 + 1]
-    value = math.inf if math.isinf(middle[-1]) else sum(middle) / len(middle)
+    latest = sorted(math.inf if value is None else value.point for value in values)
+    earliest = sorted(math.inf if value is None else 0.0 if value.at_most else value.point for value in values)
+    count, value = len(latest), _median(latest)
     below, tail = -1, 0.0
     while (more := tail + math.comb(count, below + 1) / 2**count) <= 0.025:
         below, tail = below + 1, more
-    return Estimate(value, None, None) if below < 0 else Estimate(value, ordered[below], ordered[count - 1 - below])
+    low, high = (None, None) if below < 0 else (earliest[below], latest[count - 1 - below])
+    return Median(value, low, high, at_most=_median(earliest) < value)
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    return math.inf if math.isinf(middle[-1]) else sum(middle) / len(middle)

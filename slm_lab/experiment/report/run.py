@@ -161,7 +161,7 @@ class Run:
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
         file, of_trial = self.paths.spec, self.paths.trial_spec(self.trial)
-        if self.paths.search_state.is_file() and of_trial.is_file():
+        if self.paths.holds_trials and of_trial.is_file():
             file = of_trial
         try:
             content = json.loads(file.read_text(encoding="utf-8"))

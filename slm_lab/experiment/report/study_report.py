@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import html
 import math
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import NamedTuple
+from textwrap import wrap
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
-from slm_lab.experiment.report.compare import RULES, Setting, seeds_of, summarize, usable_metric
-from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, number_text, rows_csv
+from slm_lab.experiment.report import comparison_page as html
+from slm_lab.experiment.report.compare import RULES, Setting, summarize, usable_metric
+from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, median_text, number_text, rows_csv
+from slm_lab.experiment.report.decision import Decision, decisions, scores_by_seed
+from slm_lab.experiment.report.decision import explanation as decision_explanation
 from slm_lab.experiment.report.figure import Figure
-from slm_lab.experiment.report.metrics import Estimate, average, difference
+from slm_lab.experiment.report.metrics import INTERVAL, Estimate, Median, average, difference
 from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.statistics import holm, probability_of_improvement, welch_test
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes
+from slm_lab.lib.files import shown
 from slm_lab.spec.models.study import Study
 
 SCORES = {
@@ -52,13 +59,20 @@ class Row(NamedTuple):
     score: Estimate | None = None
     """Mean of the metric over the seeds."""
     median: float | None = None
+    interquartile_mean: Estimate | None = None
+    """Interquartile mean of the metric over the seeds."""
     difference: Estimate | None = None
     """Difference to the baseline's score."""
+    improvement: Estimate | None = None
+    """Probability that a seed scores higher than one of the baseline."""
+    p_holm: float | None = None
+    """p-value of Welch's test against the baseline, adjusted for the number of these tests."""
     solved: int | None = None
     """Number of seeds that reached `solve`."""
-    solve_frames: Estimate | None = None
-    """Median number of global frames until `solve` was reached; infinite if fewer than half of the seeds reached it."""
-    solve_seconds: float | None = None
+    solve_seconds: Median | None = None
+    """Median number of seconds until `solve` was reached; infinite if fewer than half of the seeds reached it."""
+    solve_frames: Median | None = None
+    """Like solve_seconds, in global frames."""
     published: float | None = None
     verdict: str = ""
     """≥, ≈ (below, but the interval contains the published score) or below; "" without a published score."""
@@ -74,10 +88,19 @@ class Row(NamedTuple):
     """Mean age of the policy that acted, in gradient steps."""
 
 
-def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]] = ()) -> list[str]:
+def write_report(
+    study: Study,
+    paths: StudyPaths,
+    results: Sequence[ResultRun],
+    failed: Sequence[tuple[str, str]] = (),
+    *,
+    decide: bool = False,
+) -> list[str]:
     """Write the tables, figures and the page of a study; return lines for the terminal: the table and the files.
 
-    Args: failed: (entry, env) of each run that failed. A file that cannot be written causes a notice.
+    Args:
+        failed: (entry, env) of each run that failed. A file that cannot be written causes a notice.
+        decide: report whether each difference is decided (see report/decision.py).
     """
     found = study_settings(study, results)
     if not found and not failed:
@@ -92,14 +115,31 @@ def write_report(study: Study, paths: StudyPaths, results: Sequence[ResultRun], 
     with writer.drawing():
         writer.draw(figures, paths.graph)
     plain = [file_row(row._asdict()) for row in rows]
-    content = {"study": study.name, "metric": study.metric, "rows": plain}
+    decided = decisions(study, found, study.metric) if decide else []
+    content = {"study": study.name, "metric": study.metric, "rows": plain, "decisions": [_decision_row(one) for one in decided]}
     writer.write("table not written", (paths.table("md"), markdown.encode))
     writer.write("table not written", (paths.table("json"), partial(json_bytes, content)))
     writer.write("table not written", (paths.table("csv"), partial(rows_csv, plain)))
-    writer.write("page not written", (paths.page, lambda: page(study, rows, figures, paths).encode()))
+    writer.write("page not written", (paths.page, lambda: page(study, rows, figures, paths, results, decided).encode()))
     writer.close()
-    shown = (paths.page, paths.table("md"))
-    return [*text_lines(study, rows), *(f"open {file}" if file == paths.page else str(file) for file in shown if file.is_file())]
+    files = (paths.page, paths.table("md"))
+    sentences = [line for one in _decision_lines(study, decided) for line in wrap(one, comparison.WIDTH)]
+    return [
+        *text_lines(study, rows),
+        *sentences,
+        *(f"open {file}" if file == paths.page else str(file) for file in files if file.is_file()),
+    ]
+
+
+def _decision_row(one: Decision) -> dict[str, Any]:
+    row = {"env": one.env, "entry": one.entry, "reference": one.reference, "seeds": one.pairs, "decided_after": one.after}
+    return row | file_row({"difference": one.difference}) | {"bounded": one.bounded}
+
+
+def _decision_lines(study: Study, found: Sequence[Decision]) -> list[str]:
+    """Return a sentence for each decision, and one that explains the intervals."""
+    lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
+    return [*lines, decision_explanation(found)] if lines else []
 
 
 def study_settings(study: Study, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
@@ -125,13 +165,14 @@ def study_rows(study: Study, found: Mapping[tuple[str, str], Setting], failed: S
                 rows.append(_row(study, env, setting, base, count))
             elif count:
                 rows.append(Row(env, entry, 0, count, published=study.published(entry, env)))
-    return rows
+    adjusted = holm([row.p_holm for row in rows])
+    return [row._replace(p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
 
 
 def _row(study: Study, env: str, setting: Setting, base: Setting | None, failed: int) -> Row:
     metric, published, seeds = study.metric, study.published(setting.name, env), setting.all_seeds
     numbers = summarize(setting, study.solve(env), metric, seeds, metric)
-    scores = _scores(setting, metric)
+    scores, others = _scores(setting, metric), [] if base is None or base is setting else _scores(base, metric)
     norms = [curve for seed in seeds if len(curve := seed.curve("grad_norm", "frame").value)]
     return Row(
         env=env,
@@ -140,10 +181,13 @@ def _row(study: Study, env: str, setting: Setting, base: Setting | None, failed:
         failed=failed,
         score=numbers.final_return,
         median=numbers.final_return_median,
+        interquartile_mean=numbers.interquartile_mean,
         difference=None if base is None or base is setting else _difference(setting, base, metric, paired=study.spec.paired),
+        improvement=probability_of_improvement([np.array(scores)], [np.array(others)]) if scores and others else None,
+        p_holm=welch_test(scores, others),
         solved=numbers.solved,
+        solve_seconds=numbers.seconds_to_threshold,
         solve_frames=numbers.steps_to_threshold,
-        solve_seconds=numbers.seconds_to_threshold and numbers.seconds_to_threshold.value,
         published=published,
         verdict=verdict(numbers.final_return, published),
         updates_per_second=numbers.opt_steps_per_second,
@@ -162,17 +206,12 @@ def _scores(setting: Setting, metric: str) -> list[float]:
 
 def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -> Estimate | None:
     """Return the difference of the scores; if paired, between the means of each random_seed that both settings have."""
+    bounds = setting.bounds if setting.bounds == base.bounds else None
     if not paired:
-        return difference(_scores(setting, metric), _scores(base, metric))
-    own, theirs = (_by_random_seed(one, metric) for one in (setting, base))
+        return difference(_scores(setting, metric), _scores(base, metric), bounds=bounds)
+    own, theirs = (scores_by_seed(one, metric) for one in (setting, base))
     common = sorted(own.keys() & theirs.keys())
-    return difference([own[seed] for seed in common], [theirs[seed] for seed in common], paired=True)
-
-
-def _by_random_seed(setting: Setting, metric: str) -> dict[int, float]:
-    runs = {run.random_seed: seeds_of(run) for run in setting.runs if isinstance(run, ResultRun)}
-    means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
-    return {key: mean for key, mean in means.items() if mean is not None}
+    return difference([own[seed] for seed in common], [theirs[seed] for seed in common], paired=True, bounds=bounds)
 
 
 def _mean_of(setting: Setting, column: str) -> float | None:
@@ -228,16 +267,19 @@ def _lines(study: Study, rows: Sequence[Row]) -> list[list[str]]:
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
         "entry": [row.entry for row in rows],
         "seeds": [f"{row.seeds}{f' ({row.failed} failed)' if row.failed else ''}" for row in rows],
-        "score": [estimate_text(row.score) for row in rows],
-        "median": [number(row.median) for row in rows],
     }
-    if study.spec.baseline is not None:
-        shown = ["baseline" if row.entry == study.spec.baseline else estimate_text(row.difference, "+") for row in rows]
-        columns[f"difference to {study.spec.baseline}"] = shown
     if any(row.solved is not None for row in rows):
         columns["solved"] = ["-" if row.solved is None else f"{row.solved} of {row.seeds}" for row in rows]
-        columns["global frames to solve"] = [estimate_text(row.solve_frames) for row in rows]
-        columns["seconds to solve"] = [number_text(row.solve_seconds) for row in rows]
+        columns["seconds to solve"] = [median_text(row.solve_seconds) for row in rows]
+        columns["global frames to solve"] = [median_text(row.solve_frames) for row in rows]
+    columns["score"] = [estimate_text(row.score) for row in rows]
+    columns["median"] = [number(row.median) for row in rows]
+    columns["interquartile mean"] = [estimate_text(row.interquartile_mean) for row in rows]
+    if study.spec.baseline is not None:
+        cells = ["baseline" if row.entry == study.spec.baseline else estimate_text(row.difference, "+") for row in rows]
+        columns[f"difference to {study.spec.baseline}"] = cells
+        columns["P(higher)"] = [estimate_text(row.improvement) for row in rows]
+        columns["p (Holm)"] = [number(row.p_holm and float(f"{row.p_holm:.2g}")) for row in rows]
     if any(row.published is not None for row in rows):
         columns["published"] = ["" if row.published is None else f"{number(row.published)} {row.verdict}".strip() for row in rows]
     for title, values in {
@@ -262,18 +304,19 @@ def markdown_table(study: Study, rows: Sequence[Row]) -> str:
 
 def text_lines(study: Study, rows: Sequence[Row]) -> list[str]:
     """Return the table for the terminal."""
-    return [*comparison.text_rows(_lines(study, rows)), explanation(study, rows)]
+    table = comparison.text_rows(_lines(study, rows), keys=2 if len(study.envs) > 1 else 1)
+    return [*table, *wrap(explanation(study, rows), comparison.WIDTH)]
 
 
 def explanation(study: Study, rows: Sequence[Row]) -> str:
     """Return an explanation of the columns of the table."""
-    parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: 95 % interval (Student's t)."]
+    parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: {INTERVAL}; interquartile mean: of the bootstrap."]
     if study.spec.baseline is not None:
         how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
-        parts.append(f"Difference to {study.spec.baseline}: {how}.")
+        parts.append(f"Difference to {study.spec.baseline}: {how}; P(higher): that a seed scores higher than one of it; p: Welch's t test.")
     if any(row.solved is not None for row in rows):
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
-        parts.append(f"Solved: {judged} at or above {_levels(study)}; frames and seconds are {comparison.MEDIANS}.")
+        parts.append(f"Solved: {judged} at or above {_levels(study)}; seconds and frames are {comparison.MEDIANS}.")
     if any(row.published is not None for row in rows):
         signs = "≥ means that ours reaches it, ≈ that ours is lower but its interval contains it, below that neither holds"
         parts.append(f"Beside a published score, {signs}.")
@@ -307,7 +350,7 @@ def _differences(study: Study, rows: Sequence[Row]) -> Iterator[str]:
         value, low, high = row.difference
         interval = f"95 % interval of the difference {number(low)} to {number(high)}"
         if row.difference.low <= 0.0 <= row.difference.high:
-            yield f"{row.seeds} seeds do not tell the scores of {row.entry} and {base} apart{_where(study, row)} ({interval})."
+            yield f"No difference shown between {row.entry} and {base} with {row.seeds} seeds{_where(study, row)} ({interval})."
         else:
             way = "above" if value > 0.0 else "below"
             yield f"{row.entry} scored {number(abs(value))} {way} {base}{_where(study, row)} ({interval})."
@@ -318,37 +361,77 @@ def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
         if row.solved is None or row.solve_frames is None:
             continue
         level, frames = number(study.solve(row.env)), row.solve_frames.value
-        when = "half of the seeds never did" if math.isinf(frames) else f"the median is {frames:,.0f} global frames"
+        at_most = "at most " if row.solve_frames.at_most else ""
+        when = "half of the seeds never did" if math.isinf(frames) else f"the median is {at_most}{frames:,.0f} global frames"
         yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
 
 
-def page(study: Study, rows: Sequence[Row], figures: Mapping[str, Figure], paths: StudyPaths) -> str:
-    """Return one HTML page: findings, table, and the figures side by side, each linked to its interactive page."""
-    head, *lines = _lines(study, rows)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
-    table = f"<table><tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>{body}</table>"
-    shown = "".join(
-        f'<a href="graph/{graph}.html"><img src="graph/{graph}.png" alt="{html.escape(figure.title)}" loading="lazy"></a>'
-        for name, figure in figures.items()
-        for graph in [paths.graph(name, "png").stem]
+def page(
+    study: Study,
+    rows: Sequence[Row],
+    figures: Mapping[str, Figure],
+    paths: StudyPaths,
+    results: Sequence[ResultRun] = (),
+    decided: Sequence[Decision] = (),
+) -> str:
+    """Return one HTML page: findings, table, figures, definitions, runs, hardware and commands."""
+    runs = sorted(((_run_title(one), paths.runs / one.paths.root.stem) for one in results), key=lambda named: named[0])
+    return html.page(
+        study.name,
+        [
+            html.bullets([*_decision_lines(study, decided), *findings(study, rows)]),
+            html.section("Results", html.table(_lines(study, rows))),
+            html.section("Figures", html.pictures((paths.graph(name, "png"), figure.title) for name, figure in figures.items())),
+            html.section("Definitions", f"<p>{html.text(explanation(study, rows))}</p>", html.definitions(definitions(study))),
+            html.section("Runs", html.links(runs, paths.root)),
+            html.section("Hardware and versions", html.bullets(origins(results))),
+            html.section("Commands", html.commands(command_lines(study, paths))),
+        ],
     )
-    said = "".join(f"<li>{html.escape(line)}</li>" for line in findings(study, rows))
-    return f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(study.name)}</title>
-<style>
-body {{ font: 15px/1.5 Inter, Helvetica, Arial, sans-serif; color: #333; margin: 1.5rem auto; max-width: 1200px; padding: 0 1rem; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; white-space: nowrap; font-size: 14px; }}
-th, td {{ text-align: left; padding: 0.3rem 0.8rem 0.3rem 0; border-bottom: 1px solid #e3e3e3; }}
-.figures {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1rem; margin-top: 1.5rem; }}
-img {{ width: 100%; height: auto; }}
-small {{ color: #777; }}
-</style></head><body>
-<h1>{html.escape(study.name)}</h1>
-<ul>{said}</ul>
-<div class="wide">{table}</div>
-<p><small>{html.escape(explanation(study, rows))}</small></p>
-<div class="figures">{shown}</div>
-</body></html>
-"""
+
+
+def _run_title(run: ResultRun) -> str:
+    seconds = run.content["seconds"]
+    took = "" if seconds is None else f", {seconds:,.0f} s"
+    return f"{run.content['entry']}, {run.env}, random_seed {run.random_seed}: {run.status}{took}"
+
+
+def definitions(study: Study) -> dict[str, str]:
+    """Return the terms of the page and their definitions."""
+    terms = {
+        "seed": "One independent training: a Session, or all Sessions of a distributed run, which train one net.",
+        "score": f"{SCORES[study.metric][:1].upper()}{SCORES[study.metric][1:]}.",
+        "seconds to solve": "Seconds from the start of training until `solve` was reached, for runs that trained one at a time "
+        "(wall_t in x); otherwise concurrent runs slow each other down.",
+        "global frames": "Frames of all workers and envs together.",
+        "updates/s": "Optimizer steps per second, of all workers together.",
+        "staleness": "Updates by other workers between the moment a worker reads the weights and the moment it applies its gradient.",
+    }
+    return terms | {name: text for name, text in comparison.TERMS.items() if name in ("interquartile mean",)}
+
+
+def origins(results: Sequence[ResultRun]) -> list[str]:
+    """Return processors, versions and commits of the runs, each with the number of runs."""
+    described = (
+        f"{one.content.get('processor') or 'unknown processor'}; "
+        f"{', '.join(f'{name} {version}' for name, version in one.content.get('versions', {}).items()) or 'unknown versions'}; "
+        f"git {one.content.get('git') or 'unknown'}"
+        for one in results
+    )
+    return [f"{text} ({count} run{'s' if count > 1 else ''})" for text, count in Counter(described).items()]
+
+
+def command_lines(study: Study, paths: StudyPaths) -> list[str]:
+    """Return the commands that repeat, continue, compare and play the study."""
+    file, folder, sets = (
+        shlex.quote(study.source),
+        shlex.quote(str(shown(paths.root))),
+        "".join(f" -s {shlex.quote(one)}" for one in study.sets),
+    )
+    env = f" --env {shlex.quote(study.envs[0])}" if len(study.envs) > 1 else ""
+    return [
+        f"slm-lab {file} {shlex.quote(study.name)} study{sets}",
+        f"slm-lab {file} {shlex.quote(study.name)} study@{folder}",
+        f"slm-lab compare {folder}",
+        f"slm-lab enjoy@{folder}{env}",
+    ]

@@ -204,8 +204,7 @@ class _Runs:
             self.report.fail(place, f"'{key[0]}' in {key[1]} is the same spec as '{other[0]}' in {other[1]}, with the same values")
             return
         for seed in entry.random_seed or self.study.random_seed:
-            meta = spec.meta.model_copy(update={"random_seed": seed})
-            yield replace(run, spec=spec.model_copy(update={"meta": meta}))
+            yield run.with_seed(seed)
 
     def check_pairs(self, runs: Sequence[StudyRun]) -> None:
         """Add a problem for each entry that shares no random_seed with the baseline in the same env."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -100,6 +101,11 @@ class StudyRun:
         assert seed is not None
         return seed
 
+    def with_seed(self, random_seed: int) -> StudyRun:
+        """Return the same run with another random_seed."""
+        meta = self.spec.meta.model_copy(update={"random_seed": random_seed})
+        return replace(self, spec=self.spec.model_copy(update={"meta": meta}))
+
     @property
     def digest(self) -> str:
         """Hash of the settings."""
@@ -139,6 +145,13 @@ class Study:
     def envs(self) -> list[str]:
         """Labels of the envs."""
         return list(dict.fromkeys(run.env for run in self.runs))
+
+    def with_seed(self, keys: Collection[tuple[str, str]]) -> Study:
+        """Return the study with one more run of each (entry, env) in `keys`, with the smallest random_seed that no run has."""
+        used = {run.random_seed for run in self.runs}
+        seed = next(seed for seed in count() if seed not in used)
+        first = {(run.entry, run.env): run for run in reversed(self.runs)}
+        return replace(self, runs=(*self.runs, *(first[key].with_seed(seed) for key in first if key in keys)))
 
     def solve(self, env: str) -> float | None:
         """Return which return counts as solved in an env."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -131,6 +132,8 @@ class StudyExperiment(Experiment):
     Args:
         paths: the files of a study to continue; None: create a new folder in plan.data_dir.
         adopt: patterns of finished run folders of `train` that count as runs of the study if settings and seed agree.
+        max_seeds: add seeds until all differences are decided (see report/decision.py), up to this number of seeds of each entry; None:
+            add none.
         target: function that the process of a run calls.
     """
 
@@ -141,8 +144,10 @@ class StudyExperiment(Experiment):
         *,
         paths: StudyPaths | None = None,
         adopt: Sequence[str] = (),
+        max_seeds: int | None = None,
         target: Target = run_in_process,
     ) -> None:
+        self.max_seeds = max_seeds
         self.study, self.plan, self.paths, self.adopt, self._target = study, plan or Plan(), paths, adopt, target
         self.states = [RunState(run) for run in study.runs]
 
@@ -183,7 +188,8 @@ class StudyExperiment(Experiment):
             concurrent = table.concurrent = gpu_runs(self.study.runs, concurrent, gpus)
             paths = self._open()
             self._set_aside(paths, known, table)
-            self._read_states(paths, known, adopted)
+            self._folders: dict[tuple[str, int], RunFolder] = {}
+            self._read_states(self.states, paths, known, adopted)
             table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{paths.root}")
             if self.lock is not None and self.lock.killed is not None:
@@ -193,6 +199,8 @@ class StudyExperiment(Experiment):
                 table.concurrent = runner.concurrent
                 planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device)
                 run_plan(planner, runner.executor, runner.resources, stop)
+                while not stop.requested and self._add_seeds(paths, known, table, runner.concurrent):
+                    run_plan(planner, runner.executor, runner.resources, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
             for lock in paths.root.glob(f"{paths.lock.name}_*"):  # locks of runs, which have ended
                 lock.unlink(missing_ok=True)
@@ -255,7 +263,8 @@ class StudyExperiment(Experiment):
                 folder.mkdir(exist_ok=True)
             content = {
                 self.study.name: dict(self.study.raw),
-                "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets)},
+                "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets)}
+                | ({} if self.max_seeds is None else {"max_seeds": self.max_seeds}),
             }
             replace_file(paths.study, as_text(content), sync=True)
         self.paths = paths
@@ -287,23 +296,27 @@ class StudyExperiment(Experiment):
         return identity
 
     def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
-        """Return digest and random_seed of a run. If settings differ from a run of the study only in newer keys, use that run's digest."""
+        """Return digest and random_seed of a run. If settings differ from runs of the study only in newer keys, use their digest."""
         seed = int(identity["random_seed"])
-        for run in self.study.runs:
-            alike = (run.entry, run.env, run.random_seed) == (identity["entry"], identity["env"], seed)
+        for run in self._first_runs.values():
+            alike = (run.entry, run.env) == (identity["entry"], identity["env"])
             if alike and run.digest != identity["digest"] and not differing(identity["settings"], run.settings, run.spec):
-                return key_of(run)
+                return run.digest, seed
         return str(identity["digest"]), seed
+
+    @property
+    def _first_runs(self) -> dict[tuple[str, str], StudyRun]:
+        """(entry, env) → its first run; the others differ only in their seeds."""
+        return {(run.entry, run.env): run for run in reversed(self.study.runs)}
 
     def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
         """Move runs to another folder if the study now has other settings for their entry, env and seed."""
-        wanted = {(run.entry, run.env, run.random_seed): run for run in self.study.runs}
-        digests = {key_of(run) for run in self.study.runs}
+        wanted, digests = self._first_runs, {run.digest for run in self.study.runs}
         said: set[tuple[str, str]] = set()
         for key, folder in list(known.items()):
             identity = self._identity(paths, folder)
-            run = wanted.get((identity["entry"], identity["env"], identity["random_seed"]))
-            if key in digests or run is None:
+            run = wanted.get((identity["entry"], identity["env"]))
+            if key[0] in digests or run is None:
                 continue
             del known[key]
             paths.outdated_runs.mkdir(exist_ok=True)
@@ -318,10 +331,15 @@ class StudyExperiment(Experiment):
                     f"its runs are repeated, the old ones are in {paths.outdated_runs}"
                 )
 
-    def _read_states(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]) -> None:
+    def _read_states(
+        self,
+        states: Sequence[RunState],
+        paths: StudyPaths,
+        known: Mapping[tuple[str, int], RunFolder],
+        adopted: Mapping[tuple[str, int], Path],
+    ) -> None:
         """Set the status of each run from its files, and write the results of adopted runs."""
-        self._folders: dict[tuple[str, int], RunFolder] = {}
-        for state in self.states:
+        for state in states:
             run, key = state.run, key_of(state.run)
             folder = known.get(key, RunFolder(paths.runs / run_name(run)))
             self._folders[key] = folder
@@ -362,12 +380,44 @@ class StudyExperiment(Experiment):
             raise UserError(str(error)) from None
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
+    def _add_seeds(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], table: StudyTable, concurrent: int) -> bool:
+        """Add runs with new seeds, as many as run at a time, of all entries whose difference is not decided; return whether there are any.
+
+        No seed is added after a run that failed: differences of the others would be those of lucky seeds.
+        """
+        from slm_lab.experiment.report.decision import decisions
+        from slm_lab.experiment.report.study_report import study_settings
+
+        if self.max_seeds is None or any(state.status != "done" for state in self.states):
+            return False
+        found = decisions(self.study, study_settings(self.study, self._results(paths)), self.study.metric)
+        undecided = [one for one in found if one.after is None]
+        before = len(self.study.runs)
+        while len(self.study.runs) - before < concurrent:
+            seeds = Counter((run.entry, run.env) for run in self.study.runs)
+            wanted = [one for one in undecided if seeds[one.entry, one.env] < self.max_seeds]
+            if not wanted:
+                break
+            self.study = self.study.with_seed({(name, one.env) for one in wanted for name in (one.entry, one.reference)})
+        added = [RunState(run) for run in self.study.runs[before:]]
+        self.states += added
+        self._read_states(added, paths, known, {})
+        if added:
+            seeds_added = ", ".join(map(str, dict.fromkeys(state.run.random_seed for state in added)))
+            table.say(f"not decided: {len(undecided)} of {len(found)} differences; random_seed {seeds_added} added")
+        return bool(added)
+
+    def _results(self, paths: StudyPaths) -> list[ResultRun]:
+        """Return the results of the runs that have ended."""
+        files = (paths.result(self._folders[key_of(state.run)].root.name) for state in self.states)
+        return [ResultRun(file) for file in files if file.is_file()]
+
     def _report(self, paths: StudyPaths, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report
 
-        results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
+        results = self._results(paths)
         failed = [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
-        for line in write_report(self.study, paths, results, failed):
+        for line in write_report(self.study, paths, results, failed, decide=self.max_seeds is not None):
             table.say(line)
         if results:
             env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""

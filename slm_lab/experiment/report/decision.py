@@ -1,0 +1,111 @@
+"""Decisions of a study that adds seeds until differences are clear: confidence sequences of the differences seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from slm_lab.experiment.report.compare import Setting, seeds_of
+from slm_lab.experiment.report.metrics import Estimate, average, usable_bounds
+from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.statistics import LEVEL, confidence_sequence, decided_after
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.spec.models.study import Study
+
+MAX_SEEDS = 32
+"""Default of --max-seeds."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The difference of an entry to the reference, in one env."""
+
+    entry: str
+    reference: str
+    env: str
+    pairs: int
+    """Number of seeds that both have."""
+    difference: Estimate | None
+    """Mean difference, with the interval of its confidence sequence (None where it is infinite); None without pairs."""
+    after: int | None
+    """Number of pairs after which the interval excluded 0 for the first time; None: not decided."""
+    bounded: bool
+    """Whether the range of returns is known, so that the interval assumes no distribution."""
+
+    def text(self, where: str = "") -> str:
+        """Return the result in a sentence. Args: where: " in ENV"."""
+        if self.difference is None:
+            return f"Not decided: {self.entry} and {self.reference}{where} have no seed in common."
+        value, low, high = self.difference
+        interval = f"[{_end(low, '-∞')}, {_end(high, '∞')}]"
+        mean = f"mean difference {number(value)}, interval that holds at every number of seeds {interval}"
+        if self.after is None:
+            return f"Not decided after {self.pairs} seeds: {self.entry} and {self.reference}{where} ({mean})."
+        way = "above" if value > 0 else "below"
+        return f"Decided after {self.after} seeds: {self.entry} is {way} {self.reference}{where} ({mean}, {self.pairs} seeds)."
+
+
+def _end(value: float | None, infinite: str) -> str:
+    return infinite if value is None else number(value)
+
+
+def decisions(study: Study, found: Mapping[tuple[str, str], Setting], metric: str) -> list[Decision]:
+    """Return a Decision for each env and entry, against the baseline of the study, or else against the first entry of the env.
+
+    With probability 0.95, all intervals contain the true differences at every number of seeds: each has the level 0.05 / number of
+    intervals.
+
+    Args: found: (env, entry) → Setting.
+    """
+    pairs = [(env, entry, _reference(study, env)) for env in study.envs for entry in _entries(study, env)]
+    pairs = [pair for pair in pairs if pair[1] != pair[2]]
+    return [_decide(study, found, metric, LEVEL / len(pairs), *pair) for pair in pairs]
+
+
+def _entries(study: Study, env: str) -> list[str]:
+    return list(dict.fromkeys(run.entry for run in study.runs if run.env == env))
+
+
+def _reference(study: Study, env: str) -> str:
+    entries = _entries(study, env)
+    return study.spec.baseline if study.spec.baseline in entries else entries[0]
+
+
+def _decide(
+    study: Study, found: Mapping[tuple[str, str], Setting], metric: str, level: float, env: str, entry: str, reference: str
+) -> Decision:
+    settings = [found[env, name] for name in (entry, reference) if (env, name) in found]
+    own, theirs = (scores_by_seed(one, metric) for one in settings) if len(settings) == 2 else ({}, {})
+    order = [run.random_seed for run in study.runs if (run.entry, run.env) == (entry, env)]
+    common = [seed for seed in order if seed in own and seed in theirs]
+    if not common:
+        return Decision(entry, reference, env, 0, None, None, bounded=False)
+    bounds = settings[0].bounds if settings[0].bounds == settings[1].bounds else None
+    bounds = usable_bounds(bounds, [*own.values(), *theirs.values()])
+    span = None if bounds is None else bounds[1] - bounds[0]
+    differences = [own[seed] - theirs[seed] for seed in common]
+    intervals = confidence_sequence(differences, span, level)
+    low, high = intervals[-1]
+    finite = (low, high) if math.isfinite(low) else (None, None)
+    mean = Estimate(sum(differences) / len(differences), *finite)
+    return Decision(entry, reference, env, len(common), mean, decided_after(intervals), bounded=span is not None)
+
+
+def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
+    """Return random_seed → score of the run, the mean over its Sessions."""
+    runs = {run.random_seed: seeds_of(run) for run in setting.runs if isinstance(run, ResultRun)}
+    means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
+    return {key: mean for key, mean in means.items() if mean is not None}
+
+
+def explanation(found: Sequence[Decision]) -> str:
+    """Return what the intervals of the decisions are, and what they assume."""
+    ways = {one.bounded for one in found if one.pairs}
+    how = ["betting, for any distribution of returns within their range"] if True in ways else []
+    how += ["mixture of t tests, for normal differences, since the range of returns is unknown"] if False in ways else []
+    share = f" (each interval: 1 − 0.05 / {len(found)})" if len(found) > 1 else ""
+    return (
+        "Decisions: differences seed by seed, with a confidence sequence, which contains the true difference at every number of seeds at "
+        f"once with 95 % confidence{share}, so that it is valid to stop when it excludes 0. Method: {'; '.join(how) or 'none yet'}."
+    )

@@ -1,0 +1,164 @@
+"""Settings compared with the first one, in each env and over all envs together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.report.baseline import SHIPPED
+from slm_lab.experiment.report.compare import Setting
+from slm_lab.experiment.report.figure import Figure, Line, Panel
+from slm_lab.experiment.report.metrics import Curve, Estimate, difference
+from slm_lab.experiment.report.statistics import (
+    Profile,
+    aggregate,
+    holm,
+    interquartile_mean,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+    welch_test,
+)
+
+_POINTS = 201
+"""Number of thresholds of a performance profile."""
+
+
+class Pair(NamedTuple):
+    """Setting B against setting A in one env."""
+
+    env: str
+    a: str
+    b: str
+    difference: Estimate
+    """Mean return of B − mean return of A, with Welch's interval."""
+    improvement: Estimate
+    """P(B > A)."""
+    p_value: float | None
+    """Of Welch's test; None with a single seed, or if no return varies."""
+    p_holm: float | None
+    """The same, adjusted for the number of pairs."""
+
+
+class Overall(NamedTuple):
+    """A setting over all envs; normalised returns (see Scale)."""
+
+    name: str
+    seeds: int
+    interquartile_mean: Estimate
+    optimality_gap: Estimate
+    improvement: Estimate | None
+    """P(this > the first setting), mean over the envs; None for the first setting."""
+
+
+class Scale(NamedTuple):
+    """What normalised returns of 0 and 1 are in an env."""
+
+    env: str
+    zero: float
+    one: float
+    zero_is: str
+    one_is: str
+
+
+class Comparison(NamedTuple):
+    """The comparison of settings."""
+
+    pairs: list[Pair]
+    overall: list[Overall]
+    """The settings over all envs; [] for a single env, or if no two settings have results in the same envs."""
+    scales: list[Scale]
+    profiles: dict[str, Profile]
+    """Name of a setting → its performance profile over all envs."""
+
+
+def compare_pairs(settings: Sequence[Setting], metric: str) -> Comparison:
+    """Compare settings with the first one: the first of all if it has results in the env, else the first in the env."""
+    pairs = []
+    for env in dict.fromkeys(one.env for one in settings):
+        of_env = [one for one in settings if one.env == env and len(one.scores(metric))]
+        if of_env:
+            first = next((one for one in of_env if _label(one) == _label(settings[0])), of_env[0])
+            pairs += [_pair(first, one, metric) for one in of_env if one is not first]
+    adjusted = holm([one.p_value for one in pairs])
+    pairs = [one._replace(p_holm=p) for one, p in zip(pairs, adjusted, strict=True)]
+    return Comparison(pairs, *_over_envs(settings, metric))
+
+
+def _label(setting: Setting) -> str:
+    return setting.label or setting.name
+
+
+def _pair(a: Setting, b: Setting, metric: str) -> Pair:
+    scores, others = b.scores(metric), a.scores(metric)
+    own, theirs = scores.tolist(), others.tolist()
+    apart = difference(own, theirs, bounds=a.bounds if a.bounds == b.bounds else None)
+    assert apart is not None
+    return Pair(a.env, a.name, b.name, apart, probability_of_improvement([scores], [others]), welch_test(own, theirs), None)
+
+
+# ---- several envs
+
+
+def _over_envs(settings: Sequence[Setting], metric: str) -> tuple[list[Overall], list[Scale], dict[str, Profile]]:
+    """Return the comparison over the envs in which every setting that has results in several envs has results."""
+    of_label: dict[str, dict[str, Setting]] = {}
+    for one in settings:
+        if len(one.scores(metric)):
+            of_label.setdefault(_label(one), {})[one.env] = one
+    wide = {label: own for label, own in of_label.items() if len(own) > 1}
+    envs = [env for env in dict.fromkeys(one.env for one in settings) if wide and all(env in own for own in wide.values())]
+    if len(envs) < 2:
+        return [], [], {}
+    scales = [_scale(env, [own[env] for own in wide.values()], metric) for env in envs]
+    scores = {
+        label: [(own[scale.env].scores(metric) - scale.zero) / (scale.one - scale.zero) for scale in scales] for label, own in wide.items()
+    }
+    first = next(iter(scores))
+    overall = [
+        Overall(
+            label,
+            sum(map(len, own)),
+            aggregate(own, interquartile_mean),
+            aggregate(own, optimality_gap),
+            None if label == first else probability_of_improvement(own, scores[first]),
+        )
+        for label, own in scores.items()
+    ]
+    every = np.concatenate([one for own in scores.values() for one in own])
+    thresholds = np.linspace(min(0.0, float(every.min())), max(1.0, float(every.max())), _POINTS)
+    return overall, scales, {label: performance_profile(own, thresholds) for label, own in scores.items()}
+
+
+def _scale(env: str, settings: Sequence[Setting], metric: str) -> Scale:
+    """Return the scale of an env: 0 is the random baseline, 1 the highest possible return; the range of the results where unknown."""
+    scores = np.concatenate([one.scores(metric) for one in settings])
+    zero, zero_is = _random_baseline(settings[0]), "random actions"
+    if zero is None:
+        zero, zero_is = float(scores.min()), "lowest result here"
+    bounds = settings[0].bounds
+    one, one_is = (float(scores.max()), "highest result here") if bounds is None else (bounds[1], "highest possible return")
+    if one <= zero:
+        zero, zero_is, one, one_is = float(scores.min()), "lowest result here", float(scores.max()), "highest result here"
+    return Scale(env, zero, one if one > zero else zero + 1.0, zero_is, one_is)
+
+
+def _random_baseline(setting: Setting) -> float | None:
+    found = [value for run in setting.runs if (value := run.metrics.get("random_baseline")) is not None]
+    shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return found[0] if found else shipped.get(str(setting.runs[0].settings().get("env.name")))
+
+
+def profile_figure(comparison: Comparison, colours: Sequence[str]) -> Figure:
+    """Return the performance profiles of all settings, with their bands."""
+    lines = [
+        Line(name, Curve(one.threshold, one.fraction), colour, band=(one.low, one.high))
+        for (name, one), colour in zip(comparison.profiles.items(), colours, strict=False)
+    ]
+    panel = Panel(
+        "fraction of runs above τ", lines, x_label="normalised return τ", y_limits=(-0.02, 1.02), band="95 % band (stratified bootstrap)"
+    )
+    return Figure(f"performance profiles over {len(comparison.scales)} envs, with pointwise 95 % bands", (panel,))

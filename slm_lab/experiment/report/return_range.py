@@ -1,0 +1,49 @@
+"""The range of possible returns of an env, where it is known: no interval may leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+RANGES: dict[str, tuple[float, float]] = {
+    "CartPole-v0": (0.0, 200.0),
+    "CartPole-v1": (0.0, 500.0),
+    "Acrobot-v1": (-500.0, 0.0),
+    "MountainCar-v0": (-200.0, 0.0),
+    "MountainCarContinuous-v0": (-99.9, 100.0),
+    "Pendulum-v1": (-3254.72, 0.0),  # 200 steps of at most π² + 0.1 · 8² + 0.001 · 2²
+    "InvertedPendulum-v4": (0.0, 1000.0),
+    "InvertedPendulum-v5": (0.0, 1000.0),
+    "FrozenLake-v1": (0.0, 1.0),
+    "FrozenLake8x8-v1": (0.0, 1.0),
+    "Blackjack-v1": (-1.0, 1.0),
+    "Taxi-v3": (-2000.0, 20.0),
+    "Taxi-v4": (-2000.0, 20.0),
+    "ALE/Pong-v5": (-21.0, 21.0),
+    "ALE/Boxing-v5": (-100.0, 100.0),
+    "ALE/Bowling-v5": (0.0, 300.0),
+}
+"""Id → lowest and highest return of an episode, from the rewards and the time limit of the env's definition."""
+_PREFIXES = {"MiniGrid-": (-1.0, 1.0), "BabyAI-": (0.0, 1.0), "dm_control/": (0.0, 1000.0)}
+"""Beginning of an id → the same for all envs of a family."""
+_HARMLESS = {
+    "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
+    "obs_keys", "schedule",
+}  # fmt: skip
+"""Keys of env that do not change what an episode can return: returns are sums of the env's own rewards."""
+
+
+def return_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the lowest and the highest possible return; None if it is unknown, or if arguments, max_t or wrappers may change it.
+
+    Args: settings: values of a spec by path, such as {"env.name": "CartPole-v1"} (see Run.settings).
+    """
+    name = str(settings.get("env.name", "")).rpartition(":")[2]
+    found = RANGES.get(name) or next((own for prefix, own in _PREFIXES.items() if name.startswith(prefix)), None)
+    changed = any(_changes_returns(path, value) for path, value in settings.items())
+    return None if changed and not name.startswith("ALE/") else found
+
+
+def _changes_returns(path: str, value: Any) -> bool:
+    section, _, key = path.partition(".")
+    return section == "env" and key.partition(".")[0] not in _HARMLESS and value not in (None, [], {})

@@ -1,0 +1,241 @@
+"""Statistics of comparisons, with numpy alone.
+
+Interquartile means, probabilities of improvement, performance profiles, tests, and intervals that stay valid however often they are looked
+at.
+
+Scores are a sequence of arrays, one for each env, float64 [seeds of the env]; the numbers of seeds may differ. Aggregates and their
+stratified bootstrap, which draws the seeds of each env separately, are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the
+Edge of the Statistical Precipice" (https://arxiv.org/abs/2108.13264). docs/statistics.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from slm_lab.experiment.report.metrics import Estimate
+
+Scores = Sequence[np.ndarray]
+"""One array for each env, float64 [seeds]."""
+Interval = tuple[float, float]
+REPLICATES = 2000
+"""Number of bootstrap samples."""
+LEVEL = 0.05
+"""1 − the confidence of all intervals."""
+_QUANTILES = (LEVEL / 2, 1 - LEVEL / 2)
+_SEED = 0
+"""Seed of the bootstrap, so that a comparison that is repeated gives the same intervals."""
+
+
+# ---- aggregates
+
+
+def interquartile_mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean of the middle half over the last axis: ⌊N / 4⌋ of N values are dropped at each end."""
+    count = values.shape[-1]
+    cut = count // 4
+    return np.asarray(np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1))
+
+
+def optimality_gap(values: np.ndarray, target: float = 1.0) -> np.ndarray:
+    """Return by how much the values of the last axis miss `target` in the mean; values above it count as `target`."""
+    return np.asarray(target - np.minimum(values, target).mean(axis=-1))
+
+
+def aggregate(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], replicates: int = REPLICATES) -> Estimate:
+    """Return a statistic of the scores of all envs together, with its percentile interval of the stratified bootstrap.
+
+    Args: statistic: function of values [..., N] that reduces the last axis, such as `interquartile_mean`.
+
+    With a single seed in every env there is no interval.
+    """
+    value = float(statistic(np.concatenate(scores)))
+    if max(map(len, scores)) < 2:
+        return Estimate(value, None, None)
+    rng = np.random.default_rng(_SEED)
+    samples = np.concatenate([one[rng.integers(0, len(one), (replicates, len(one)))] for one in scores], axis=-1)
+    return Estimate(value, *_percentiles(statistic(samples)))
+
+
+def probability_of_improvement(scores: Scores, others: Scores, replicates: int = REPLICATES) -> Estimate:
+    """Return P(scores > others): the probability that a seed of the first is better than one of the second, mean over the envs.
+
+    In an env it is the Mann-Whitney statistic U / (n m); equal values count one half. The interval is the percentile interval of the
+    stratified bootstrap, which does not exist with a single seed on both sides.
+    """
+    rng = np.random.default_rng(_SEED)
+    values, samples = [], []
+    for own, theirs in zip(scores, others, strict=True):
+        wins = (own[:, None] > theirs) + 0.5 * (own[:, None] == theirs)
+        values.append(wins.mean())
+        counts, their_counts = _counts(rng, len(own), replicates), _counts(rng, len(theirs), replicates)
+        samples.append(((counts @ wins) * their_counts).sum(axis=1) / wins.size)
+    if max(map(len, (*scores, *others))) < 2:
+        return Estimate(float(np.mean(values)), None, None)
+    return Estimate(float(np.mean(values)), *_percentiles(np.mean(samples, axis=0)))
+
+
+class Profile(NamedTuple):
+    """A performance profile, float64 [T] each."""
+
+    threshold: np.ndarray
+    fraction: np.ndarray
+    """Fraction of the runs of all envs whose score is above the threshold."""
+    low: np.ndarray
+    high: np.ndarray
+    """Pointwise 95 % band."""
+
+
+def performance_profile(scores: Scores, thresholds: np.ndarray, replicates: int = REPLICATES) -> Profile:
+    """Return the fraction of runs with scores above each threshold, with the percentile band of the stratified bootstrap."""
+    rng = np.random.default_rng(_SEED)
+    total = sum(map(len, scores))
+    above = [one[:, None] > thresholds for one in scores]
+    fraction = np.sum([one.sum(axis=0) for one in above], axis=0) / total
+    samples = np.sum([_counts(rng, len(one), replicates) @ one for one in above], axis=0) / total
+    low, high = np.quantile(samples, _QUANTILES, axis=0)
+    return Profile(thresholds, fraction, low, high)
+
+
+def _counts(rng: np.random.Generator, count: int, replicates: int) -> np.ndarray:
+    """Return how often each of `count` seeds is drawn in each bootstrap sample, float64 [replicates, count]."""
+    return rng.multinomial(count, np.full(count, 1 / count), size=replicates).astype(np.float64)
+
+
+def _percentiles(samples: np.ndarray) -> Interval:
+    low, high = np.quantile(samples, _QUANTILES)
+    return float(low), float(high)
+
+
+# ---- tests
+
+
+def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of Welch's t test of equal means; None if one side has a single value, or if no value varies."""
+    if min(len(values), len(others)) < 2:
+        return None
+    parts = [float(np.var(one, ddof=1)) / len(one) for one in (values, others)]
+    if (variance := sum(parts)) == 0.0:
+        return None
+    freedom = variance**2 / sum(part**2 / (len(one) - 1) for part, one in zip(parts, (values, others), strict=True))
+    return student_t_tails((float(np.mean(values)) - float(np.mean(others))) / math.sqrt(variance), freedom)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Return p-values adjusted for their number: Holm 1979, "A simple sequentially rejective multiple test procedure".
+
+    The k-th smallest of K is multiplied by K − k + 1, and is at least the one before it. None is no test.
+    """
+    adjusted: list[float | None] = [None] * len(p_values)
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    largest = 0.0
+    for rank, (p, index) in enumerate(known):
+        largest = max(largest, min(1.0, (len(known) - rank) * p))
+        adjusted[index] = largest
+    return adjusted
+
+
+def student_t_tails(t: float, freedom: float) -> float:
+    """Return P(|T| ≥ |t|) of Student's t distribution: I_x(ν/2, 1/2) with x = ν / (ν + t²)."""
+    return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t), t * t / (freedom + t * t))
+
+
+def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
+    """Return the regularised incomplete beta function I_x(a, b), where `rest` is 1 − x (Numerical Recipes, section 6.4)."""
+    if x <= 0.0 or rest <= 0.0:
+        return 0.0 if x <= 0.0 else 1.0
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
+    if x < (a + 1) / (a + b + 2):
+        return math.exp(log_front) * _beta_fraction(a, b, x) / a
+    return 1.0 - math.exp(log_front) * _beta_fraction(b, a, rest) / b
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """Return the continued fraction of the incomplete beta function, by Lentz's method."""
+    c, d = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1.0))
+    value = d
+    for m in range(1, 1000):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d, c = 1.0 / (1.0 + term * d), 1.0 + term / c
+            value *= d * c
+        if abs(d * c - 1.0) < 1e-14:
+            break
+    return value
+
+
+# ---- confidence sequences
+
+_GRID = 2001
+"""Number of means that are tested; the interval is rounded outwards to the next of them, 1/1000 of the range of returns."""
+_BETS = 64
+"""Number of betting fractions whose wealth is averaged."""
+
+
+def confidence_sequence(differences: Sequence[float], span: float | None, level: float = LEVEL) -> list[Interval]:
+    """Return the interval of the mean of the first 1, 2, … differences, infinite where nothing can be said yet.
+
+    With probability 1 − level, *all* of these intervals contain the mean, so that it is valid to stop as soon as one excludes 0.
+
+    Args: span: the largest possible |difference|, for any distribution; None: unknown, for normally distributed differences.
+    """
+    return list(_normal_sequence(differences, level) if span is None else _betting_sequence(differences, span, level))
+
+
+def decided_after(intervals: Sequence[Interval]) -> int | None:
+    """Return the number of differences after which the first interval excludes 0; None if none does."""
+    return next((count for count, (low, high) in enumerate(intervals, 1) if low > 0.0 or high < 0.0), None)
+
+
+def _betting_sequence(differences: Sequence[float], span: float, level: float) -> Iterator[Interval]:
+    """Yield the intervals for differences in [−span, span]: means m that no bettor has refuted.
+
+    A bettor who bets the fraction u of its wealth on a mean above m has the wealth Π (1 − u + u xᵢ / m), with xᵢ scaled to [0, 1]; another
+    bets on a mean below m. If m is the mean, the average wealth of all bettors is a martingale from 1, which exceeds 1 / level with at most
+    the probability `level` (Ville): Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting"
+    (https://arxiv.org/abs/2010.09686). The fractions are spread as in the universal portfolio (arcsine law), as in Orabona and Jun 2024,
+    "Tight concentrations and confidence sequences from the regret of universal portfolio" (https://arxiv.org/abs/2110.14099), so that no
+    fraction has to be chosen and the interval does not depend on the order of the differences.
+    """
+    mean_G1 = np.linspace(0.0, 1.0, _GRID)[1:-1, None]
+    bet_K = np.cos((2 * np.arange(1, _BETS + 1) - 1) * np.pi / (2 * _BETS))
+    up_K, down_K = np.maximum(bet_K, 0.0), np.maximum(-bet_K, 0.0)
+    log_wealth_GK = np.zeros((_GRID - 2, _BETS))
+    for count, difference in enumerate(differences, 1):
+        x = min(max((difference / span + 1.0) / 2.0, 0.0), 1.0)
+        log_wealth_GK += np.log1p(up_K * (x / mean_G1 - 1.0) + down_K * ((1.0 - x) / (1.0 - mean_G1) - 1.0))
+        wealth_G = np.exp(np.minimum(log_wealth_GK, 700.0)).mean(axis=1)
+        kept = np.flatnonzero(wealth_G < 1.0 / level)
+        yield _from_grid(kept, float(np.mean(differences[:count])), span)
+
+
+def _from_grid(kept: np.ndarray, mean: float, span: float) -> Interval:
+    """Return the interval of the kept grid points, rounded outwards to the next point that was refuted."""
+    step = 2.0 * span / (_GRID - 1)
+    if not len(kept):  # the mean is between the last grid point and the end of the range
+        return max(mean - step, -span), min(mean + step, span)
+    return -span + step * float(kept[0]), -span + step * float(kept[-1] + 2)
+
+
+def _normal_sequence(differences: Sequence[float], level: float) -> Iterator[Interval]:
+    """Yield the intervals for normal differences of unknown variance: means m whose t statistic no mixture of effects has refuted.
+
+    The ratio of the likelihoods of t under effects (mean − m) / σ ~ N(0, 1) and under none is
+    (1 + n)^(−1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n)))]^(n/2), ν = n − 1, which is a martingale if m is the mean: Lai 1976, "On confidence
+    sequences"; Wang and Ramdas 2025, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance"
+    (https://arxiv.org/abs/2310.03722). It is solved for |t| here; there is no finite interval for fewer than 5 differences.
+    """
+    for count in range(1, len(differences) + 1):
+        own = np.asarray(differences[:count], dtype=np.float64)
+        limit = (math.sqrt(1 + count) / level) ** (2 / count)
+        if count < 2 or limit >= 1 + count:
+            yield -math.inf, math.inf
+            continue
+        ratio = (limit - 1) / (1 - limit / (1 + count))  # t² / ν
+        half = float(own.std(ddof=1)) * math.sqrt(ratio * (count - 1) / count)
+        yield float(own.mean()) - half, float(own.mean()) + half

@@ -104,7 +104,7 @@ def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
         "mean": _rounded(mean),
         "low": None if band is None else _rounded(band[0]),
         "high": None if band is None else _rounded(band[1]),
-        "seeds": [_curve(seed.curve(metric, by)) for seed in seeds],
+        "seeds": [_curve(seed.curve(metric, by)) for seed in setting.all_seeds if seed.status != "failed"],
     }
 
 

@@ -19,7 +19,7 @@ from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.view.entries import entry_of, run_paths, sparkline_of, study_runs
-from slm_lab.experiment.view.folders import DataFolder, Found, NotServed
+from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
 
 Content = tuple[str, Callable[[], dict[str, Any]]]
 _LOG_BYTES = 65_536
@@ -30,7 +30,7 @@ _CURVES = 300
 
 def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> str:
     """Return a text that changes with the names, sizes and times of the files in some folders of a run, and with its lock."""
-    state = [in_use(found.folder / ".lock")]
+    state: list[object] = [in_use(found.folder / ".lock")]
     for name in folders:
         try:
             with os.scandir(found.folder / name) as entries:
@@ -196,11 +196,17 @@ def study(found: Found, data: DataFolder) -> Content:
         runs = []
         for entry in study_runs(found, data.root):
             identity = read_json(data.root / entry["path"] / ".." / "study_run.json") or {}
-            runs.append(entry | {name: identity.get(name) for name in ("entry", "random_seed")} | {"env": identity.get("env", entry["env"])})
+            runs.append(
+                entry | {name: identity.get(name) for name in ("entry", "random_seed")} | {"env": identity.get("env", entry["env"])}
+            )
         return {"entry": entry_of(found) | {"path": relative(found.folder, data)}, "runs": runs}
 
     state = [version_of(found, ("", "results"))]
-    for folder in sorted(found.study.runs.glob("*/*")) if found.study.runs.is_dir() else ():
-        if folder.is_dir():
-            state.append(version_of(Found(folder, "run", ""), ("", "info")))
+    state += [version_of(Found(paths.root, "run", ""), ("", "info")) for _, paths in runs_of_study(found.study)]
     return f"{zlib.crc32(repr(state).encode()):08x}", compute
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """Return entry, env and random_seed of a run of a study."""
+    identity = read_json(RunFolder(folder.parent).identity) or {}
+    return {name: identity[name] for name in ("entry", "env", "random_seed") if name in identity}

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ _ACTIVE_SECONDS = 120.0
 
 
 def entry_of(found: Found, trial: int = 0) -> Entry:
-    """Return the entry of a folder, or of a trial in it. A folder that cannot be read gets the status "unreadable" and a text that says why."""
+    """Return the entry of a folder, or of a trial in it. If it cannot be read, its status is "unreadable", and its text says why."""
     entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
     try:
         if found.kind == "run":
@@ -102,13 +102,17 @@ def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
     current = mean_current_return(returns, run.policies)
     entry |= {"value": current["current_return"], "error": current["current_return_se"]}
     if run.status == "running":
-        left = [target - frame for frame in frames]
-        speed = sum(row["fps"] for row, rest in zip(rows.values(), left, strict=True) if rest > 0 and row.get("fps", 0) > 0 and row["active"])
-        limit = meta.get("max_seconds") or math.inf
-        seconds = min(sum(left) / speed if speed else math.inf, *(limit - row["wall_t"] for row in rows.values() if "wall_t" in row))
-        entry["eta"] = max(seconds, 0.0) if math.isfinite(seconds) else None
-        return entry
+        return entry | {"eta": _seconds_left(rows.values(), target, meta.get("max_seconds") or math.inf)}
     return entry | {"ended": max((row["modified"] for row in rows.values() if row), default=None)}
+
+
+def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
+    """Return the seconds until all tables reach `target` frames, at the speed of those that grow, or until `limit` seconds of training."""
+    left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]
+    speed = sum(row.get("fps", 0.0) for row, rest in zip(rows, left, strict=True) if rest and row.get("active"))
+    until_limit = [limit - row["wall_t"] for row in rows if "wall_t" in row]
+    seconds = min(sum(left) / speed if speed > 0 else math.inf, *until_limit, math.inf)
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:

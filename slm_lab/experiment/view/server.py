@@ -19,11 +19,11 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report import report_page
+from slm_lab.experiment.report import render_html, report_page
 from slm_lab.experiment.report.render_html import PLOTLY_JS
 from slm_lab.experiment.report.writer import finite
 from slm_lab.experiment.view import comparison, details
@@ -140,7 +140,7 @@ class _Routes:
     def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name == PLOTLY_JS:
-            return FileResponse(_plotly_file(), media_type="text/javascript", headers={"cache-control": "max-age=86400"})
+            return FileResponse(render_html.plotly_file(), media_type="text/javascript", headers={"cache-control": "max-age=86400"})
         if name not in _ASSETS:
             raise NotServed(f"there is no file '{name}'")
         folder, kind = _ASSETS[name]
@@ -220,10 +220,3 @@ def _whole(request: Request, name: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise NotServed(f"{name} must be a whole number, not '{text}'", 400)
     return int(text)
-
-
-def _plotly_file() -> Path:
-    """Return the file of plotly's script, which the package plotly ships."""
-    import plotly
-
-    return Path(plotly.__file__).parent / "package_data" / PLOTLY_JS

@@ -160,14 +160,15 @@ export function layout(changes = {}) {
   return {
     paper_bgcolor: page, plot_bgcolor: page, font: { color: ink, size: 13, family: "Inter, Helvetica, Arial, sans-serif" },
     margin: { l: narrow ? 46 : 64, r: 12, t: 16, b: 46 }, height: 430, hovermode: "closest", uirevision: "same",
-    legend: { orientation: "h", y: -0.18, yanchor: "top" }, hoverlabel: { namelength: -1 },
+    legend: { orientation: "h", y: narrow ? -0.24 : -0.2, yanchor: "top" }, hoverlabel: { namelength: -1 },
     ...changes,
     xaxis: { ...axis, exponentformat: "none", separatethousands: true, rangemode: "tozero", ...changes.xaxis },
     yaxis: { ...axis, ...changes.yaxis },
   };
 }
 
-export const PLOT = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+/** Settings of plotly: without the button that would upload a graph. */
+export const PLOT = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud"] };
 
 const pages = { "/": "list.js", "/run": "run.js", "/compare": "compare.js" };
 

@@ -222,7 +222,7 @@ async function drawCurves(page) {
   if (!traces.length) return page.curves.replaceChildren(el("p", { class: "note" }, "No trial has rows yet."));
   await load("plotly.min.js");
   if (!page.plot?.isConnected) page.curves.replaceChildren((page.plot = el("div", { class: "plot" })));
-  window.Plotly.react(page.plot, traces.reverse(), layout({ xaxis: { title: { text: "frames" } }, yaxis: { title: { text: "mean return (recent episodes)" } }, legend: { orientation: "h", y: -0.18, yanchor: "top", traceorder: "reversed" } }), PLOT);
+  window.Plotly.react(page.plot, traces.reverse(), layout({ xaxis: { title: { text: "frames" } }, yaxis: { title: { text: "mean return (recent episodes)" } }, legend: { orientation: "h", y: -0.2, yanchor: "top", traceorder: "reversed" } }), PLOT);
 }
 
 function drawImportance(place, keys) {

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,25 @@ def entry_of(found: Found, trial: int = 0) -> Entry:
     entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
     try:
         if found.kind == "run":
-            return entry | _run(Run(found.paths, trial))
+            return entry | _run(Run(found.paths, trial) if trial else _ListedRun(found.paths))
         return entry | (_search if found.kind == "search" else _study)(found)
     except Exception as error:  # whatever a damaged folder contains, the list shows the others
         return entry | {"status": "unreadable", "text": str(error) or type(error).__name__}
 
 
 # ---- runs
+
+
+class _ListedRun(Run):
+    """A Run whose spec is read without looking for trials of a search in its folder: a list has a thousand runs."""
+
+    @cached_property
+    def _named_spec(self) -> tuple[str, dict[str, Any]]:
+        try:
+            ((name, body),) = json.loads(self.paths.spec.read_text(encoding="utf-8")).items()
+            return str(name), dict(body)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return Run(self.paths)._named_spec  # raises an error that says what is wrong
 
 
 def _run(run: Run) -> Entry:
@@ -243,7 +256,7 @@ def sparkline(found: Found) -> list[list[float]]:
     if found.kind == "search":
         trials = SearchState.load(found.paths.search_state).trials
         return [[(index + 1) / len(trials), one.metric] for index, one in enumerate(trials) if one.metric is not None]
-    return sparkline_of(Run(found.paths))
+    return sparkline_of(_ListedRun(found.paths))
 
 
 def sparkline_of(run: Run) -> list[list[float]]:

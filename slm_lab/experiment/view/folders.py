@@ -87,10 +87,10 @@ class DataFolder:
         self.check(folder)
         return found
 
-    def check(self, folder: Path) -> None:
-        """Raise NotServed if a file that the view may read leads out of the data folder, or is neither a file nor a folder."""
-        for name in _READ:
-            self._check(folder / name)
+    def check(self, folder: Path, names: tuple[str, ...] = _READ) -> None:
+        """Raise NotServed if a file in the folders `names` of a run leads out of the data folder, or is neither a file nor a folder."""
+        for name in names:
+            self._check(folder / name if name else folder)
 
     def _check(self, folder: Path) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -74,14 +75,11 @@ class Index:
             self.version = self._removed = version
 
     def _signature(self, name: str) -> Signature:
-        folder = self.data.root / name
-        times = []
-        for path in (folder, folder / ".lock", folder / "results", folder / "runs"):
-            try:
-                times.append(path.stat().st_mtime_ns)
-            except OSError:
-                times.append(0)
-        return tuple(times)
+        folder = f"{self.data.root}/{name}"
+        known = self._known.get(name)
+        is_study = known is not None and known.entry is not None and known.entry["kind"] == "study"
+        files = ("", "/.lock", "/results", "/runs") if is_study else ("", "/.lock")
+        return tuple(_time(f"{folder}{file}") for file in files)
 
     def _entry(self, name: str) -> Entry | None:
         """Return the entry of a folder; None if it is no run, search or study (yet)."""
@@ -91,7 +89,7 @@ class Index:
             return None
         path = {"path": found.folder.relative_to(self.data.root).as_posix()}
         try:
-            self.data.check(found.folder)
+            self.data.check(found.folder, ("", "info"))
         except NotServed as error:
             return _refused(found, str(error)) | path
         return entry_of(found) | path
@@ -103,3 +101,11 @@ def _refused(found: Found, text: str) -> Entry:
 
 def _began(entry: Entry) -> tuple[float, str]:
     return entry.get("began") or 0.0, str(entry["path"])
+
+
+def _time(path: str) -> int:
+    """Return the time of the last change of a file or folder, 0 if it does not exist."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

@@ -174,7 +174,7 @@ const SLMReport = (() => {
     xaxis: {...axisStyle(), title: {text: plain(xTitle), standoff: 6}, separatethousands: true, exponentformat: "none", rangemode: "tozero",
       nticks: innerWidth < 600 ? 4 : 8},
     yaxis: {...axisStyle(), title: {text: plain(yTitle), standoff: 6}, exponentformat: "power"}});
-  const CONFIG = {displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "sendChartToCloud"]};
+  const CONFIG = {displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d", "sendDataToCloud"]};
 
   const axisLabel = (view, panel) => panel.mode === "trial" ? "frames"
     : ((view.data.axes || []).find((axis) => axis.column === view.state.axis) || {label: "frames"}).label;

@@ -489,9 +489,22 @@ const SLMReport = (() => {
     for (const part of PARTS) part(view, root);
     return view;
   };
-  const update = (root, data) => {  // keeps what the user chose, and the place on the page
-    const place = scrollY;
-    render(root, data, true);
+  const update = (root, data) => {  // keeps what the user chose and opened, the focus, the place, and the graphs, which are drawn again in place
+    const place = scrollY, titleOf = (graph) => graph.node.closest("figure")?.querySelector("figcaption")?.textContent;
+    const drawn = new Map((root.slmReport?.graphs || []).filter((graph) => graph.drawn).map((graph) => [titleOf(graph), graph.node]));
+    const opened = new Set([...root.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
+    const controls = () => [...root.querySelectorAll("select, input, button, summary, a[href]")];
+    const focus = controls().indexOf(document.activeElement);
+    const view = render(root, data, true);
+    for (const graph of view.graphs.filter((one) => drawn.has(titleOf(one)))) {
+      const node = drawn.get(titleOf(graph));
+      view.observer.unobserve(graph.node);
+      graph.node.replaceWith(node);
+      graph.node = node;
+      drawOne(graph);
+    }
+    for (const summary of root.querySelectorAll("details > summary")) summary.parentNode.open = opened.has(summary.textContent);
+    if (focus >= 0) controls()[focus]?.focus({preventScroll: true});
     scrollTo(0, place);
   };
 

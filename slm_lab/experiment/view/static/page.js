@@ -71,9 +71,9 @@ export function load(name) {
   return scripts[name];
 }
 
-/** Return a text as plotly shows it literally: plotly reads a few tags and entities in names. */
+/** Return a text as plotly shows it literally: plotly decodes entities, and then reads a few tags; an invisible space makes "<" no tag. */
 export function escaped(text) {
-  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "<\u200b");
 }
 
 export const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#8C8C00", "#6A51A3", "#7F7F7F"];

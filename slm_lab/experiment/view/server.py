@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from anyio.to_thread import current_default_thread_limiter
@@ -45,7 +45,7 @@ _MOST_SPARKLINES, _MOST_RUNS = 200, 64
 """Maximum number of sparklines in a request, and of runs in a comparison."""
 _KEPT = 8
 """Number of answers that are kept until their files change."""
-_SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.012, 2.0, 60.0
+_SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
 """A page asks again so rarely that its answers take this share of a processor, after so many seconds at least and at most."""
 
 
@@ -105,6 +105,7 @@ def make_app(data_dir: Path, port: int = 0, threads: int = 4) -> Starlette:
     @asynccontextmanager
     async def limited(app: Starlette) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = threads
+        Thread(target=routes.index.changes, daemon=True, name="first list").start()  # while the browser starts
         yield
 
     routes = _Routes(DataFolder(data_dir))

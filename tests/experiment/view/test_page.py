@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("starlette", reason="the extra view is not installed")
 
 from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.view import server
 from tests.browser import Browser, needs_browser
 from tests.experiment.view.folders import HOSTILE, append, make_run, make_search, make_study, serving, training
 
@@ -33,8 +34,9 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def address(data: Path, browser: Browser) -> Iterator[str]:
-    """The address of the view; afterwards: no error was reported and no request left this address."""
+def address(data: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of the view; afterwards: no error was reported and no request left this address. Pages ask every two seconds."""
+    monkeypatch.setattr(server, "_SHARE", 100.0)
     browser.size(1280)
     browser.scheme("light")
     with serving(data) as address:
@@ -91,19 +93,19 @@ def test_live(browser: Browser, address: str, data: Path) -> None:
         assert browser.run("document.querySelector('.summary').dataset.status") == "running"
         browser.run("void (window.graph = document.querySelector('.js-plotly-plot'))")
         append(paths, 400, 40.0)
-        browser.wait(f"{LAST} === 400", 20)
+        browser.wait(f"{LAST} === 400")
         assert browser.run("window.graph === document.querySelector('.js-plotly-plot')")  # drawn again in place: no flicker, zoom is kept
         browser.run("document.getElementById('tab-logs').click()")
         browser.wait("document.querySelector('pre.log').textContent.includes('begins')")
         with paths.session_log(0).open("a") as file:
             file.write("one more line\n")
-        browser.wait("document.querySelector('pre.log').textContent.includes('one more line')", 20)
+        browser.wait("document.querySelector('pre.log').textContent.includes('one more line')")
         browser.open(address)
         browser.wait("document.querySelector('.state').innerText.includes('running')")
         assert "350 of 1,000" in browser.run("document.querySelector('.frames').innerText")
         append(paths, 900, 90.0)
-        browser.wait("document.querySelector('.frames').innerText.includes('600 of 1,000')", 20)
-    browser.wait("document.querySelector('.state').innerText.includes('stopped')", 20)
+        browser.wait("document.querySelector('.frames').innerText.includes('600 of 1,000')")
+    browser.wait("document.querySelector('.state').innerText.includes('stopped')")
 
 
 def test_run_page(browser: Browser, address: str, data: Path) -> None:
@@ -239,5 +241,5 @@ def test_the_server_ends_and_starts_again(browser: Browser, data: Path) -> None:
     with serving(data) as address:
         browser.open(address)
         browser.wait(f"{_count('tbody tr')} === 1")
-    browser.wait("!document.getElementById('problem').hidden", 20)
+    browser.wait("!document.getElementById('problem').hidden")
     browser.open("about:blank#end")

@@ -344,7 +344,7 @@ const SLMReport = (() => {
     const card = add(split, "figure", {class: "card"});
     add(card, "figcaption", {}, "Return");
     const node = add(card, "div", {id: "graph-return"});
-    watched(view, node, () => {
+    watched(view, node, (node) => {
       const chosen = data.returns[Number(view.state.returns)] || data.returns[0];
       const columns = [{column: chosen.column, label: chosen.label}];
       drawPanel(view, node, {columns, mode: chosen.mode, unit: "mean return", height: innerWidth < 600 ? 300 : 380, main: true, bounded: true});
@@ -394,7 +394,7 @@ const SLMReport = (() => {
         }
         if (panel.note) add(caption, "small", {}, panel.note);
         const node = add(card, "div", {id: `graph-${panel.columns[0].column}`});
-        watched(view, node, () => drawPanel(view, node, panel));
+        watched(view, node, (node) => drawPanel(view, node, panel));
       }
     }
     if (view.data.thinned > 1) {
@@ -408,7 +408,7 @@ const SLMReport = (() => {
       if (figure.note) add(part, "p", {class: "note"}, figure.note);
       const card = add(part, "figure", {class: "card wide"});
       const node = add(card, "div");
-      watched(view, node, () => drawFigure(node, figure));
+      watched(view, node, (node) => drawFigure(node, figure));
       if (figure.href) link(add(part, "p", {class: "note"}), "this graph alone", figure.href);
     }
   };

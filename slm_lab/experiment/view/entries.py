@@ -1,7 +1,8 @@
 """Entries of the list of runs: what is known about a run, search or study from the few files that tell it.
 
 An entry is a dict for JSON: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame, progress
-(0 to 1), eta and seconds, value and error (the current return and its standard error), began and ended (seconds since 1970).
+(0 to 1), eta and seconds (that are left, and that it trained), value and error (the current return and its standard error), began and, of a
+search or study, ended (seconds since 1970).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.view.folders import Found, runs_of_study
 
 Entry = dict[str, Any]
-_TAIL = 16_384
+_TAIL = 8_192
 """Bytes at the end of a table in which its last row is looked for."""
 _WHOLE = 65_536
 """Size in bytes up to which a table is read as a whole for a sparkline."""
@@ -82,7 +83,7 @@ def _run(run: Run) -> Entry:
         "progress": _share(frame, entry["max_frame"]),
         "value": metrics.get("current_return"),
         "error": metrics.get("current_return_se"),
-        "ended": _modified(run.paths.trial_metrics(run.trial)),
+        "seconds": _last_row(run.paths.session_df(0, "train", run.trial)).get("wall_t"),
     }
 
 
@@ -125,7 +126,7 @@ def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
     entry |= {"value": current["current_return"], "error": current["current_return_se"]}
     if run.status == "running":
         return entry | {"eta": _seconds_left(rows.values(), target, meta.get("max_seconds") or math.inf)}
-    return entry | {"ended": max((row["modified"] for row in rows.values() if row), default=None)}
+    return entry | {"seconds": max((row["wall_t"] for row in rows.values() if "wall_t" in row), default=None)}
 
 
 def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
@@ -146,7 +147,7 @@ def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[s
 
 
 def _last_row(path: Path) -> dict[str, float]:
-    """Return the finite cells of a table's last complete row, and `modified` and `active` (whether it grew lately); {} without a row."""
+    """Return the finite cells of a table's last complete row, and `active` (whether it grew lately); {} without a row."""
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -159,7 +160,7 @@ def _last_row(path: Path) -> dict[str, float]:
     cells = next((row for row in (_cells(line, len(names)) for line in reversed(lines)) if row), [])
     row = {name: value for name, value in zip(names, cells, strict=False) if math.isfinite(value)}
     if row:
-        row |= {"modified": status.st_mtime, "active": float(time.time() - status.st_mtime < _ACTIVE_SECONDS)}
+        row["active"] = float(time.time() - status.st_mtime < _ACTIVE_SECONDS)
     return row
 
 

@@ -47,6 +47,7 @@ def test_list(view: View, tmp_path: Path) -> None:
     entry = found[run.root.name]
     assert (entry["kind"], entry["status"], entry["env"], entry["algorithm"]) == ("run", "done", "CartPole-v1", "PPO")
     assert (entry["value"], entry["error"], entry["frame"], entry["progress"]) == (100.0, 2.5, 1000, 1.0)
+    assert entry["seconds"] == 10.0  # of the last row; times of files change when they are copied
     entry = found[search.root.name]
     assert (entry["kind"], entry["status"], entry["text"], entry["best"], entry["value"]) == ("search", "done", "3 of 3 trials", 1, 40.0)
     entry = found[study.root.name]

@@ -1,5 +1,5 @@
 // The list of runs: filter, group, sort, tick to compare.
-import { address, ask, duration, el, estimate, moment, number, progress, repeat, spark, status } from "./page.js";
+import { address, ask, duration, el, estimate, moment, number, progress, repeat, spark, status, took } from "./page.js";
 
 const STEP = 100; // rows that are added when the end of the table comes into view
 const COLUMNS = [
@@ -32,13 +32,19 @@ export async function show(main, query) {
     const answer = await ask("runs", { since: version });
     version = answer.version;
     now = answer.now;
-    document.getElementById("folder").textContent = answer.folder;
+    showFolder(answer.folder);
     if (answer.all) forget(new Set(answer.runs.map((run) => run.path)));
     for (const run of answer.runs) changed(run);
     if (first || answer.runs.length || answer.all) draw();
     first = false;
     return answer.again;
   });
+}
+
+function showFolder(path) {
+  const place = document.getElementById("folder");
+  place.textContent = path.split(/[/\\]/).pop() || path;
+  place.title = path;
 }
 
 function forget(present) {
@@ -196,7 +202,7 @@ function frames(run) {
 
 function left(run) {
   if (run.status === "running") return run.eta === null || run.eta === undefined ? "–" : `${duration(run.eta)} left`;
-  return run.ended && run.began ? duration(run.ended - run.began) : "";
+  return took(run) === null ? "" : duration(took(run));
 }
 
 async function askSparklines(shown) {

@@ -100,6 +100,11 @@ export function duration(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
+/** Return the seconds that a run trained, or between begin and end of a search or study; null if unknown. */
+export function took(entry) {
+  return entry.seconds ?? (entry.ended && entry.began ? entry.ended - entry.began : null);
+}
+
 export function moment(seconds) {
   if (!seconds) return "";
   const time = new Date(seconds * 1000);
@@ -129,8 +134,8 @@ export function progress(entry) {
 export function facts(entry) {
   const frames = entry.kind === "study" ? entry.text : entry.max_frame ? `${number(entry.frame)} of ${number(entry.max_frame)} frames` : "";
   const left = entry.status === "running" && entry.eta !== null && entry.eta !== undefined ? `${duration(entry.eta)} left` : "";
-  const took = entry.status !== "running" && entry.ended && entry.began ? `took ${duration(entry.ended - entry.began)}` : "";
-  const parts = [status(entry), el("span", {}, progress(entry), " ", entry.kind === "search" ? entry.text : frames), left, took];
+  const time = entry.status !== "running" && took(entry) !== null ? `took ${duration(took(entry))}` : "";
+  const parts = [status(entry), el("span", {}, progress(entry), " ", entry.kind === "search" ? entry.text : frames), left, time];
   if (entry.value !== null && entry.value !== undefined) parts.push(el("span", {}, entry.kind === "search" ? `best ${entry.metric} ` : "return ", el("b", {}, estimate(entry.value, entry.error))));
   parts.push([entry.algorithm, entry.env].filter(Boolean).join(" in "), entry.began ? `began ${moment(entry.began)}` : "", entry.status === "unreadable" ? entry.text : "");
   return el("div", { class: "summary", "data-status": entry.status }, parts.filter(Boolean).map((part) => (typeof part === "string" ? el("span", {}, part) : part)));

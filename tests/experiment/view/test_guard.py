@@ -96,7 +96,23 @@ def test_headers(client: TestClient, path: str) -> None:
 
 # ---- paths out of the data folder
 
-PATHS = ["..", "../", "../data2", "a/../..", ".", "", "/etc", "//etc", "run/../../secret", "..\\secret", "~", "run\0", "a" * 5000, "C:/", "%2e%2e"]
+PATHS = [
+    "..",
+    "../",
+    "../data2",
+    "a/../..",
+    ".",
+    "",
+    "/etc",
+    "//etc",
+    "run/../../secret",
+    "..\\secret",
+    "~",
+    "run\0",
+    "a" * 5000,
+    "C:/",
+    "%2e%2e",
+]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -110,7 +126,9 @@ def test_paths_out_of_the_folder(client: TestClient, data: Path, path: str) -> N
     assert client.get("/api/sparklines", params={"path": path}).json() in ({path: []}, {})
 
 
-@pytest.mark.parametrize("name", ["../../../secret.log", "../secret.log", "/etc/passwd", "..", "", "secret.log\0", "ppo_cartpole_spec.json"])
+@pytest.mark.parametrize(
+    "name", ["../../../secret.log", "../secret.log", "/etc/passwd", "..", "", "secret.log\0", "ppo_cartpole_spec.json"]
+)
 def test_names_of_logs_and_videos(client: TestClient, data: Path, name: str) -> None:
     paths = make_run(data)
     for route in ("log", "video"):
@@ -119,7 +137,9 @@ def test_names_of_logs_and_videos(client: TestClient, data: Path, name: str) -> 
         assert SECRET not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/static/../server.py", "/static/..%2fserver.py", "/static/server.py", "/static/%2e%2e/guard.py", "/static/"])
+@pytest.mark.parametrize(
+    "path", ["/static/../server.py", "/static/..%2fserver.py", "/static/server.py", "/static/%2e%2e/guard.py", "/static/"]
+)
 def test_other_static_files(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
@@ -140,7 +160,9 @@ def _link(path: Path, target: Path) -> None:
     path.symlink_to(target)
 
 
-@pytest.mark.parametrize("file", ["ppo_cartpole_spec.json", "log/x.log", "info/ppo_cartpole_t0_s0_session_df_train.csv", "video/x.mp4", "info"])
+@pytest.mark.parametrize(
+    "file", ["ppo_cartpole_spec.json", "log/x.log", "info/ppo_cartpole_t0_s0_session_df_train.csv", "video/x.mp4", "info"]
+)
 def test_a_run_with_a_file_that_leads_out_is_not_shown(client: TestClient, data: Path, file: str) -> None:
     paths = make_run(data)
     if file == "info":
@@ -223,7 +245,9 @@ DAMAGES = {
     "cut spec": lambda paths: paths.spec.write_text(paths.spec.read_text()[:100]),
     "empty spec": lambda paths: paths.spec.write_text("{}"),
     "deep spec": lambda paths: paths.spec.write_text('{"a":' * 100_000),
-    "words for numbers": lambda paths: paths.spec.write_text('{"ppo_cartpole": {"env": {"max_frame": "many"}, "meta": {"max_session": []}}}'),
+    "words for numbers": lambda paths: paths.spec.write_text(
+        '{"ppo_cartpole": {"env": {"max_frame": "many"}, "meta": {"max_session": []}}}'
+    ),
     "huge numbers": lambda paths: paths.spec.write_text('{"ppo_cartpole": {"env": {"max_frame": 1e999}, "meta": {"max_session": 2}}}'),
 }
 SHOWN = ("cut table", "strange table", "no table", "empty table", "no metrics")

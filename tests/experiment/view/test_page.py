@@ -101,11 +101,11 @@ def test_live(browser: Browser, address: str, data: Path) -> None:
             file.write("one more line\n")
         browser.wait("document.querySelector('pre.log').textContent.includes('one more line')")
         browser.open(address)
-        browser.wait("document.querySelector('.state').innerText.includes('running')")
-        assert "350 of 1,000" in browser.run("document.querySelector('.frames').innerText")
+        browser.wait("document.querySelector('td.state').innerText.includes('running')")
+        assert "350 of 1,000" in browser.run("document.querySelector('td.frames').innerText")
         append(paths, 900, 90.0)
-        browser.wait("document.querySelector('.frames').innerText.includes('600 of 1,000')")
-    browser.wait("document.querySelector('.state').innerText.includes('stopped')")
+        browser.wait("document.querySelector('td.frames').innerText.includes('600 of 1,000')")
+    browser.wait("document.querySelector('td.state').innerText.includes('stopped')")
 
 
 def test_run_page(browser: Browser, address: str, data: Path) -> None:
@@ -227,7 +227,13 @@ def test_width_and_colours(browser: Browser, address: str, data: Path, width: in
     run, search, study = make_run(data), make_search(data), make_study(data)
     browser.size(width)
     browser.scheme(scheme)
-    for page in ("", f"run?path={run.root.name}", f"run?path={search.root.name}", f"run?path={study.root.name}", f"compare?run=:{run.root.name}"):
+    for page in (
+        "",
+        f"run?path={run.root.name}",
+        f"run?path={search.root.name}",
+        f"run?path={study.root.name}",
+        f"compare?run=:{run.root.name}",
+    ):
         browser.open(f"{address}/{page}")
         browser.wait(f"{_count('tbody tr')} > 0")
         assert browser.run("document.documentElement.scrollWidth") <= width

@@ -239,7 +239,18 @@ def test_wrong_questions(view: View, tmp_path: Path, name: str, parameters: dict
 def test_pages_and_files(view: View) -> None:
     for path in ("/", "/run?path=x", "/compare"):
         assert view.client.get(path).text.startswith("<!doctype html>")
-    for name in ("page.js", "list.js", "run.js", "search.js", "study.js", "compare.js", "report.js", "view.css", "report.css", "plotly.min.js"):
+    for name in (
+        "page.js",
+        "list.js",
+        "run.js",
+        "search.js",
+        "study.js",
+        "compare.js",
+        "report.js",
+        "view.css",
+        "report.css",
+        "plotly.min.js",
+    ):
         answer = view.client.get(f"/static/{name}")
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/css" if name.endswith("css") else "text/javascript")

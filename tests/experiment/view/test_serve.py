@@ -81,7 +81,9 @@ def test_it_serves_on_the_loopback_address_until_ctrl_c(tmp_path: Path) -> None:
         time.sleep(0.3)
         with urllib.request.urlopen(f"{address[0]}api/runs", timeout=20) as found:
             assert found.status == 200
-        other = next((one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET) if one[4][0] != "127.0.0.1"), None)
+        other = next(
+            (one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET) if one[4][0] != "127.0.0.1"), None
+        )
         if other is not None:
             with socket.socket() as outside:
                 assert outside.connect_ex((str(other), int(address[1]))) != 0

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,16 @@ def row_text(frame: int, value: float, fps: float = 100.0) -> str:
     return f"{frame},{frame / 100},{fps},{frame // 10},{value},{value},1.5,20,{0.7 - frame / 1e5}\n"
 
 
+def _tenth(s: int, frame: int, add: float = 0.0) -> float:
+    return add + frame / 10
+
+
 def make_run(
     data: Path,
     index: int = 0,
     name: str = "ppo_cartpole",
     rows: int = 10,
-    value: Callable[[int, int], float] = lambda s, frame: frame / 10,
+    value: Callable[[int, int], float] = _tenth,
     *,
     ended: bool = True,
     **sets: Any,
@@ -110,7 +114,7 @@ def make_study(data: Path, runs: int = 2, index: int = 70) -> StudyPaths:
     for number in range(runs):
         entry, seed = "AB"[number // 2], 1 + number % 2
         folder = paths.runs / f"{entry}_{seed}"
-        make_run(folder, index + 1, value=lambda s, frame, add=number: 10.0 * add + frame / 10)
+        make_run(folder, index + 1, value=partial(_tenth, add=10.0 * number))
         identity = {"entry": entry, "env": "CartPole-v1", "random_seed": seed}
         (folder / "study_run.json").write_text(json.dumps(identity))
         (folder / "log.txt").write_text("of the study\n")

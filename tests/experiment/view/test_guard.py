@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -232,7 +232,7 @@ def _strange_table(paths: RunPaths) -> None:
     paths.session_df(0).write_bytes(bytes(range(256)) * 20)
 
 
-DAMAGES = {
+DAMAGES: dict[str, Callable[[RunPaths], object]] = {
     "cut table": _cut_table,
     "strange table": _strange_table,
     "no table": lambda paths: paths.session_df(0).unlink(),

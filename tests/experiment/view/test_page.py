@@ -101,11 +101,11 @@ def test_live(browser: Browser, address: str, data: Path) -> None:
             file.write("one more line\n")
         browser.wait("document.querySelector('pre.log').textContent.includes('one more line')")
         browser.open(address)
-        browser.wait("document.querySelector('td.state').innerText.includes('running')")
+        browser.wait("document.querySelector('td.state')?.innerText.includes('running')")
         assert "350 of 1,000" in browser.run("document.querySelector('td.frames').innerText")
         append(paths, 900, 90.0)
-        browser.wait("document.querySelector('td.frames').innerText.includes('600 of 1,000')")
-    browser.wait("document.querySelector('td.state').innerText.includes('stopped')")
+        browser.wait("document.querySelector('td.frames')?.innerText.includes('600 of 1,000')")
+    browser.wait("document.querySelector('td.state')?.innerText.includes('stopped')")
 
 
 def test_run_page(browser: Browser, address: str, data: Path) -> None:

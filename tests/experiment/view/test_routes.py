@@ -183,20 +183,20 @@ def test_study(view: View, tmp_path: Path) -> None:
 
 
 def test_compare(view: View, tmp_path: Path) -> None:
-    """Two runs of one spec with seeds (returns 100, 110, 120, 130), against another with 105 and 115."""
+    """Two runs of one spec with seeds (returns 100, 110, 120, 230), against another with 105 and 115."""
     first = make_run(tmp_path, 0, value=lambda s, frame: frame / 10 + 10 * s)
-    second = make_run(tmp_path, 1, value=lambda s, frame: frame / 10 + 20 + 10 * s, meta__random_seed=1)
+    second = make_run(tmp_path, 1, value=lambda s, frame: frame / 10 + 20 + 110 * s, meta__random_seed=1)
     other = make_run(tmp_path, 2, value=lambda s, frame: frame / 10 + 5 + 10 * s, agent__algorithm__gamma=0.5)
     answer = view.get("compare", *(("run", f":{one.root.name}") for one in (first, second, other)))
     a, b = answer["settings"]
     assert (a["count"], b["count"]) == ("4 seeds", "2 seeds")
-    assert a["final_return"][0] == 115.0
+    assert a["final_return"][0] == 140.0
     assert a["interquartile_mean"][0] == 115.0  # of 110 and 120
     assert a["interquartile_mean"][1] <= 115.0 <= a["interquartile_mean"][2]
-    assert (a["x"][-1], a["mean"][-1], len(a["seeds"])) == (1000.0, 115.0, 4)
+    assert (a["x"][-1], a["mean"][-1], len(a["seeds"])) == (1000.0, 140.0, 4)
     (pair,) = answer["pairs"]
     assert pair["improvement"][0] == 3 / 8  # 105 beats 100; 115 beats 100 and 110
-    assert pair["difference"][0] == -5.0
+    assert pair["difference"][0] == -30.0
     differing = {row["key"]: row["values"] for row in answer["spec"] if row["differs"]}
     assert differing == {"agent.algorithm.gamma": ["0.98", "0.98", "0.5"], "meta.random_seed": ["0", "1", "0"]}
     seconds = view.get("compare", ("run", f":{first.root.name}"), ("by", "wall_t"))

@@ -130,7 +130,7 @@ class Browser:
             self.requests.append(found["request"]["url"])
         elif event == "Runtime.exceptionThrown":
             self.errors.append(str(found["exceptionDetails"].get("exception", {}).get("description", found["exceptionDetails"]["text"])))
-        elif event == "Log.entryAdded" and found["entry"]["level"] == "error":
+        elif event == "Log.entryAdded" and found["entry"]["level"] in ("error", "warning"):
             self.errors.append(f"{found['entry']['text']} {found['entry'].get('url', '')}")
         elif event == "Runtime.consoleAPICalled" and found["type"] in ("error", "warning", "assert"):
             self.errors.append(" ".join(str(one.get("value", one.get("description"))) for one in found["args"]))

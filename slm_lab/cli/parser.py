@@ -76,6 +76,7 @@ COMMANDS = {
         "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...] [--json]",
         ("search", "json"),
     ),
+    "view": Command("slm_lab.cli.view:view", "view [DATA_DIR] [--port N] [--no-browser]", ("data_dir", "port", "no_browser")),
     "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM] [--comments]", ("env", "like", "comments")),
     "help": Command("slm_lab.cli.help:show_help", "help [COMMAND | MODE]", ()),
 }
@@ -119,6 +120,7 @@ Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
   verify   train a part of a run again, and compare rows and weights byte by byte
   retro_analyze
            rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
+  view     show the runs of a data folder (default: data) in a browser, also while they train, and compare them
   list     list what there is: specs, algorithms, nets, memories, envs
   new      write a spec for an env
   help     show the options of one command or mode"""
@@ -195,6 +197,7 @@ _TYPES = {
         lambda text: text in ("best", "last") or text.isdecimal(),
         lambda text: str(int(text)) if text.isdecimal() else text,
     ),
+    "--port": _type("port", "a number from 1 to 65535", lambda text: _is_count(text) and int(text) < 65536, int),
     "--device": _type("device", "cpu, cuda or cuda:N", re.compile(r"cpu|cuda(:\d+)?").fullmatch),
     "--cluster": _type(
         "address",
@@ -278,6 +281,8 @@ def make_parser(word: str | None = None) -> argparse.ArgumentParser:
     value("--solve", "RETURN", "compare: mean return that counts as solved")
     repeatable("--label", metavar="NAME", text="compare: name of each RUN, in order")
     value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
+    value("--port", "N", "view: port of the page on 127.0.0.1 (default: a free one)")
+    flag("--no-browser", "view: print the address only")
     add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
     value("--env", "ENV", f"new: a Gymnasium id, or package.module:EnvId; {agents}: env of the run of a study")
     flag("--json", "check, list, models, compare, diff, doctor, verify: print one JSON document to stdout, and notices to stderr")

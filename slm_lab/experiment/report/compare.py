@@ -275,6 +275,14 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choi
     return settings
 
 
+def group_runs(runs: Iterable[Run]) -> list[Setting]:
+    """Group runs by the content of their specs, excluding seeds, like `read_settings` without labels."""
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.name, run.env, json.dumps(run.settings(), sort_keys=True)), []).append(run)
+    return _labelled(groups)
+
+
 def study_results(word: str, choice: Choice = BEST) -> list[Run]:
     """Return the results in the folder of a study that `choice` names; [] if `word` is not such a folder. Raises UserError for none."""
     paths = study_in(Path(word))

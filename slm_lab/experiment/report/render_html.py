@@ -36,16 +36,16 @@ _SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square
 
 def plotly_js() -> bytes:
     """Return the script that the pages need, 4.5 MB."""
-    return _script().read_bytes()
+    return plotly_file().read_bytes()
 
 
 def script_size() -> int:
     """Return the size of the script in bytes."""
-    return _script().stat().st_size
+    return plotly_file().stat().st_size
 
 
 @cache
-def _script() -> Path:
+def plotly_file() -> Path:
     """Return the file of the script; plotly is not imported."""
     plotly = find_spec("plotly")
     assert plotly is not None

@@ -355,7 +355,7 @@ const SLMReport = (() => {
     const card = add(split, "figure", {class: "card"});
     add(card, "figcaption", {}, "Return");
     const node = add(card, "div", {id: "graph-return"});
-    watched(view, node, () => {
+    watched(view, node, (node) => {
       const chosen = data.returns[Number(view.state.returns)] || data.returns[0];
       const columns = [{column: chosen.column, label: chosen.label}];
       drawPanel(view, node, {columns, mode: chosen.mode, unit: "mean return", height: innerWidth < 600 ? 300 : 380, main: true, bounded: true});
@@ -406,7 +406,7 @@ const SLMReport = (() => {
         }
         if (panel.note) add(caption, "small", {}, panel.note);
         const node = add(card, "div", {id: `graph-${panel.columns[0].column}`});
-        watched(view, node, () => drawPanel(view, node, panel));
+        watched(view, node, (node) => drawPanel(view, node, panel));
       }
     }
     if (view.data.thinned > 1) {
@@ -420,7 +420,7 @@ const SLMReport = (() => {
       if (figure.note) add(part, "p", {class: "note"}, figure.note);
       const card = add(part, "figure", {class: "card wide"});
       const node = add(card, "div");
-      watched(view, node, () => drawFigure(node, figure));
+      watched(view, node, (node) => drawFigure(node, figure));
       if (figure.href) link(add(part, "p", {class: "note"}), "this graph alone", figure.href);
     }
   };
@@ -505,9 +505,22 @@ const SLMReport = (() => {
     for (const part of PARTS) part(view, root);
     return view;
   };
-  const update = (root, data) => {  // keeps what the user chose, and the place on the page
-    const place = scrollY;
-    render(root, data, true);
+  const update = (root, data) => {  // keeps what the user chose and opened, the focus, the place, and the graphs, which are drawn again in place
+    const place = scrollY, titleOf = (graph) => graph.node.closest("figure")?.querySelector("figcaption")?.textContent;
+    const drawn = new Map((root.slmReport?.graphs || []).filter((graph) => graph.drawn).map((graph) => [titleOf(graph), graph.node]));
+    const opened = new Set([...root.querySelectorAll("details[open] > summary")].map((summary) => summary.textContent));
+    const controls = () => [...root.querySelectorAll("select, input, button, summary, a[href]")];
+    const focus = controls().indexOf(document.activeElement);
+    const view = render(root, data, true);
+    for (const graph of view.graphs.filter((one) => drawn.has(titleOf(one)))) {
+      const node = drawn.get(titleOf(graph));
+      view.observer.unobserve(graph.node);
+      graph.node.replaceWith(node);
+      graph.node = node;
+      drawOne(graph);
+    }
+    for (const summary of root.querySelectorAll("details > summary")) summary.parentNode.open = opened.has(summary.textContent);
+    if (focus >= 0) controls()[focus]?.focus({preventScroll: true});
     scrollTo(0, place);
   };
 

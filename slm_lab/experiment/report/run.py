@@ -86,15 +86,18 @@ class Run:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """The trial's metrics; {} if not written yet."""
-        return self._of_last_start(self.paths.trial_metrics(self.trial)) or {}
+        return self._trial_metrics or {}
+
+    @cached_property
+    def _trial_metrics(self) -> dict[str, Any] | None:
+        return self._of_last_start(self.paths.trial_metrics(self.trial))
 
     @cached_property
     def status(self) -> Status:
         """How the run ended."""
         if in_use(self.paths.lock):
             return "running"
-        metrics = self._of_last_start(self.paths.trial_metrics(self.trial))
-        if metrics is None:
+        if (metrics := self._trial_metrics) is None:
             return "stopped"
         status: Status = "failed" if metrics.get("failed") else metrics.get("status", "done")
         return status

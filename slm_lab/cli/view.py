@@ -1,0 +1,20 @@
+"""`view [DATA_DIR] [--port N] [--no-browser]`: show the runs of a data folder in a browser."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+from slm_lab.cli.output import OK, print_result
+from slm_lab.cli.parser import UsageError
+
+
+def view(words: list[str], arguments: Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    if len(words) > 1:
+        raise UsageError(f"too many arguments after view {words[0]}: {' '.join(words[1:])}; expected view [DATA_DIR]")
+    from slm_lab.experiment.view.serve import serve
+
+    folder = Path(words[0]) if words else arguments.data_dir
+    serve(folder, arguments.port, lambda text: print_result(text), browser=not arguments.no_browser)
+    return OK

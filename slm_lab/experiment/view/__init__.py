@@ -1,0 +1,1 @@
+"""Local page of the runs in a data folder: `slm-lab view`."""

@@ -1,0 +1,132 @@
+"""What the page of a comparison shows: curves and statistics of each setting, and the specs of the runs side by side."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from slm_lab.experiment.files.search_state import SearchState, best_first
+from slm_lab.experiment.report.compare import Setting, group_runs, seeds_of, summarize, usable_metric
+from slm_lab.experiment.report.compare_report import AXES
+from slm_lab.experiment.report.metrics import INTERVAL, Curve, evenly
+from slm_lab.experiment.report.pairwise import compare_pairs
+from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.view.details import Content, relative, version_of
+from slm_lab.experiment.view.entries import run_paths
+from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
+from slm_lab.lib.log import notices_to
+
+BOOTSTRAP = "mean of the middle half of the seeds; 95 % interval of the bootstrap, which draws the seeds of each env separately"
+_POINTS = 400
+"""Maximum number of points of a curve."""
+_SEEDS = ("random_seed", "max_session")
+
+
+def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
+    """Return the content of a comparison: curves and statistics of each setting, and the specs side by side.
+
+    Args:
+        words: "TRIAL:PATH" of a trial, or ":PATH" of a run, of the best trial of a search, or of all runs of a study.
+        by: column of the horizontal axis.
+    """
+    if by not in AXES:
+        raise NotServed(f"invalid column '{by}'; expected one of {', '.join(AXES)}", 400)
+    chosen = [one for word in dict.fromkeys(words) for one in _chosen(word, data)]
+    version = f"{zlib.crc32(repr([version_of(found) for found, _ in chosen]).encode()):08x}"
+    return version, lambda: _comparison(chosen, by, data)
+
+
+def _chosen(word: str, data: DataFolder) -> list[tuple[Found, int]]:
+    """Return the run folders and trials that a word names."""
+    trial, _, path = word.partition(":")
+    if trial and not (trial.isascii() and trial.isdecimal() and len(trial) < 9):
+        raise NotServed(f"invalid run '{word}'; expected TRIAL:PATH or :PATH", 400)
+    found = data.find(path)
+    if found.kind == "study":
+        return [(data.find(relative(paths.root, data)), 0) for _, paths in runs_of_study(found.study)]
+    if trial or found.kind == "run":
+        return [(found, int(trial or 0))]
+    state = SearchState.load(found.paths.search_state)
+    best = best_first(state.confirmations)
+    if best:
+        return [(data.find(relative(found.paths.confirmation, data)), best[0].trial)]
+    return [(found, one.trial) for one in best_first(state.trials)[:1]]
+
+
+def _comparison(chosen: Sequence[tuple[Found, int]], by: str, data: DataFolder) -> dict[str, Any]:
+    runs, labels, notes = list[Run](), list[dict[str, Any]](), list[str]()
+    for found, trial in chosen:
+        run = Run(run_paths(found), trial)
+        if not seeds_of(run):
+            notes.append(f"{relative(found.folder, data)} has no rows yet")
+            continue
+        runs.append(run)
+        of_trial = f", trial {trial}" if found.kind == "search" else ""
+        labels.append({"path": relative(found.folder, data), "trial": trial if found.kind == "search" else None})
+        labels[-1]["label"] = found.folder.name + of_trial
+    settings = group_runs(runs)
+    with notices_to(notes.append):
+        metric = usable_metric("current_return", settings)
+    pairs = compare_pairs(settings, metric) if len(settings) > 1 else None
+    return {
+        "settings": [_setting(one, metric, by) for one in settings],
+        "pairs": [_fields(one) for one in pairs.pairs] if pairs else [],
+        "overall": [_fields(one) for one in pairs.overall] if pairs else [],
+        "explained": f"{metric} at the end; {INTERVAL}. Interquartile mean: {BOOTSTRAP}.",
+        "notes": notes,
+        "runs": labels,
+        "spec": _specs(runs),
+    }
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    return dict(row._asdict())
+
+
+def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
+    """Return the curves of a setting and the statistics of its seeds. Curves are over the seeds that are compared."""
+    summary, seeds = summarize(setting, None, metric), setting.seeds
+    aligned = setting.aligned(metric, by)
+    chosen = evenly(len(aligned.frame), _POINTS)
+    mean, band = aligned.mean().value[chosen], [edge[chosen] for edge in aligned.band()] if len(seeds) > 1 else None
+    return {
+        "name": setting.name,
+        "env": setting.env,
+        "count": setting.count(),
+        "seeds_count": summary.seeds,
+        "status": summary.status,
+        "final_return": summary.final_return,
+        "median": summary.final_return_median,
+        "interquartile_mean": summary.interquartile_mean,
+        "x": _rounded(aligned.frame[chosen]),
+        "mean": _rounded(mean),
+        "low": None if band is None else _rounded(band[0]),
+        "high": None if band is None else _rounded(band[1]),
+        "seeds": [_curve(seed.curve(metric, by)) for seed in setting.all_seeds if seed.status != "failed"],
+    }
+
+
+def _curve(curve: Curve) -> dict[str, list[float]]:
+    chosen = evenly(len(curve.frame), _POINTS)
+    return {"x": _rounded(curve.frame[chosen]), "y": _rounded(curve.value[chosen])}
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _specs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the keys of the specs, each with its values in the runs, and whether they differ; seeds and provenance are no difference."""
+    bodies = [run.settings() | {f"meta.{key}": run.spec.get("meta", {}).get(key) for key in _SEEDS} for run in runs]
+    keys = sorted({key for body in bodies for key in body})
+    rows = []
+    for key in keys:
+        values = [None if body.get(key) is None else _text(body[key]) for body in bodies]
+        rows.append({"key": key, "values": values, "differs": len(set(values)) > 1})
+    return rows
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,212 @@
+"""What the pages of a run, a search and a study show.
+
+Each function returns the version of the files (a text that changes with them) and a function that computes the content.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slm_lab.experiment.files.lock import in_use
+from slm_lab.experiment.files.paths import RunFolder, RunPaths
+from slm_lab.experiment.files.search_state import SearchState
+from slm_lab.experiment.report.report_data import report_data
+from slm_lab.experiment.report.run import Run, read_json
+from slm_lab.experiment.view.entries import entry_of, run_paths, sparkline_of, study_runs
+from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
+
+Content = tuple[str, Callable[[], dict[str, Any]]]
+_LOG_BYTES = 65_536
+"""Maximum number of bytes of a log in a response."""
+_CURVES = 300
+"""Maximum number of trials of a search whose curves are sent."""
+
+
+def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> str:
+    """Return a text that changes with the names, sizes and times of the files in some folders of a run, and with its lock."""
+    state: list[object] = [in_use(found.folder / ".lock")]
+    for name in folders:
+        try:
+            with os.scandir(found.folder / name) as entries:
+                files = ((entry.name, entry.stat()) for entry in entries if entry.is_file())
+                state += sorted((file, status.st_size, status.st_mtime_ns) for file, status in files)
+        except OSError:  # the folder does not exist, or not any more
+            state.append(False)
+    return f"{zlib.crc32(repr(state).encode()):08x}"
+
+
+# ---- runs
+
+
+def run(found: Found, trial: int, data: DataFolder) -> Content:
+    """Return the content of the page of a run, or of a trial of a search: the data of its report, logs and videos."""
+    if found.kind == "study":
+        raise NotServed(f"{found.folder.name} is a study, not a run", 400)
+
+    def compute() -> dict[str, Any]:
+        paths = run_paths(found)
+        of_run = Run(paths, trial)
+        if found.kind == "search" and trial not in paths.trials() and not paths.trial_spec(trial).is_file():
+            raise NotServed(f"there is no trial {trial} in {found.folder.name}")
+        entry = entry_of(Found(found.folder, "run", found.stem), trial)
+        return {
+            "entry": entry | {"path": relative(found.folder, data), "trial": trial, "kind": found.kind},
+            "report": report_data(of_run) | {"files": []},  # whose links lead to files that are not served
+            "logs": _logs(paths, trial if found.kind == "search" else None),
+            "videos": _videos(paths),
+        }
+
+    return version_of(found), compute
+
+
+def relative(folder: Path, data: DataFolder) -> str:
+    """Return the path of a folder below the data folder."""
+    return folder.relative_to(data.root).as_posix()
+
+
+def log_folders(found: Found) -> tuple[str, ...]:
+    """Return the folders, relative to a run folder, in which its logs are; the log of a run of a study is beside its folder."""
+    of_study = RunFolder(found.folder.parent).identity.is_file()
+    return ("log", "..") if of_study else ("log",)
+
+
+def _logs(paths: RunPaths, trial: int | None) -> list[str]:
+    """Return the names of the logs of a run, or of a trial of a search."""
+    pattern = re.compile(r".*\.log" if trial is None else rf".*_t{trial}(_s\d+.*)?\.log")
+    found = [path.name for path in _files(paths.log_dir) if pattern.fullmatch(path.name)]
+    beside = RunFolder(paths.root.parent)
+    return [*found, *([beside.log.name] if beside.identity.is_file() and beside.log.is_file() else [])]
+
+
+def _videos(paths: RunPaths) -> list[str]:
+    """Return the names of the videos of a run, newest first."""
+    files = [path for folder in (paths.root / "video", paths.root) for path in _files(folder) if path.suffix == ".mp4"]
+    return [path.name for path in sorted(files, key=_time, reverse=True)]
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError:
+        return []
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
+    """Return a part of a log: text, and its begin, end and the size of the file in bytes.
+
+    The part ends at the end of the file, or at `before`; it begins at `after`, and has at most _LOG_BYTES. Of a file that became shorter
+    than `after` the end is returned.
+    """
+    with file.open("rb") as opened:
+        size = os.fstat(opened.fileno()).st_size
+        end = size if before is None else min(before, size)
+        begin = max(end - _LOG_BYTES, 0)
+        if after is not None and after <= size:
+            begin, end = after, min(after + _LOG_BYTES, size)
+        content = os.pread(opened.fileno(), end - begin, begin)
+    skipped = content.find(b"\n") + 1 if begin and after is None else 0  # begin with a whole line
+    content = content[skipped:]
+    text = content.decode("utf-8", errors="replace")
+    return {"text": text, "begin": begin + skipped, "end": begin + skipped + len(content), "size": size}
+
+
+# ---- searches
+
+
+def search(found: Found, data: DataFolder) -> Content:
+    """Return the content of the page of a search: its keys, its trials with values and results, and a curve of each trial."""
+    if found.kind != "search":
+        raise NotServed(f"{found.folder.name} is no search", 400)
+
+    def compute() -> dict[str, Any]:
+        paths, state = run_paths(found), SearchState.load(found.paths.search_state)
+        confirmed = {one.trial: one.metric for one in state.confirmations if one.metric is not None}
+        importance = (read_json(paths.importance) or {}).get("shares") or {}
+        trials = [
+            {"trial": one.trial, "status": one.status, "values": one.values, "metric": one.metric, "frame": one.frame}
+            | {"seconds": round(one.seconds, 1), "confirmed": confirmed.get(one.trial), "cause": one.cause.strip().rpartition("\n")[2]}
+            | {"return": one.metrics.get("current_return"), "strength": one.metrics.get("strength")}
+            for one in state.trials
+        ]
+        shown = [one.trial for one in state.trials[-_CURVES:]]
+        return {
+            "entry": entry_of(found) | {"path": relative(found.folder, data)},
+            "metric": state.metric,
+            "keys": [_key(name, trials) | {"importance": importance.get(name.rpartition("__")[0])} for name in _searched(found)],
+            "trials": trials,
+            "curves": {str(trial): sparkline_of(Run(paths, trial)) for trial in shown},
+            "confirm": relative(paths.confirmation, data) if confirmed else None,
+            "logs": _logs(paths, None)[:50],
+        }
+
+    return version_of(found, ("", "info")), compute
+
+
+def _searched(found: Found) -> list[str]:
+    """Return the searched keys of a saved spec: paths, with the distribution after two underscores."""
+    block = Run(RunPaths(found.folder, found.stem)).paths.spec
+    ((_, body),) = json.loads(block.read_text(encoding="utf-8")).items()
+    return list(_leaves(body.get("search") or {}))
+
+
+def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in block.items():
+        if isinstance(value, dict) and "__" not in key:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the path of a searched key, whether its axis is logarithmic, and its options if it is no number."""
+    path, _, distribution = name.rpartition("__")
+    path = path or name
+    values = [one["values"][path] for one in trials if path in one["values"]]
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    options = None if numbers else sorted({json.dumps(value, sort_keys=True) for value in values}, key=_sorted_options)
+    return {"path": path, "log": "log" in distribution and numbers and min(values, default=0) > 0, "options": options}
+
+
+def _sorted_options(text: str) -> tuple[int, str]:
+    return len(text), text
+
+
+# ---- studies
+
+
+def study(found: Found, data: DataFolder) -> Content:
+    """Return the content of the page of a study: its runs."""
+    if found.kind != "study":
+        raise NotServed(f"{found.folder.name} is no study", 400)
+
+    def compute() -> dict[str, Any]:
+        runs = []
+        for entry in study_runs(found, data.root):
+            identity = read_json(data.root / entry["path"] / ".." / "study_run.json") or {}
+            runs.append(
+                entry | {name: identity.get(name) for name in ("entry", "random_seed")} | {"env": identity.get("env", entry["env"])}
+            )
+        return {"entry": entry_of(found) | {"path": relative(found.folder, data)}, "runs": runs}
+
+    state = [version_of(found, ("", "results"))]
+    state += [version_of(Found(paths.root, "run", ""), ("", "info")) for _, paths in runs_of_study(found.study)]
+    return f"{zlib.crc32(repr(state).encode()):08x}", compute
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """Return entry, env and random_seed of a run of a study."""
+    identity = read_json(RunFolder(folder.parent).identity) or {}
+    return {name: identity[name] for name in ("entry", "env", "random_seed") if name in identity}

@@ -1,0 +1,338 @@
+"""Entries of the list of runs: what is known about a run, search or study from the few files that tell it.
+
+An entry is a dict for JSON: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame, progress
+(0 to 1), eta and seconds (that are left, and that it trained), value and error (the current return and its standard error), began and, of a
+search or study, ended (seconds since 1970).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slm_lab.experiment.files.lock import in_use
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths
+from slm_lab.experiment.files.search_state import SearchState, best_first
+from slm_lab.experiment.report.metrics import mean_current_return
+from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.view.folders import Found, runs_of_study
+
+Entry = dict[str, Any]
+_TAIL = 8_192
+"""Bytes at the end of a table in which its last row is looked for."""
+_WHOLE = 65_536
+"""Size in bytes up to which a table is read as a whole for a sparkline."""
+_POINTS = 40
+"""Number of points of a sparkline."""
+_ACTIVE_SECONDS = 120.0
+"""A table that has not grown for this time does not count for the remaining time."""
+
+
+def entry_of(found: Found, trial: int = 0) -> Entry:
+    """Return the entry of a folder, or of a trial in it. If it cannot be read, its status is "unreadable", and its text says why."""
+    entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
+    try:
+        if found.kind == "run":
+            return entry | _run(Run(found.paths, trial) if trial else _ListedRun(found.paths))
+        return entry | (_search if found.kind == "search" else _study)(found)
+    except Exception as error:  # whatever a damaged folder contains, the list shows the others
+        return entry | {"status": "unreadable", "text": str(error) or type(error).__name__}
+
+
+# ---- runs
+
+
+class _ListedRun(Run):
+    """A Run whose spec is read without looking for trials of a search in its folder: a list has a thousand runs."""
+
+    @cached_property
+    def _named_spec(self) -> tuple[str, dict[str, Any]]:
+        try:
+            ((name, body),) = json.loads(_content(f"{self.paths.root}/{self.paths.stem}_spec.json")).items()
+            return str(name), dict(body)
+        except (OSError, ValueError, TypeError, AttributeError):
+            return Run(self.paths)._named_spec  # raises an error that says what is wrong
+
+
+def _content(path: str) -> bytes:
+    """Return the content of a file, in half the time of Path.read_bytes. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _run(run: Run) -> Entry:
+    entry = about(run)
+    if run.status == "running" or not run.metrics:
+        return entry | _from_tables(run, entry["sessions"], entry["max_frame"])
+    metrics = run.metrics
+    frame = metrics.get("frame") or 0
+    return entry | {
+        "frame": frame,
+        "progress": _share(frame, entry["max_frame"]),
+        "value": metrics.get("current_return"),
+        "error": metrics.get("current_return_se"),
+        "seconds": _last_row(run.paths.session_df(0, "train", run.trial)).get("wall_t"),
+    }
+
+
+def about(run: Run) -> Entry:
+    """Return what the spec of a run tells, and its status."""
+    env, meta = run.spec.get("env", {}), run.spec.get("meta", {})
+    return {
+        "name": run.name,
+        "env": run.env,
+        "algorithm": str(run.spec.get("agent", {}).get("name", "")),
+        "mode": run.mode,
+        "status": run.status,
+        "sessions": int(meta.get("max_session", 1)),
+        "max_frame": int(env.get("max_frame") or 0),
+        "began": began(run),
+    }
+
+
+def began(run: Run) -> float | None:
+    """Return the time of the first start of a run, in seconds since 1970."""
+    try:
+        return datetime.fromisoformat(run.starts[0]["began"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return _modified(run.paths.spec)
+
+
+def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
+    """Return frame, progress, remaining time and return of a run from the last rows of its tables."""
+    meta = run.spec.get("meta", {})
+    shared = bool(meta.get("distributed"))
+    target = max_frame / sessions if shared else max_frame
+    indices = range(sessions * run.policies)
+    rows = {index: _last_row(run.paths.session_df(index, "train", run.trial)) for index in indices}
+    frames = [min(row.get("frame", 0.0), target) for row in rows.values()]
+    done = sum(frames) / len(frames) if frames else 0.0
+    entry: Entry = {"frame": round(sum(frames) if shared else done), "progress": _share(done, target)}
+    evaluations = {index: _last_row(run.paths.session_df(index, "eval", run.trial)) for index in rows}
+    returns = {index: _return(rows[index], evaluations[index]) for index in rows}
+    current = mean_current_return(returns, run.policies)
+    entry |= {"value": current["current_return"], "error": current["current_return_se"]}
+    if run.status == "running":
+        return entry | {"eta": _seconds_left(rows.values(), target, meta.get("max_seconds") or math.inf)}
+    return entry | {"seconds": max((row["wall_t"] for row in rows.values() if "wall_t" in row), default=None)}
+
+
+def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
+    """Return the seconds until all tables reach `target` frames, at the speed of those that grow, or until `limit` seconds of training."""
+    left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]
+    speed = sum(row.get("fps", 0.0) for row, rest in zip(rows, left, strict=True) if rest and row.get("active"))
+    until_limit = [limit - row["wall_t"] for row in rows if "wall_t" in row]
+    seconds = min(sum(left) / speed if speed > 0 else math.inf, *until_limit, math.inf)
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
+    """Return the current return of a table: of its last evaluation, or else of its last row."""
+    if "total_reward" in evaluation:
+        return {"current_return": evaluation["total_reward"], "current_return_se": None}
+    value = row.get("current_return", None if "current_epi" in row else row.get("total_reward"))
+    return {"current_return": value, "current_return_se": row.get("current_return_se")}
+
+
+def _last_row(path: Path) -> dict[str, float]:
+    """Return the finite cells of a table's last complete row, and `active` (whether it grew lately); {} without a row."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            head = file.readline(_TAIL)
+            file.seek(max(len(head), status.st_size - _TAIL))
+            lines = file.read(_TAIL).split(b"\n")[:-1]
+    except OSError:
+        return {}
+    names = head.decode(errors="replace").strip().split(",")
+    cells = next((row for row in (_cells(line, len(names)) for line in reversed(lines)) if row), [])
+    row = {name: value for name, value in zip(names, cells, strict=False) if math.isfinite(value)}
+    if row:
+        row["active"] = float(time.time() - status.st_mtime < _ACTIVE_SECONDS)
+    return row
+
+
+def _cells(line: bytes, count: int) -> list[float]:
+    """Return the cells of a row as numbers, NaN where a cell is none; [] for an incomplete row."""
+    cells = line.split(b",")
+    return [_number(cell) for cell in cells] if len(cells) == count else []
+
+
+def _number(cell: bytes) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def _share(part: float, whole: float) -> float:
+    return min(part / whole, 1.0) if whole else 0.0
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+# ---- searches and studies
+
+
+def _search(found: Found) -> Entry:
+    run, paths = Run(found.paths), found.paths
+    state = SearchState.load(paths.search_state)
+    running = in_use(paths.lock)
+    ended = sum(trial.ended for trial in state.trials)
+    failed = sum(trial.status == "failed" for trial in state.trials)
+    planned = max(int(run.spec.get("meta", {}).get("max_trial") or 0), len(state.trials))
+    planned = len(state.trials) if state.exhausted else planned
+    best = next(iter(best_first(state.confirmations) or best_first(state.trials)), None)
+    return about(run) | {
+        "status": "running" if running else "failed" if failed and failed == ended else "done" if ended >= planned else "stopped",
+        "text": f"{ended} of {planned} trials" + (f", {failed} failed" if failed else ""),
+        "trials": len(state.trials),
+        "frame": sum(trial.frame for trial in state.trials),
+        "progress": _share(ended, planned),
+        "value": None if best is None else best.metric,
+        "metric": state.metric,
+        "best": None if best is None else best.trial,
+        "ended": None if running else _modified(paths.search_state),
+    }
+
+
+def _study(found: Found) -> Entry:
+    study = found.study
+    name, spec = _study_spec(study)
+    planned = sum(len(entry.get("random_seed") or spec["random_seed"]) for entry in spec["entries"]) * max(len(spec.get("envs") or []), 1)
+    results, running = _names(study.results, ".json"), in_use(study.lock)
+    begun = len(_names(study.runs))
+    envs = [str(env.get("label") or env["name"]).rpartition(":")[2] for env in spec.get("envs") or []]
+    return {
+        "name": name,
+        "env": ", ".join(envs),
+        "algorithm": ", ".join(dict.fromkeys(str(entry.get("label") or entry["spec"].rpartition(":")[2]) for entry in spec["entries"])),
+        "status": "running" if running else "done" if len(results) >= planned else "stopped",
+        "text": f"{len(results)} of {planned} runs",
+        "runs": begun,
+        "progress": _share(len(results), planned),
+        "began": stamped(found.folder.name),
+        "ended": None if running else max(filter(None, map(_modified, (study.results, study.runs))), default=None),
+    }
+
+
+def _study_spec(study: StudyPaths) -> tuple[str, dict[str, Any]]:
+    """Return the name and the content of a study as saved."""
+    content = json.loads(study.study.read_text(encoding="utf-8"))
+    return next((name, body["study"]) for name, body in content.items() if isinstance(body, dict) and "study" in body)
+
+
+def _names(folder: Path, suffix: str = "") -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.endswith(suffix) and not name.startswith(".")]
+    except OSError:
+        return []
+
+
+def stamped(name: str) -> float | None:
+    """Return the time in the name of a folder, in seconds since 1970; None if there is none."""
+    try:
+        return datetime.strptime("_".join(name.split("_")[-4:]), "%Y_%m_%d_%H%M%S").timestamp()
+    except ValueError:
+        return None
+
+
+# ---- sparklines
+
+
+def sparkline(found: Found) -> list[list[float]]:
+    """Return the current return of a run at a few frames, as [share of max_frame, return], averaged over its tables; of a search, the
+    metrics of its trials in order, and of a study nothing.
+    """
+    if found.kind == "study":
+        return []
+    if found.kind == "search":
+        trials = SearchState.load(found.paths.search_state).trials
+        return [[(index + 1) / len(trials), one.metric] for index, one in enumerate(trials) if one.metric is not None]
+    return sparkline_of(_ListedRun(found.paths))
+
+
+def sparkline_of(run: Run) -> list[list[float]]:
+    """Return the current return of a trial, like `sparkline`."""
+    target = int(run.spec.get("env", {}).get("max_frame") or 0)
+    if run.spec.get("meta", {}).get("distributed"):
+        target //= max(int(run.spec["meta"].get("max_session", 1)), 1)
+    curves = [curve for path in tables(run) if len((curve := _thinned(path))[0])]
+    return _mean(curves, target)
+
+
+def tables(run: Run) -> Iterable[Path]:
+    """Return the training tables that the spec of a run names."""
+    indices = range(int(run.spec.get("meta", {}).get("max_session", 1)) * run.policies)
+    return (run.paths.session_df(index, "train", run.trial) for index in indices)
+
+
+def _mean(curves: Sequence[tuple[np.ndarray, np.ndarray]], target: float) -> list[list[float]]:
+    if not curves:
+        return []
+    first, last = max(frame[0] for frame, _ in curves), max(frame[-1] for frame, _ in curves)
+    frame_F = np.linspace(min(first, last), last, _POINTS) if last > first else np.array([last])
+    value_F = np.mean([np.interp(frame_F, frame, value) for frame, value in curves], axis=0)
+    whole = max(target, last) or 1.0
+    return [[round(float(frame / whole), 4), float(f"{value:.5g}")] for frame, value in zip(frame_F, value_F, strict=True)]
+
+
+def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return frames and current returns of about _POINTS rows of a table. Of a large table only these rows are read."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            names = file.readline(_TAIL).decode(errors="replace").strip().split(",")
+            lines = _lines(file.fileno(), file.tell(), size)
+    except OSError:
+        return np.empty(0), np.empty(0)
+    column = "current_return" if "current_return" in names else "total_reward"
+    if "frame" not in names or column not in names:
+        return np.empty(0), np.empty(0)
+    at = names.index("frame"), names.index(column)
+    rows = [cells for line in lines if len(cells := line.split(b",")) == len(names)]
+    frame, value = (np.array([_number(cells[index]) for cells in rows]) for index in at)
+    known = np.isfinite(frame) & np.isfinite(value)
+    order = np.argsort(frame[known], kind="stable")
+    return frame[known][order], value[known][order]
+
+
+def _lines(fd: int, begin: int, size: int) -> list[bytes]:
+    """Return about _POINTS complete lines of a file, evenly spaced, with the last one."""
+    if size <= _WHOLE:
+        lines = os.pread(fd, size, begin).split(b"\n")[:-1]
+        return [lines[index] for index in sorted({*np.linspace(0, len(lines) - 1, 2 * _POINTS).round().astype(int)})] if lines else []
+    places = np.linspace(begin, size - 1024, _POINTS).astype(int)
+    found = (os.pread(fd, 1024, int(place)).split(b"\n") for place in places[:-1])
+    last = os.pread(fd, 1024, int(places[-1])).split(b"\n")[:-1]
+    return [*(part[1] for part in found if len(part) > 2), *last[-1:]]
+
+
+def study_runs(found: Found, root: Path) -> list[Entry]:
+    """Return the entries of the runs of a study, with their paths below `root`."""
+    runs = []
+    for name, paths in runs_of_study(found.study):
+        runs.append(entry_of(Found(paths.root, "run", paths.spec_name)) | {"path": paths.root.relative_to(root).as_posix(), "label": name})
+    return runs
+
+
+def run_paths(found: Found) -> RunPaths:
+    """Return the paths of a run or search with the name of its spec."""
+    return RunPaths(found.folder, Run(found.paths).name)

@@ -1,0 +1,147 @@
+"""The data folder of the view: which folders are runs, and which of their files may be read.
+
+Requests name a folder by its path below the data folder. Nothing outside the data folder is read, also not through a symbolic link.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from slm_lab.experiment.files.paths import SUFFIX, RunFolder, RunPaths, StudyPaths
+
+Kind = Literal["run", "search", "study"]
+_READ = ("", "info", "log", "video")
+"""Folders inside a run folder whose files are read."""
+_NOT_READ = ("graph", "model")
+_SPEC, _SEARCH = "_spec.json", "_search_state.json"
+
+
+class NotServed(Exception):
+    """A request for something that is not shown. Args: text: the reason. status: of the response."""
+
+    def __init__(self, text: str, status: int = 404) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Found:
+    """The folder of a run, search or study. `stem`: the spec's or study's name in its file names."""
+
+    folder: Path
+    kind: Kind
+    stem: str
+
+    @property
+    def paths(self) -> RunPaths:
+        return RunPaths(self.folder, self.stem)
+
+    @property
+    def study(self) -> StudyPaths:
+        return StudyPaths(self.folder, self.stem)
+
+
+class DataFolder:
+    """A data folder. `root` is its real path."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the folders in the data folder, without hidden ones and those that lead out of it."""
+        try:
+            with os.scandir(self.root) as entries:
+                for entry in entries:
+                    if entry.is_dir() and not entry.name.startswith(".") and not (entry.is_symlink() and self.leads_out(Path(entry.path))):
+                        yield entry.name
+        except OSError:  # the data folder was deleted
+            return
+
+    def leads_out(self, path: Path) -> bool:
+        """Return whether the real path is outside the data folder."""
+        return not path.resolve().is_relative_to(self.root)
+
+    def folder(self, path: str) -> Path:
+        """Return the existing folder `path`, which is relative to the data folder, with `/` between names. Raises NotServed."""
+        names = path.split("/")
+        if "\0" in path or any(name in ("", ".", "..") for name in names):
+            raise NotServed(f"'{path}' is no path of a run folder")
+        folder = self.root.joinpath(*names)
+        try:
+            if folder.is_dir() and not self.leads_out(folder):
+                return folder
+        except OSError:  # a name that is too long, a folder without permission
+            pass
+        raise NotServed(f"there is no folder '{path}' in {self.root}; it may have been deleted")
+
+    def find(self, path: str) -> Found:
+        """Return the run, search or study in the folder `path`. Raises NotServed if there is none or it has unsafe files."""
+        folder = self.folder(path)
+        found = found_in(folder)
+        if found is None:
+            raise NotServed(f"'{path}' is not the folder of a run, search or study: it has no *{_SPEC} and no *{SUFFIX}")
+        self.check(folder)
+        return found
+
+    def check(self, folder: Path, names: tuple[str, ...] = _READ) -> None:
+        """Raise NotServed if a file in the folders `names` of a run leads out of the data folder, or is neither a file nor a folder."""
+        for name in names:
+            self._check(folder / name if name else folder)
+
+    def _check(self, folder: Path) -> None:
+        try:
+            entries = list(os.scandir(folder))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise NotServed(f"{folder.name} cannot be read: {error.strerror}", 403) from None
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.name in _NOT_READ:
+                continue
+            if not entry.is_symlink() or (Path(entry.path).exists() and not entry.is_file() and not entry.is_dir()):
+                raise NotServed(f"{entry.name} in {folder.name} is neither a file nor a folder; this folder is not shown", 403)
+            if self.leads_out(Path(entry.path)):
+                raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
+
+    def file(self, found: Found, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
+        """Return the file `name`, with one of the suffixes, in one of the folders of a run. Raises NotServed."""
+        if name.endswith(suffixes) and os.path.basename(name) == name and "\0" not in name:
+            for path in (found.folder / folder / name for folder in folders):
+                if path.is_file() and not self.leads_out(path):
+                    return path
+        raise NotServed(f"there is no file '{name}' in {found.folder.name}")
+
+
+def found_in(folder: Path) -> Found | None:
+    """Return the run, search or study in a folder, identified by the names of its files; None if there is none."""
+    try:
+        names = sorted(os.listdir(folder), key=len)
+    except OSError:
+        return None
+    for name in names:
+        if name.endswith(SUFFIX):
+            return Found(folder, "study", name.removesuffix(SUFFIX))
+    specs = [name for name in names if name.endswith(_SPEC)]  # the names of trial specs are longer
+    if not specs:
+        return found_in(folder / "retro_analyze") if "retro_analyze" in names else None
+    stem = specs[0].removesuffix(_SPEC)
+    return Found(folder, "search" if f"{stem}{_SEARCH}" in names else "run", stem)
+
+
+def runs_of_study(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
+    """Yield the name of each run of a study that has begun, and its last run folder."""
+    try:
+        folders = sorted(study.runs.iterdir())
+    except OSError:
+        return
+    for folder in folders:
+        try:
+            starts = RunFolder(folder).starts()
+        except OSError:
+            continue
+        if starts:
+            yield folder.name, starts[-1]

@@ -1,0 +1,76 @@
+"""Protection of a server on the loopback address from pages of other sites, which a browser on this machine may show.
+
+- DNS rebinding: a page of evil.example, whose name suddenly leads to 127.0.0.1, sends requests with its own name as Host. Only the names of
+  the loopback address are answered.
+- Requests of other sites carry their Origin, or Sec-Fetch-Site: cross-site. Only a link to the page is followed.
+- A response tells the browser to load scripts, styles and data from here only, to guess no types and to show it in no frame.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
+    "media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Plotly sets styles of elements and saves pictures as blob; it needs no eval."""
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Guard:
+    """ASGI middleware that answers reading requests of this page alone, and adds the headers.
+
+    Args: port: of the server; 0: any.
+    """
+
+    def __init__(self, app: ASGIApp, port: int = 0) -> None:
+        self.app, self.port = app, port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        reason = self._refuse(scope)
+        answer = self.app if reason is None else PlainTextResponse(f"{reason[1]}\n", reason[0])
+        await answer(scope, receive, send_with_headers)
+
+    def _refuse(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the status and the text of a refusal, None if the request may be answered."""
+        if scope["type"] != "http":
+            return 403, "only HTTP is answered"
+        headers = Headers(scope=scope)
+        hosts, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            return 403, "the host of the request is not this machine; open the address that slm-lab view printed"
+        if any(origin != f"http://{hosts[0]}" for origin in origins):
+            return 403, "the request comes from another site"
+        followed = headers.get("sec-fetch-mode") == "navigate" and not scope["path"].startswith("/api/")
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not followed:
+            return 403, "the request comes from another site"
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, "nothing can be changed here: only GET and HEAD are answered"
+        return None
+
+    def _is_own(self, host: str) -> bool:
+        name, colon, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
+        name, port = (name, port) if colon else (host, "80")
+        return name.lower() in HOSTS and (not self.port or port == str(self.port))

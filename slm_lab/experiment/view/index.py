@@ -1,0 +1,111 @@
+"""Index of a data folder: an entry for each run, search and study, read again only when its files have changed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from slm_lab.experiment.view.entries import Entry, entry_of
+from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, found_in
+
+_FRESH = 0.5
+"""Seconds for which the index is not read again, for example when several pages are open."""
+Signature = tuple[int, ...]
+
+
+@dataclass
+class _Known:
+    """An entry, the times of the files from which it was read, and the version of the index that it belongs to."""
+
+    signature: Signature
+    entry: Entry | None
+    version: int
+
+
+class Index:
+    """The entries of a data folder. Safe to use from several threads.
+
+    A folder whose run has ended costs two calls of `stat` per refresh: files in it are created and replaced by renaming, which changes the
+    time of the folder, and a new start changes its lock file. A running one is read again.
+    """
+
+    def __init__(self, data: DataFolder) -> None:
+        self.data = data
+        self.version = 0
+        """Increases when an entry changes."""
+        self._removed = 0
+        """The version at which an entry was last removed."""
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+
+    def changes(self, since: int = 0) -> dict[str, Any]:
+        """Return the entries that changed after version `since`; all if since is 0 or one was removed.
+
+        Returns version, all (whether these are all entries) and runs (newest first).
+        """
+        with self._lock:
+            if time.monotonic() - self._read_at >= _FRESH:
+                self._refresh()
+                self._read_at = time.monotonic()
+            complete = not 0 < since <= self.version or self._removed > since
+            known = self._known.values()
+            entries = [one.entry for one in known if one.entry is not None and (complete or one.version > since)]
+            return {"version": self.version, "all": complete, "runs": sorted(entries, key=_began, reverse=True)}
+
+    def _refresh(self) -> None:
+        version, names = self.version + 1, set(self.data)
+        for name in names:
+            known = self._known.get(name)
+            signature = self._signature(name)
+            running = known is not None and known.entry is not None and known.entry["status"] == "running"
+            if known is not None and known.signature == signature and not running:
+                continue
+            entry = self._entry(name)
+            if known is None or known.entry != entry:
+                self._known[name] = _Known(signature, entry, version)
+                self.version = version
+            else:
+                known.signature = signature
+        for name in self._known.keys() - names:
+            del self._known[name]
+            self.version = self._removed = version
+
+    def _signature(self, name: str) -> Signature:
+        folder = f"{self.data.root}/{name}"
+        known = self._known.get(name)
+        is_study = known is not None and known.entry is not None and known.entry["kind"] == "study"
+        files = ("", "/.lock", "/results", "/runs") if is_study else ("", "/.lock")
+        return tuple(_time(f"{folder}{file}") for file in files)
+
+    def _entry(self, name: str) -> Entry | None:
+        """Return the entry of a folder; None if it is no run, search or study (yet)."""
+        folder = self.data.root / name
+        found = found_in(folder)
+        if found is None:
+            return None
+        path = {"path": found.folder.relative_to(self.data.root).as_posix()}
+        try:
+            self.data.check(found.folder, ("", "info"))
+        except NotServed as error:
+            return _refused(found, str(error)) | path
+        return entry_of(found) | path
+
+
+def _refused(found: Found, text: str) -> Entry:
+    return {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "status": "unreadable", "text": text}
+
+
+def _began(entry: Entry) -> tuple[float, str]:
+    return entry.get("began") or 0.0, str(entry["path"])
+
+
+def _time(path: str) -> int:
+    """Return the time of the last change of a file or folder, 0 if it does not exist."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,101 @@
+"""Start the server of the view on the loopback address, and open the page."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from slm_lab.experiment.plan import UserError
+from slm_lab.lib.log import notices_to
+from slm_lab.lib.process import freeze_objects
+from slm_lab.spec.report import nearest
+
+ADDRESS = "127.0.0.1"
+_THREADS = 4
+"""Maximum number of requests that are answered at the same time."""
+
+
+def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, browser: bool = True) -> None:
+    """Show the runs of a data folder at a local address until the process is interrupted.
+
+    Args:
+        port: of the address; None: a free one.
+        say: receives the address.
+        browser: open the page in a browser, if there is a display.
+
+    Raises UserError if the folder does not exist, a package is missing or the port cannot be used.
+    """
+    _check_folder(data_dir)
+    try:
+        import uvicorn
+
+        from slm_lab.experiment.view.server import make_app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio", "h11"):
+            raise
+        raise UserError(f"view needs the package {error.name}, which is not installed: pip install 'slm-lab[view]'") from None
+    opened = _bind(port)
+    number = opened.getsockname()[1]
+    url = f"http://{ADDRESS}:{number}/"
+    config = uvicorn.Config(
+        make_app(data_dir, number, threads=_THREADS),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    say(f"{url} shows the runs in {data_dir}; Ctrl-C ends it")
+    if browser:
+        _open(url, number, say)
+    freeze_objects()
+    # the page shows what is wrong with a damaged file; on the terminal each request would repeat it
+    with notices_to(lambda text: None), suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[opened])
+
+
+def _check_folder(data_dir: Path) -> None:
+    if data_dir.is_dir():
+        return
+    if data_dir.exists():
+        raise UserError(f"'{data_dir}' is not a folder; expected the folder in which runs are, such as data")
+    parent = data_dir.absolute().parent
+    near = nearest(data_dir.name, [path.name for path in parent.iterdir() if path.is_dir()], 0.5) if parent.is_dir() else ""
+    raise UserError(f"the data folder '{data_dir}' does not exist{near}; expected the folder in which runs are, such as data")
+
+
+def _bind(port: int | None) -> socket.socket:
+    """Return a socket on the loopback address. Raises UserError."""
+    opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":  # a port of a server that has just ended can be used again at once
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind((ADDRESS, port or 0))
+        opened.listen(128)
+    except OSError as error:
+        opened.close()
+        reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+        raise UserError(f"port {port} {reason}; choose another with --port, or leave --port out for a free one") from None
+    return opened
+
+
+def _open(url: str, port: int, say: Callable[[str], object]) -> None:
+    """Open the page in a browser. Without a display, say how to open it on another machine."""
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        say(f"no display here; from another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then open the address there")
+        return
+
+    def start() -> None:
+        with suppress(webbrowser.Error, OSError):
+            webbrowser.open(url)
+
+    threading.Thread(target=start, daemon=True, name="browser").start()

@@ -1,0 +1,223 @@
+"""The local server of the view: routes that read a data folder and answer with JSON, and the pages that show it.
+
+No route changes anything. Texts of runs (names, logs, problems) travel as JSON and are shown as text, never as HTML.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+from anyio.to_thread import current_default_thread_limiter
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.report import render_html, report_page
+from slm_lab.experiment.report.render_html import PLOTLY_JS
+from slm_lab.experiment.report.writer import finite
+from slm_lab.experiment.view import comparison, details
+from slm_lab.experiment.view.entries import sparkline
+from slm_lab.experiment.view.folders import DataFolder, NotServed
+from slm_lab.experiment.view.guard import Guard
+from slm_lab.experiment.view.index import Index
+
+_STATIC = Path(__file__).parent / "static"
+_SCRIPTS = ("page.js", "list.js", "run.js", "search.js", "study.js", "compare.js")
+_ASSETS = {
+    "view.css": (_STATIC, "text/css"),
+    "report.css": (Path(report_page.__file__).parent, "text/css"),
+    "report.js": (Path(report_page.__file__).parent, "text/javascript"),
+    **dict.fromkeys(_SCRIPTS, (_STATIC, "text/javascript")),
+}
+"""Files of the page → folder and media type."""
+_MOST_SPARKLINES, _MOST_RUNS = 200, 64
+"""Maximum number of sparklines in a request, and of runs in a comparison."""
+_KEPT = 8
+"""Number of answers that are kept until their files change."""
+_SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
+"""A page asks again so rarely that its answers take this share of a processor, after so many seconds at least and at most."""
+
+
+class Json(Response):
+    """A response in JSON, in which numbers that are not finite are null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        try:
+            text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        except ValueError:
+            text = json.dumps(finite(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", errors="replace")
+
+
+class Answers:
+    """The last few answers, each with the version of the files from which it was computed.
+
+    A repeated question about unchanged files costs their `stat`; a page that has the answer already gets only its version.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, tuple[str, Any]] = OrderedDict()
+        self._lock = Lock()
+
+    def answer(self, question: Hashable, version: str, known: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return the computed answer with `version` and `again` (seconds until the next question), or only these if `known` is the version.
+
+        One answer is computed at a time: several pages do not take several processors from the training.
+        """
+        begin = time.thread_time()
+        with self._lock:
+            kept_version, content = self._kept.pop(question, ("", {}))
+            if kept_version != version and known != version:
+                content = compute()
+                kept_version = version
+            if kept_version == version:
+                self._kept[question] = version, content
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return ({} if known == version else content) | {"version": version, "again": _again(time.thread_time() - begin)}
+
+
+def _again(seconds: float) -> float:
+    return round(min(max(seconds / _SHARE, _LEAST_SECONDS), _MOST_SECONDS), 1)
+
+
+def make_app(data_dir: Path, port: int = 0, threads: int = 4) -> Starlette:
+    """Return the application that shows a data folder.
+
+    Args:
+        port: of the server, which requests must name; 0: any.
+        threads: maximum number of requests that are answered at the same time.
+    """
+
+    @asynccontextmanager
+    async def limited(app: Starlette) -> AsyncIterator[None]:
+        current_default_thread_limiter().total_tokens = threads
+        Thread(target=routes.index.changes, daemon=True, name="first list").start()  # while the browser starts
+        yield
+
+    routes = _Routes(DataFolder(data_dir))
+    pages = [Route(path, routes.page) for path in ("/", "/run", "/compare")]
+    of_api = ("runs", "sparklines", "run", "search", "study", "compare", "log", "video")
+    api = [Route(f"/api/{name}", getattr(routes, name)) for name in of_api]
+    return Starlette(
+        routes=[*pages, Route("/static/{name}", routes.static), *api],
+        lifespan=limited,
+        middleware=[Middleware(Guard, port=port)],
+        exception_handlers={NotServed: _not_served, UserError: _not_served, HTTPException: _http_error},
+    )
+
+
+def _not_served(request: Request, error: Exception) -> Response:
+    return Json({"error": str(error)}, getattr(error, "status", 404))
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return Json({"error": error.detail}, error.status_code)
+
+
+class _Routes:
+    """The routes. They run in threads, since they read files."""
+
+    def __init__(self, data: DataFolder) -> None:
+        self.data, self.index, self.answers = data, Index(data), Answers()
+
+    def page(self, request: Request) -> Response:
+        return FileResponse(_STATIC / "page.html", media_type="text/html", headers={"cache-control": "no-cache"})
+
+    def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name == PLOTLY_JS:
+            return FileResponse(render_html.plotly_file(), media_type="text/javascript", headers={"cache-control": "max-age=86400"})
+        if name not in _ASSETS:
+            raise NotServed(f"there is no file '{name}'")
+        folder, kind = _ASSETS[name]
+        return FileResponse(folder / name, media_type=kind, headers={"cache-control": "no-cache"})
+
+    def runs(self, request: Request) -> Response:
+        begin = time.thread_time()
+        content = self.index.changes(_whole(request, "since"))
+        content |= {"folder": str(self.data.root), "now": time.time()}
+        return Json(content | {"again": _again(time.thread_time() - begin)})
+
+    def sparklines(self, request: Request) -> Response:
+        found = {}
+        for path in request.query_params.getlist("path")[:_MOST_SPARKLINES]:
+            try:
+                found[path] = sparkline(self.data.find(path))
+            except Exception:  # the list says what is wrong with a damaged folder
+                found[path] = []
+        return Json(found)
+
+    def run(self, request: Request) -> Response:
+        found, trial = self.data.find(_path(request)), _whole(request, "trial")
+        version, compute = details.run(found, trial, self.data)
+        return self._answer(request, ("run", found.folder, trial), version, compute)
+
+    def search(self, request: Request) -> Response:
+        found = self.data.find(_path(request))
+        version, compute = details.search(found, self.data)
+        return self._answer(request, ("search", found.folder), version, compute)
+
+    def study(self, request: Request) -> Response:
+        found = self.data.find(_path(request))
+        version, compute = details.study(found, self.data)
+        return self._answer(request, ("study", found.folder), version, compute)
+
+    def compare(self, request: Request) -> Response:
+        words = request.query_params.getlist("run")
+        if not 0 < len(words) <= _MOST_RUNS:
+            raise NotServed(f"{len(words)} runs to compare; expected 1 to {_MOST_RUNS}", 400)
+        by = request.query_params.get("by", "frame")
+        version, compute = comparison.compare(words, by, self.data)
+        return self._answer(request, ("compare", tuple(words), by), version, compute)
+
+    def log(self, request: Request) -> Response:
+        found = self.data.find(_path(request))
+        file = self.data.file(found, details.log_folders(found), _name(request), (".log", ".txt"))
+        given = request.query_params
+        after, before = (_whole(request, name) if name in given else None for name in ("after", "before"))
+        return Json(details.log(file, after, before), headers={"cache-control": "no-store"})
+
+    def video(self, request: Request) -> Response:
+        found = self.data.find(_path(request))
+        return FileResponse(self.data.file(found, ("video", ""), _name(request), (".mp4",)), media_type="video/mp4")
+
+    def _answer(self, request: Request, question: Hashable, version: str, compute: Callable[[], dict[str, Any]]) -> Response:
+        known = request.query_params.get("version", "")
+        try:
+            content = self.answers.answer(question, version, known, compute)
+        except (NotServed, UserError):
+            raise
+        except Exception as error:  # a damaged file
+            raise NotServed(f"this cannot be shown: {type(error).__name__}: {error}", 500) from error
+        return Json(content, headers={"cache-control": "no-store"})
+
+
+def _path(request: Request) -> str:
+    return request.query_params.get("path", "")
+
+
+def _name(request: Request) -> str:
+    return request.query_params.get("name", "")
+
+
+def _whole(request: Request, name: str) -> int:
+    """Return a parameter that is a whole number, 0 if it is missing. Raises NotServed."""
+    text = request.query_params.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise NotServed(f"{name} must be a whole number, not '{text}'", 400)
+    return int(text)

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import render_html, report_page
 from slm_lab.experiment.report.render_html import PLOTLY_JS
-from slm_lab.experiment.report.writer import finite
+from slm_lab.lib.files import finite
 from slm_lab.experiment.view import comparison, details
 from slm_lab.experiment.view.entries import sparkline
 from slm_lab.experiment.view.folders import DataFolder, NotServed

@@ -134,6 +134,8 @@ def test_phone_and_colour_schemes(report: Browser, scheme: str) -> None:
     report.size(390)
     report.scheme(scheme)
     report.run(DRAWN)
+    # plotly resizes its graphs some time later
+    report.wait("[...document.querySelectorAll('.main-svg')].every(one => one.getBoundingClientRect().width <= 390)")
     assert report.run("document.documentElement.scrollWidth") <= 390
     background = report.run("getComputedStyle(document.body).backgroundColor")
     ink = report.run("document.getElementById('graph-return').layout.font.color")

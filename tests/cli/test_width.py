@@ -13,18 +13,19 @@ from slm_lab import cli
 from slm_lab.cli.list_names import KINDS
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.report.compare import Summary
-from slm_lab.experiment.report.compare_report import text_table
-from slm_lab.experiment.report.metrics import Estimate
+from slm_lab.experiment.report.compare_report import settings_lines
+from slm_lab.experiment.report.metrics import Estimate, Median
 from slm_lab.experiment.report.search_report import SearchSummary
 from slm_lab.experiment.report.study_report import Row, text_lines
 from slm_lab.experiment.report.trial_record import Importance, TrialRecord
 from slm_lab.experiment.run.search.stage import SearchTable, Totals, result_lines
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.experiment.run.trial import _summary
-from slm_lab.lib.text import WIDTH
+from slm_lab.lib.text import WIDTH, aligned
 
 LONG = "soft_actor_critic_with_a_very_long_label_"
 ESTIMATE = Estimate(-12_345_678.9, -123_456_789.1, 123_456_789.2)
+MEDIAN = Median(*ESTIMATE, at_most=True)
 VALUES = {f"agent.algorithm.some_long_key_{i}.start_val": 0.123456 * 10**-i for i in range(6)} | {"agent.net.hid_layers": [256, 256, 256]}
 
 
@@ -35,12 +36,12 @@ def too_wide(lines: list[str]) -> list[str]:
 def test_compare() -> None:
     rows = [
         Summary(
-            f"{LONG}{i}", f"package.module:Env{LONG}-v{i}", 10, 40, "3 stopped, 2 running (left out)", 7, "evaluation", ESTIMATE, ESTIMATE,
-            ESTIMATE, -123_456.7, 12_345.6, 98_765.4,
+            f"{LONG}{i}", LONG, f"package.module:Env{LONG}-v{i}", 10, 40, "3 stopped, 2 running (left out)", 7, "evaluation",
+            MEDIAN, MEDIAN, ESTIMATE, -123_456.7, ESTIMATE, 12_345.6, 98_765.4,
         )
         for i in range(3)
     ]  # fmt: skip
-    lines = text_table(rows).splitlines()
+    lines = aligned(settings_lines(rows), keys=2)
     assert too_wide(lines) == []
     assert sum(line.startswith("name") for line in lines) > 1, "several blocks, each with the names"
 
@@ -53,8 +54,9 @@ def test_study() -> None:
         ("published", "updates_per_second", "grad_norm", "grad_norm_variance", "staleness", "lock_wait", "lag"), 12_345.6
     )
     row = Row(
-        f"Env{LONG}-v0", f"{LONG}0", 10, 3, ESTIMATE, -123_456.7, ESTIMATE, 7, ESTIMATE, 1234.5, verdict="below", **cast(Any, numbers)
-    )
+        f"Env{LONG}-v0", f"{LONG}0", 10, 3, ESTIMATE, -123_456.7, ESTIMATE, ESTIMATE, ESTIMATE, 0.012, 7, MEDIAN, MEDIAN, 1234.5, "below",
+        **cast(Any, numbers),
+    )  # fmt: skip
     assert too_wide(text_lines(study, [row, row._replace(entry=LONG, difference=None)])) == []
 
 

@@ -67,6 +67,7 @@ from slm_lab.experiment.report.progress import duration, estimate_number, number
 from slm_lab.experiment.report.report_events import time_split, trial_events
 from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, settings_of
 from slm_lab.experiment.report.report_panels import COUNTS, RETURNS, panels
+from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
 from slm_lab.experiment.report.sampler import bottleneck
 from slm_lab.experiment.report.seed_differences import common_level, differences, reached, rounded
@@ -100,19 +101,6 @@ _METRICS = {
     "training_efficiency": "training efficiency (1 / gradient step)",
     "stability": "stability",
 }
-_RETURN_BOUNDS = {
-    "CartPole-v0": (0.0, 200.0),
-    "CartPole-v1": (0.0, 500.0),
-    "MaskedCartPole-v1": (0.0, 500.0),
-    "Acrobot-v1": (-500.0, 0.0),
-    "MountainCar-v0": (-200.0, 0.0),
-    "FrozenLake-v1": (0.0, 1.0),
-    "ALE/Pong-v5": (-21.0, 21.0),
-    "Pong-v5": (-21.0, 21.0),
-    "ALE/Boxing-v5": (-100.0, 100.0),
-    "ALE/Freeway-v5": (0.0, 34.0),
-}
-"""Env → the lowest and the highest possible return, where known."""
 
 
 def report_data(run: Run) -> dict[str, Any]:
@@ -164,11 +152,6 @@ def _finding(one: Any) -> dict[str, Any]:
     return {**texts, "key": f"{one.key}={json.dumps(one.value, default=str)}" if one.key and one.value is not None else one.key or ""}
 
 
-def return_bounds(run: Run) -> tuple[float, float] | None:
-    """Return the lowest and the highest possible return of the run's env, None if unknown."""
-    return _RETURN_BOUNDS.get(run.env)
-
-
 class _Trial:
     """The tables of a trial, and the parts of its page."""
 
@@ -207,7 +190,7 @@ class _Trial:
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
         """The possible returns; None if they are unknown, or if a return is outside, since arguments of the env may change them."""
-        found, columns = return_bounds(self.run), ("current_return", "total_reward")
+        found, columns = return_range(self.run.settings()), ("current_return", "total_reward")
         values = [curve(table, name).value for table in self.of_training.values() for name in columns]
         inside = found is not None and all(((found[0] <= one) & (one <= found[1])).all() for one in values)
         return found if inside else None
@@ -480,9 +463,8 @@ def _cell(value: float | None) -> str:
 
 
 def _interval_cells(values: Sequence[float], bounds: tuple[float, float]) -> list[str]:
-    found = estimate(values)
+    found = estimate(values, bounds)
     assert found is not None
     if found.low is None or found.high is None:
         return [_cell(found.value), "one seed: unknown"]
-    low, high = max(found.low, bounds[0]), min(found.high, bounds[1])
-    return [_cell(found.value), f"{_cell(low)} to {_cell(high)}"]
+    return [_cell(found.value), f"{_cell(found.low)} to {_cell(found.high)}"]

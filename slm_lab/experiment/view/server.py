@@ -25,12 +25,12 @@ from starlette.routing import Route
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import render_html, report_page
 from slm_lab.experiment.report.render_html import PLOTLY_JS
-from slm_lab.lib.files import finite
 from slm_lab.experiment.view import comparison, details
 from slm_lab.experiment.view.entries import sparkline
 from slm_lab.experiment.view.folders import DataFolder, NotServed
 from slm_lab.experiment.view.guard import Guard
 from slm_lab.experiment.view.index import Index
+from slm_lab.lib.files import finite
 
 _STATIC = Path(__file__).parent / "static"
 _SCRIPTS = ("page.js", "list.js", "run.js", "search.js", "study.js", "compare.js")

@@ -55,10 +55,11 @@ def doctor(words: list[str], arguments: Namespace) -> int:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"doctor: {given}; expected doctor {{run folder | latest}}")
     from slm_lab.experiment.files.find import Choice
-    from slm_lab.experiment.report.doctor import as_json, as_text, examine, find_trial
+    from slm_lab.experiment.report.doctor import as_dict, as_text, examine, find_trial
 
     run = find_trial(words[0], arguments.data_dir, Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed))
-    return print_result((as_json if arguments.json else as_text)(run, examine(run)))
+    found = examine(run)
+    return print_json(as_dict(run, found)) if arguments.json else print_result(as_text(run, found))
 
 
 def report(words: list[str], arguments: Namespace) -> int:

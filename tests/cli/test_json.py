@@ -98,6 +98,8 @@ def test_the_seed_of_new_runs(spec_file: Path, answered: Answered, monkeypatch: 
     given: list[Any] = []
 
     class Fake:
+        display = None
+
         def __init__(self, spec: Any, *arguments: object, **options: object) -> None:
             given.append(spec)
 
@@ -152,5 +154,5 @@ def test_help(answered: Answered) -> None:
 def test_every_json_flag_is_read() -> None:
     """The commands that accept it are those named in the help text."""
     with_json = [name for name, command in COMMANDS.items() if "json" in command.options]
-    assert with_json == ["check", "models", "compare", "diff", "verify", "list"]
+    assert with_json == ["check", "models", "compare", "diff", "doctor", "verify", "list"]
     assert make_parser().parse_args(["list", "--json"]) == Namespace(**{**vars(make_parser().parse_args(["list"])), "json": True})

@@ -50,9 +50,7 @@ def test_study() -> None:
     study: Any = SimpleNamespace(
         envs=[f"Env{LONG}-v0", "B-v0"], metric="evaluation", solve=lambda env: 475.0, spec=SimpleNamespace(baseline=LONG, paired=True)
     )
-    numbers = dict.fromkeys(
-        ("published", "updates_per_second", "grad_norm", "grad_norm_variance", "staleness", "lock_wait", "lag"), 12_345.6
-    )
+    numbers = dict.fromkeys(("updates_per_second", "grad_norm", "grad_norm_variance", "staleness", "lock_wait", "lag"), 12_345.6)
     row = Row(
         f"Env{LONG}-v0", f"{LONG}0", 10, 3, ESTIMATE, -123_456.7, ESTIMATE, ESTIMATE, ESTIMATE, 0.012, 7, MEDIAN, MEDIAN, 1234.5, "below",
         **cast(Any, numbers),

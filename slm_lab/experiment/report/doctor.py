@@ -125,11 +125,11 @@ def setting(finding: Finding) -> str | None:
     return f"--set {finding.key}={text}"
 
 
-def as_json(run: Run, diagnosis: Diagnosis) -> str:
-    """Return a diagnosis as JSON: run, trial, status, findings (see Finding; `set` is the option), checked, not_checked."""
+def as_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis for a JSON document: run, trial, status, findings (see Finding; `set` is the option), checked, not_checked."""
     findings = [{**asdict(finding), "set": setting(finding)} for finding in diagnosis.findings]
     about: dict[str, Any] = {"run": str(run.paths.root), "spec": run.name, "trial": run.trial, "status": run.status}
-    return json.dumps(about | {"findings": findings, "checked": diagnosis.checked, "not_checked": diagnosis.not_checked}, indent=2)
+    return about | {"findings": findings, "checked": diagnosis.checked, "not_checked": diagnosis.not_checked}
 
 
 def as_text(run: Run, diagnosis: Diagnosis) -> str:

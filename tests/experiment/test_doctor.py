@@ -185,7 +185,7 @@ def test_rules_that_read_the_checkpoint(tmp_path: Path) -> None:
     for rule, faulty, near in (
         ("observation_scale", {"obs": 101.0}, {"obs": -99.0}),
         ("saturated_actions", {"action": np.array([1.0] * 55 + [0.9] * 9)}, {"action": np.array([-1.0] * 54 + [0.9] * 10)}),
-        ("dead_units", {"squares": [1.0] * 4 + [0.0] * 3 + [1e-11]}, {"squares": [1.0] * 5 + [0.0] * 2 + [1e-9]}),
+        ("dead_units", {"squares": [1.0] * 4 + [0.0] * 3 + [1e-11]}, {"squares": [1.0] * 4 + [0.0] * 3 + [1e-9]}),
     ):
         save_checkpoint(run, **faulty)  # type: ignore[arg-type]
         found = of_rule(diagnose(run), rule)

@@ -322,7 +322,7 @@ def learning_rate(session: Session) -> Finding | None:
     return Finding(
         "learning_rate",
         "The learning rate is at its lowest for long",
-        "warning",
+        "problem" if share > 0.5 else "warning",
         f"lr {number_text(float(rate.value[-1]))}, from {number_text(float(rate.value[0]))}, since frame {since:,.0f}: "
         f"{100 * share:.0f} % of the run",
         "let the schedule end with the run" if limited else "start with a higher learning rate or a longer schedule",

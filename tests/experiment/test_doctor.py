@@ -287,6 +287,15 @@ def test_a_small_entropy_of_continuous_actions_is_usual(tmp_path: Path) -> None:
     assert of_rule(diagnose(make_run(tmp_path / "negative", columns, others=0)), "entropy_lost") is None
 
 
+def test_the_advice_of_two_findings_agrees(tmp_path: Path) -> None:
+    """With a learning rate above 0.003, a useless critic is no reason to raise it."""
+    columns: dict[str, Values] = {"approx_kl": 0.5, "explained_variance": 0.0} | POOR
+    for rate, rises in ((0.2, False), (0.001, True)):
+        found = of_rule(diagnose(make_run(tmp_path / str(rate), columns, sets={LR: rate}, others=0)), "critic")
+        assert found is not None
+        assert (found.key, found.value > rate) == (LR, rises)
+
+
 def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:
     """One of four: a warning that names the session. One of two: a problem."""
     for others, severity in ((3, "warning"), (1, "problem")):

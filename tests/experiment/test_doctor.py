@@ -185,7 +185,7 @@ def test_rules_that_read_the_checkpoint(tmp_path: Path) -> None:
     for rule, faulty, near in (
         ("observation_scale", {"obs": 101.0}, {"obs": -99.0}),
         ("saturated_actions", {"action": np.array([1.0] * 55 + [0.9] * 9)}, {"action": np.array([-1.0] * 54 + [0.9] * 10)}),
-        ("dead_units", {"squares": [1.0] * 4 + [0.0] * 3 + [1e-11]}, {"squares": [1.0] * 5 + [0.0] * 2 + [1e-9]}),
+        ("dead_units", {"squares": [1.0] * 4 + [0.0] * 3 + [1e-11]}, {"squares": [1.0] * 4 + [0.0] * 3 + [1e-9]}),
     ):
         save_checkpoint(run, **faulty)  # type: ignore[arg-type]
         found = of_rule(diagnose(run), rule)
@@ -285,6 +285,15 @@ def test_a_small_entropy_of_continuous_actions_is_usual(tmp_path: Path) -> None:
     assert of_rule(diagnose(run), "entropy_lost") is None
     columns["entropy"] = [1.4] + [0.01] * 18 + [-0.1]
     assert of_rule(diagnose(make_run(tmp_path / "negative", columns, others=0)), "entropy_lost") is None
+
+
+def test_the_advice_of_two_findings_agrees(tmp_path: Path) -> None:
+    """With a learning rate above 0.003, a useless critic is no reason to raise it."""
+    columns: dict[str, Values] = {"approx_kl": 0.5, "explained_variance": 0.0} | POOR
+    for rate, rises in ((0.2, False), (0.001, True)):
+        found = of_rule(diagnose(make_run(tmp_path / str(rate), columns, sets={LR: rate}, others=0)), "critic")
+        assert found is not None
+        assert (found.key, found.value > rate) == (LR, rises)
 
 
 def test_a_minority_of_sessions_lowers_the_severity(tmp_path: Path) -> None:

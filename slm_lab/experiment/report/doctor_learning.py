@@ -26,6 +26,8 @@ MAX_SATURATED = 0.85
 """Share of the components of actions at or beyond the bounds."""
 MAX_UNUSED = 0.5
 """Share of the units of a layer without gradient."""
+USUAL_RATE = 0.003
+"""Largest usual learning rate of Adam."""
 MIN_EXPLAINED = 0.05
 """Explained variance of a critic that is better than a constant."""
 MAX_GROWTH, MAX_CLIP_RATIO = 100.0, 1000.0
@@ -228,19 +230,16 @@ def critic(session: Session) -> Finding | None:
     best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.late("explained_variance").quantile(0.9))
     if best > MIN_EXPLAINED or not is_poor(session):
         return None
-    key = "agent.algorithm.val_loss_coef"
-    shared = bool(session.case.setting("agent.net.shared"))
+    coef = "agent.algorithm.val_loss_coef"
     path, rate = learning_rate_of(session)
-    return Finding(
-        "critic",
-        "The critic explains nothing",
-        "warning",
-        f"explained_variance {number_text(explained.median)} {range_text(explained)} (usual: 0.3 to 1; 0 is a constant prediction)",
-        "weight the value loss more" if shared else "raise the learning rate",
-        key if shared else path,
-        rounded(4.0 * session.case.number(key, 0.5)) if shared else rounded(3.0 * rate),
-        frames=explained.frames,
-    )
+    if rate > USUAL_RATE:
+        advice, key, value = "lower the learning rate", path, rounded(rate / 10.0)
+    elif session.case.setting("agent.net.shared"):
+        advice, key, value = "weight the value loss more", coef, rounded(4.0 * session.case.number(coef, 0.5))
+    else:
+        advice, key, value = "raise the learning rate", path, rounded(3.0 * rate)
+    measured = f"explained_variance {number_text(explained.median)} {range_text(explained)} (usual: 0.3 to 1; 0 is a constant prediction)"
+    return Finding("critic", "The critic explains nothing", "warning", measured, advice, key, value, frames=explained.frames)
 
 
 def values(session: Session) -> Finding | None:
@@ -322,7 +321,7 @@ def learning_rate(session: Session) -> Finding | None:
     return Finding(
         "learning_rate",
         "The learning rate is at its lowest for long",
-        "warning",
+        "problem" if share > 0.5 else "warning",
         f"lr {number_text(float(rate.value[-1]))}, from {number_text(float(rate.value[0]))}, since frame {since:,.0f}: "
         f"{100 * share:.0f} % of the run",
         "let the schedule end with the run" if limited else "start with a higher learning rate or a longer schedule",

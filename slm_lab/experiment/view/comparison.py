@@ -63,8 +63,9 @@ def _comparison(chosen: Sequence[tuple[Found, int]], by: str, data: DataFolder) 
             notes.append(f"{relative(found.folder, data)} has no rows yet")
             continue
         runs.append(run)
-        of_trial = f", trial {trial}" if found.kind == "search" else ""
-        labels.append({"path": relative(found.folder, data), "trial": trial if found.kind == "search" else None})
+        of_search = found.kind == "search" or run.paths.holds_trials
+        of_trial = f", trial {trial}" if of_search else ""
+        labels.append({"path": relative(found.folder, data), "trial": trial if of_search else None})
         labels[-1]["label"] = found.folder.name + of_trial
     settings = group_runs(runs)
     with notices_to(notes.append):

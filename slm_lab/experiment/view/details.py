@@ -51,14 +51,16 @@ def run(found: Found, trial: int, data: DataFolder) -> Content:
 
     def compute() -> dict[str, Any]:
         paths = run_paths(found)
-        of_run = Run(paths, trial)
-        if found.kind == "search" and trial not in paths.trials() and not paths.trial_spec(trial).is_file():
+        trials, several = paths.trials(), found.kind == "search" or paths.holds_trials
+        if found.kind == "search" and trial not in trials and not paths.trial_spec(trial).is_file():
             raise NotServed(f"there is no trial {trial} in {found.folder.name}")
-        entry = entry_of(Found(found.folder, "run", found.stem), trial)
+        shown = trial if found.kind == "search" or trial in trials or not trials else trials[0]  # the confirmations of a search: the first
+        entry = entry_of(Found(found.folder, "run", found.stem), shown)
         return {
-            "entry": entry | {"path": relative(found.folder, data), "trial": trial, "kind": found.kind},
-            "report": report_data(of_run) | {"files": []},  # whose links lead to files that are not served
-            "logs": _logs(paths, trial if found.kind == "search" else None),
+            "entry": entry | {"path": relative(found.folder, data), "trial": shown, "kind": found.kind},
+            "trials": trials if found.kind == "run" and several else [],
+            "report": report_data(Run(paths, shown)) | {"files": []},  # whose links lead to files that are not served
+            "logs": _logs(paths, shown if several else None),
             "videos": _videos(paths),
         }
 

@@ -27,8 +27,8 @@ from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.view.folders import Found, runs_of_study
 
 Entry = dict[str, Any]
-_TAIL = 8_192
-"""Bytes at the end of a table in which its last row is looked for."""
+_TAIL = 4_096
+"""Bytes at the end of a table in which its last row is looked for; the header is shorter too."""
 _WHOLE = 65_536
 """Size in bytes up to which a table is read as a whole for a sparkline."""
 _POINTS = 40
@@ -83,7 +83,7 @@ def _run(run: Run) -> Entry:
         "progress": _share(frame, entry["max_frame"]),
         "value": metrics.get("current_return"),
         "error": metrics.get("current_return_se"),
-        "seconds": _last_row(run.paths.session_df(0, "train", run.trial)).get("wall_t"),
+        "seconds": _last_row(_first_table(run)).get("wall_t"),
     }
 
 
@@ -146,16 +146,26 @@ def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[s
     return {"current_return": value, "current_return_se": row.get("current_return_se")}
 
 
-def _last_row(path: Path) -> dict[str, float]:
+def _first_table(run: Run) -> str:
+    """Return the path of the training table of Session 0, which RunPaths finds by reading the spec again."""
+    policy = "_p0" if run.policies > 1 else ""
+    return f"{run.paths.info_dir}/{run.paths.stem}_t{run.trial}_s0{policy}_session_df_train.csv"
+
+
+def _last_row(path: Path | str) -> dict[str, float]:
     """Return the finite cells of a table's last complete row, and `active` (whether it grew lately); {} without a row."""
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            head = file.readline(_TAIL)
-            file.seek(max(len(head), status.st_size - _TAIL))
-            lines = file.read(_TAIL).split(b"\n")[:-1]
+        fd = os.open(path, os.O_RDONLY)
     except OSError:
         return {}
+    try:
+        status = os.fstat(fd)
+        head = os.pread(fd, _TAIL, 0).partition(b"\n")[0]
+        lines = os.pread(fd, _TAIL, max(len(head) + 1, status.st_size - _TAIL)).split(b"\n")[:-1]
+    except OSError:
+        return {}
+    finally:
+        os.close(fd)
     names = head.decode(errors="replace").strip().split(",")
     cells = next((row for row in (_cells(line, len(names)) for line in reversed(lines)) if row), [])
     row = {name: value for name, value in zip(names, cells, strict=False) if math.isfinite(value)}

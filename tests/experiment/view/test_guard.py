@@ -305,3 +305,12 @@ def test_a_folder_that_is_deleted_while_it_is_open(client: TestClient, data: Pat
     assert client.get("/api/runs").json()["runs"] == []
     shutil.rmtree(data)
     assert client.get("/api/runs").json()["runs"] == []
+
+
+def test_other_ways_to_a_folder_are_refused(client: TestClient, data: Path) -> None:
+    """Parts of paths are names only, even if the path ends inside the data folder."""
+    name, log = make_run(data).root.name, "ppo_cartpole_t0_s0.log"
+    for path in (f"{name}/../{name}", f"./{name}", f"{name}/", f"/{name}", f"{data}/{name}"):
+        assert client.get("/api/run", params={"path": path}).status_code == 404
+    assert client.get("/api/log", params={"path": name, "name": log}).status_code == 200
+    assert client.get("/api/log", params={"path": name, "name": f"../log/{log}"}).status_code == 404

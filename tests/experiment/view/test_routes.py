@@ -13,6 +13,8 @@ pytest.importorskip("starlette", reason="the extra view is not installed")
 pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
+from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.view import index as index_module
 from slm_lab.experiment.view.server import make_app
 from tests.experiment.view.folders import append, make_run, make_search, make_study, training
@@ -212,6 +214,28 @@ def test_a_search_and_a_study_in_a_comparison(view: View, tmp_path: Path) -> Non
     answer = view.get("compare", *words)
     assert [run["trial"] for run in answer["runs"]] == [1, 0, None, None, None, None]
     assert len(answer["spec"][0]["values"]) == 6
+
+
+def test_confirmations(view: View, tmp_path: Path) -> None:
+    """The best trial of a search is its best confirmation; the page of the confirmations begins with the first of them."""
+    paths = make_search(tmp_path)
+    confirm = RunPaths(paths.confirmation, paths.spec_name)
+    confirm.root.mkdir()
+    confirm.make_dirs()
+    for file in (confirm.spec, confirm.trial_spec(1), confirm.trial_spec(2)):
+        file.write_text(paths.spec.read_text())
+    for trial in (1, 2):
+        shutil.copy(paths.session_df(0, "train", trial), confirm.session_df(0, "train", trial))
+    state = SearchState.load(paths.search_state)
+    state.confirmations = [TrialState(trial, {}, "finished", metric=metric) for trial, metric in ((1, 15.0), (2, 25.0))]
+    state.save(paths.search_state)
+    assert view.runs()[paths.root.name]["value"] == 25.0
+    folder = view.get("search", path=paths.root.name)["confirm"]
+    answer = view.get("run", path=folder)
+    assert (answer["trials"], answer["entry"]["trial"]) == ([1, 2], 1)
+    assert view.get("run", path=folder, trial=2)["report"]["tables"]["train"]["0"]["current_return"][-1] == 30
+    (run,) = view.get("compare", ("run", f":{paths.root.name}"))["runs"]
+    assert (run["path"], run["trial"]) == (folder, 2)
 
 
 @pytest.mark.parametrize(

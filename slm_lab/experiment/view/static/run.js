@@ -1,5 +1,5 @@
 // The page of a run, a trial of a search, a search or a study.
-import { ask, el, facts, load, repeat, showProblem } from "./page.js";
+import { address, ask, el, facts, load, repeat, showProblem } from "./page.js";
 import { search } from "./search.js";
 import { study } from "./study.js";
 
@@ -33,11 +33,12 @@ async function run(main, path, trial) {
   });
 }
 
-async function draw(page, { entry, report, logs, videos }) {
-  const name = `${entry.name}${page.trial === null ? "" : `, trial ${page.trial}`}`;
+async function draw(page, { entry, trials, report, logs, videos }) {
+  const name = `${entry.name}${page.trial === null && !trials.length ? "" : `, trial ${entry.trial}`}`;
   document.title = `${name} – slm-lab view`;
-  const crumbs = page.trial === null ? [] : [el("a", { href: `/run?${new URLSearchParams({ path: page.path })}` }, "all trials of the search"), " "];
-  page.head.replaceChildren(el("h1", {}, name), el("p", { class: "note" }, ...crumbs, page.path), facts(entry));
+  const crumbs = page.trial === null || trials.length ? [] : [el("a", { href: `/run?${new URLSearchParams({ path: page.path })}` }, "all trials of the search"), " "];
+  const others = trials.flatMap((trial) => [" ", trial === entry.trial ? `trial ${trial}` : el("a", { href: address(entry, trial) }, `trial ${trial}`)]);
+  page.head.replaceChildren(el("h1", {}, name), el("p", { class: "note" }, ...crumbs, page.path, ...others), facts(entry));
   await drawReport(page.tabs.panel("graphs"), report);
   page.tabs.count("logs", logs.length);
   page.tabs.count("videos", videos.length);
@@ -141,7 +142,7 @@ class Logs {
 // ---- videos
 
 function films(path, videos) {
-  if (!videos.length) return [el("p", { class: "note" }, "No videos. This records one: "), el("pre", {}, `slm-lab enjoy@${path} --video`)];
+  if (!videos.length) return [el("p", { class: "note" }, "No videos. This records one: "), el("pre", {}, "slm-lab enjoy@… --video")];
   return videos.map((name) => {
     const source = `/api/video?${new URLSearchParams({ path, name })}`;
     return el("figure", {}, el("video", { controls: "", preload: "metadata", src: source }), el("figcaption", { class: "note" }, name));

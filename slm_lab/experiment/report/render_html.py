@@ -57,7 +57,7 @@ def render_html(figure: AnyFigure, script: str) -> bytes:
     """Return a figure as an HTML page; `script` is the path of plotly.min.js relative to the page."""
     from plotly.io import to_html
 
-    settings = {"displaylogo": False, "responsive": True}
+    settings = {"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["sendChartToCloud"]}
     return str(to_html(plotly_json(figure), config=settings, include_plotlyjs=script, validate=False)).encode()
 
 

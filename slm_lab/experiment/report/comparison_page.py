@@ -48,7 +48,8 @@ function coloured(layout) {
   return own;
 }
 function draw() {
-  const options = {displaylogo: false, responsive: true, modeBarButtonsToRemove: ["sendChartToCloud"], displayModeBar: innerWidth < 700 ? false : "hover"};
+  const displayModeBar = innerWidth < 700 ? false : "hover", modeBarButtonsToRemove = ["sendChartToCloud"];
+  const options = {displaylogo: false, responsive: true, displayModeBar, modeBarButtonsToRemove};
   for (const node of plots) {
     const figure = JSON.parse(node.nextElementSibling.textContent);
     Plotly.react(node, figure.data, coloured(figure.layout), options);

@@ -18,7 +18,8 @@ from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.baseline import SHIPPED
 from slm_lab.experiment.report.compare import read_settings
-from slm_lab.experiment.report.compare_report import compare, text_rows
+from slm_lab.experiment.report.compare_report import compare
+from slm_lab.lib.text import aligned
 from tests.experiment.study.toys import write_made_up
 from tests.experiment.test_compare import make_run
 
@@ -65,7 +66,7 @@ def test_no_line_of_the_text_is_wider_than_a_terminal(tmp_path: Path) -> None:
     text = in_two_envs(tmp_path, dict.fromkeys(ENVS, names))["text"]
     lines = [line for line in text.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 80
-    table = text_rows([["name", *"abc"], ["x", "1" * 40, "2" * 40, "3"]])
+    table = aligned([["name", *"abc"], ["x", "1" * 40, "2" * 40, "3"]])
     assert [line.split() for line in table] == [["name", "a"], ["x", "1" * 40], [], ["name", "b", "c"], ["x", "2" * 40, "3"]]
 
 

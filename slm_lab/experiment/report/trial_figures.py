@@ -123,14 +123,14 @@ def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
 
 def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
     """Draw the returns of the trial over frames; return their curves."""
+    evaluations = labels.without_failed(run.tables_per_training("eval")) if labels.mode == "train" else {}
     returns = {index: return_curves(table) for index, table in run.tables_per_training(labels.mode).items()}
-    writer.draw(_with_evaluation(trial_figures(returns, labels), run, labels), partial(run.paths.trial_graph, t=run.trial))
+    writer.draw(_with_evaluation(trial_figures(returns, labels), evaluations), partial(run.paths.trial_graph, t=run.trial))
     return returns
 
 
-def _with_evaluation(figures: dict[str, Figure], run: Run, labels: Labels) -> dict[str, Figure]:
-    """Add the mean of the Sessions' evaluations to the figure of their returns in training, if there are any."""
-    tables = labels.without_failed(run.tables_per_training("eval")) if labels.mode == "train" else {}
+def _with_evaluation(figures: dict[str, Figure], tables: Mapping[int, Table]) -> dict[str, Figure]:
+    """Add the mean of evaluations to the figure of the returns in training, if there are any."""
     curves = [one for table in tables.values() if len((one := curve(table, "total_reward")).frame)]
     if not curves:
         return figures

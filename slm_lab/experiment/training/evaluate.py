@@ -22,7 +22,7 @@ MAX_STEPS = 100_000
 """Maximum length of an episode: four times ALE's longest game."""
 EVALUATIONS = 8
 """Number of evaluations in a Session, with meta.eval_episodes."""
-_EPISODES = range(3, 11)
+_EPISODES = range(3, 6)
 """Numbers of episodes that meta.eval_episodes "auto" can mean."""
 _SHARE = 0.03
 """Maximum share of the training time that evaluation by default takes."""

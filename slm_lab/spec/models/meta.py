@@ -60,7 +60,7 @@ class MetaSpec(SpecModel):
     """Frames between rows of a Session's table; absent, and fewer than 500,000 frames in a Session: a fiftieth of these."""
     eval_episodes: Count | Literal["auto"] = "auto"
     """Episodes of each of eight evaluations of the deterministic policy, evenly spaced over a Session, in as many envs; 0: none. "auto":
-    between 3 and 10, so many that they take at most 3 % of the run's time; none if 3 would take more, if the length of an episode is not
+    between 3 and 5, so many that they take at most 3 % of the run's time; none if 3 would take more, if the length of an episode is not
     limited, in a search, or if rigorous_eval is given."""
     eval_frequency: Positive = 10_000
     """Frames between evaluations, with rigorous_eval."""

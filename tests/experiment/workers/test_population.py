@@ -375,13 +375,13 @@ def test_the_episode_history_of_a_replaced_policy_starts_anew(open_session: Open
     population = source_of(session).population
     assert population is not None
     for learner, total_reward in zip(session.learners, (50.0, 10.0, 60.0), strict=True):
-        learner.recorder.on_step([SimpleNamespace(total_reward=total_reward)] * 3)  # type: ignore[list-item]
+        learner.recorder.on_step([Episode(0, total_reward, 10)] * 3)
         learner.clock.frame = 128
     population.step(0)
     population.step(1)
     assert [learner.total_reward for learner in session.learners] == [50.0, None, 60.0]
     assert population._ranked() == ([0, 2], []), "it is not ranked before it has played"
-    session.learners[1].recorder.on_step([SimpleNamespace(total_reward=30.0)])  # type: ignore[list-item]
+    session.learners[1].recorder.on_step([Episode(0, 30.0, 10)])
     assert session.learners[1].total_reward == 30.0
 
 

@@ -243,7 +243,7 @@ def test_an_env_that_cannot_be_built_in_a_worker(tmp_path: Path) -> None:
 
 def endless(sessions: int, **sections: Any) -> dict[str, Any]:
     """The body of a spec without end, with Sessions of one worker each."""
-    meta = {"max_session": sessions, "save_interval": 3600}
+    meta = {"max_session": sessions, "save_interval": 3600, "eval_episodes": 0}
     spec = worker_spec(env=ENDLESS | sections.get("env", {}), meta=meta, sampler=ONE_WORKER | sections.get("sampler", {}))
     body: dict[str, Any] = dump_spec(spec)["small"]
     return body

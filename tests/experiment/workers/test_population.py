@@ -23,6 +23,7 @@ from slm_lab.experiment.report.trial_figures import FRAMES
 from slm_lab.experiment.session.restore import state_dict
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.population import COLUMNS, Population, replace_policy
+from slm_lab.lib.records import Episode
 from slm_lab.spec.models.meta import PBTSpec
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.workers.conftest import source_of, worker_spec

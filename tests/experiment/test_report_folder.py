@@ -145,9 +145,11 @@ def test_page_of_a_study_compares_and_links_to_its_runs(study: StudyPaths, capsy
     data = data_of(study.report)
     assert data["kind"] == "study"
     assert data["facts"][0] == {"label": "runs", "value": "1 of 4", "note": "3 not run yet"}
-    comparison, runs = data["tables_of"]
+    comparison, runs, terms, machines = data["tables_of"]
     assert comparison["rows"][0][:2] == ["A", "1"]
     assert runs["rows"][0][0] == {"text": "A", "href": f"{run.relative_to(study.root)}/report.html"}
+    assert "score" in dict(terms["rows"])
+    assert machines["rows"][0][0].endswith("(1 run)")
     assert data["figures"][0]["plot"]["data"]
     study.study.write_text("{")
     assert "cannot be read as a study" in refused(capsys, str(study.root))

@@ -348,7 +348,6 @@ class StudyPaths:
     """Locked while a process runs the study; names that process."""
     runs = FileIn("runs")
     outdated_runs = FileIn("aside")
-    page = FileIn("{stem}_study.html")
     log = FileIn("{stem}_study.log")
     """What the study prints."""
     report = FileIn("report.html")

@@ -428,7 +428,7 @@ const SLMReport = (() => {
   const tables = (view, root) => {
     for (const one of view.data.tables_of || []) {
       const part = section(root, one.title, "");
-      table(part, one.columns, one.rows);
+      table(part, one.columns, one.rows, one.texts ? "texts" : "");
       if (one.note) add(part, "p", {class: "note"}, one.note);
     }
   };

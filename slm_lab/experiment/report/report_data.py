@@ -32,7 +32,7 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
     commands    [{label, command}]
     files       [{label, href}]
     paragraphs  [text]                                      findings of a study
-    tables_of   [{title, note, columns, rows}]              tables of a search or study; a cell is a text, a number or {text, href}
+    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study; cells: text, number, {text, href}; texts: lines wrap
     figures     [{title, note, plot: {data, layout}, href}] figures of a search or study
 """
 

@@ -15,6 +15,7 @@ from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, abou
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import Setting, seeds_of
+from slm_lab.experiment.report.decision import decisions
 from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.metrics import average
 from slm_lab.experiment.report.progress import duration, number
@@ -31,7 +32,20 @@ from slm_lab.experiment.report.search_report import (
     short_names,
     summarize_search,
 )
-from slm_lab.experiment.report.study_report import Row, explanation, findings, study_figures, study_rows, study_settings, study_table
+from slm_lab.experiment.report.study_report import (
+    Row,
+    decision_lines,
+    definitions,
+    explanation,
+    findings,
+    origins,
+    study_commands,
+    study_figures,
+    study_rows,
+    study_settings,
+    study_table,
+    with_usable_metric,
+)
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.files import shown
 from slm_lab.spec.load.loader import load_spec
@@ -211,19 +225,20 @@ def study_data(
 ) -> dict[str, Any]:
     """Return the data of the page of a study (see report_data.py)."""
     found = study_settings(study, results)
+    study = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
-    folder = shlex.quote(str(shown(paths.root.absolute())))
-    source = f"{shlex.quote(study.source)} {shlex.quote(study.name)}"
-    commands = {"continue": f"slm-lab {source} study@{folder}", "play the best": f"slm-lab enjoy@{folder}"}
+    decided = decisions(study, found, study.metric) if about_study(paths).get("max_seeds") is not None else []
+    folder = shlex.quote(str(shown(paths.root)))
+    commands = study_commands(study, paths)
     return {
         **_page("study", study.name, f"study of {len(study.entries)} entries in {', '.join(study.envs)}", paths.root, running=running),
         "facts": _study_facts(study, results, failed),
-        "paragraphs": findings(study, rows) if found else ["No run has ended yet."],
-        "tables_of": [_comparison(study, rows), _runs(paths, results)],
+        "paragraphs": [*decision_lines(study, decided), *findings(study, rows)] if found else ["No run has ended yet."],
+        "tables_of": [_comparison(study, rows), _runs(paths, results), _definitions(study), _origins(results)],
         "figures": _study_figures(study, paths, found),
         "settings": {"spec": json.dumps({study.name: study.raw}, indent=2, ensure_ascii=False, default=str)},
         "commands": _commands(commands | {"export": f"slm-lab export {folder}", "this page": f"slm-lab report {folder}"}),
-        "files": [{"label": path.name, "href": path.name} for path in (paths.page, *map(paths.table, _TABLES)) if path.is_file()],
+        "files": [{"label": path.name, "href": path.name} for path in map(paths.table, _TABLES) if path.is_file()],
     }
 
 
@@ -243,6 +258,19 @@ def _study_facts(study: Study, results: Sequence[ResultRun], failed: Sequence[tu
 def _comparison(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     head, *lines = study_table(study, rows)
     return {"title": "Comparison", "columns": head, "rows": lines, "note": explanation(study, rows)}
+
+
+def _definitions(study: Study) -> dict[str, Any]:
+    return {
+        "title": "Definitions",
+        "columns": ["term", "meaning"],
+        "texts": True,
+        "rows": [list(one) for one in definitions(study).items()],
+    }
+
+
+def _origins(results: Sequence[ResultRun]) -> dict[str, Any]:
+    return {"title": "Hardware and versions", "columns": ["trained on"], "texts": True, "rows": [[one] for one in origins(results)]}
 
 
 def _runs(paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
-from slm_lab.experiment.report import comparison_page as html
 from slm_lab.experiment.report.compare import RULES, Setting, summarize, usable_metric
 from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, median_text, number_text, rows_csv
 from slm_lab.experiment.report.decision import Decision, decisions, scores_by_seed
@@ -97,7 +96,7 @@ def write_report(
     *,
     decide: bool = False,
 ) -> list[str]:
-    """Write the tables, figures and the page of a study; return lines for the terminal: the table and the files.
+    """Write the tables and figures of a study; return lines for the terminal: the table and its file.
 
     Args:
         failed: (entry, env) of each run that failed. A file that cannot be written causes a notice.
@@ -106,8 +105,7 @@ def write_report(
     found = study_settings(study, results)
     if not found and not failed:
         return ["no run has ended yet: there is nothing to compare"]
-    metric = usable_metric(study.metric, found.values())
-    study = replace(study, spec=study.spec.model_copy(update={"metric": metric}))
+    study = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
     writer = Writer(paths.root)
     markdown = markdown_table(study, rows)
@@ -121,10 +119,15 @@ def write_report(
     writer.write("table not written", (paths.table("md"), markdown.encode))
     writer.write("table not written", (paths.table("json"), partial(json_bytes, content)))
     writer.write("table not written", (paths.table("csv"), partial(rows_csv, plain)))
-    writer.write("page not written", (paths.page, lambda: page(study, rows, figures, paths, results, decided).encode()))
     writer.close()
-    files = [file for file in (paths.page, paths.table("md")) if file.is_file()]
-    return [*text_lines(study, rows, decided), *(f"open {file}" if file == paths.page else str(file) for file in files)]
+    table = paths.table("md")
+    return [*text_lines(study, rows, decided), *([str(table)] if table.is_file() else [])]
+
+
+def with_usable_metric(study: Study, found: Mapping[tuple[str, str], Setting]) -> Study:
+    """Return the study with another metric if a run lacks the column of its metric, see usable_metric."""
+    metric = usable_metric(study.metric, found.values())
+    return replace(study, spec=study.spec.model_copy(update={"metric": metric}))
 
 
 def _decision_row(one: Decision) -> dict[str, Any]:
@@ -132,7 +135,7 @@ def _decision_row(one: Decision) -> dict[str, Any]:
     return row | file_row({"difference": one.difference}) | {"bounded": one.bounded}
 
 
-def _decision_lines(study: Study, found: Sequence[Decision]) -> list[str]:
+def decision_lines(study: Study, found: Sequence[Decision]) -> list[str]:
     """Return a sentence for each decision, and one that explains the intervals."""
     lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
     return [*lines, decision_explanation(found)] if lines else []
@@ -300,7 +303,7 @@ def markdown_table(study: Study, rows: Sequence[Row]) -> str:
 
 def text_lines(study: Study, rows: Sequence[Row], decided: Sequence[Decision] = ()) -> list[str]:
     """Return the table and the decisions for the terminal."""
-    texts = [f"{explanation(study, rows)} {_BOOTSTRAP}", *_decision_lines(study, decided)]
+    texts = [f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
     table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
     return [*table, *(line for text in texts for line in wrapped(text, indent="").splitlines())]
 
@@ -364,38 +367,6 @@ def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
         yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
 
 
-def page(
-    study: Study,
-    rows: Sequence[Row],
-    figures: Mapping[str, Figure],
-    paths: StudyPaths,
-    results: Sequence[ResultRun] = (),
-    decided: Sequence[Decision] = (),
-) -> str:
-    """Return one HTML page: findings, table, figures, definitions, runs, hardware and commands."""
-    explained = [f"{explanation(study, rows)} {_BOOTSTRAP}", *([decision_explanation(decided)] if decided else [])]
-    ordered = sorted(results, key=lambda one: (one.name, one.env, one.random_seed))
-    runs = [(_run_title(one), paths.runs / one.paths.root.stem) for one in ordered]
-    return html.page(
-        study.name,
-        [
-            f'<div class="sentences">{html.bullets([*_decision_lines(study, decided)[:-1], *findings(study, rows)])}</div>',
-            html.section("Results", html.table(study_table(study, rows))),
-            html.section("Figures", html.pictures((paths.graph(name, "png"), figure.title) for name, figure in figures.items())),
-            html.section("Definitions", html.paragraphs(explained), html.definitions(definitions(study))),
-            html.section("Runs", html.links(runs, paths.root)),
-            html.section("Hardware and versions", html.bullets(origins(results))),
-            html.section("Commands", html.commands(command_lines(study, paths))),
-        ],
-    )
-
-
-def _run_title(run: ResultRun) -> str:
-    seconds = run.content["seconds"]
-    took = "" if seconds is None else f", {seconds:,.0f} s"
-    return f"{run.content['entry']}, {run.env}, random_seed {run.random_seed}: {run.status}{took}"
-
-
 def definitions(study: Study) -> dict[str, str]:
     """Return the terms of the page and their definitions."""
     terms = {
@@ -421,14 +392,14 @@ def origins(results: Sequence[ResultRun]) -> list[str]:
     return [f"{text} ({count} run{'s' if count > 1 else ''})" for text, count in Counter(described).items()]
 
 
-def command_lines(study: Study, paths: StudyPaths) -> list[str]:
+def study_commands(study: Study, paths: StudyPaths) -> dict[str, str]:
     """Return the commands that repeat, continue, compare and play the study."""
     sets = "".join(f" -s {shlex.quote(one)}" for one in study.sets)
     file, folder = shlex.quote(study.source), shlex.quote(str(shown(paths.root)))
     env = f" --env {shlex.quote(study.envs[0])}" if len(study.envs) > 1 else ""
-    return [
-        f"slm-lab {file} {shlex.quote(study.name)} study{sets}",
-        f"slm-lab {file} {shlex.quote(study.name)} study@{folder}",
-        f"slm-lab compare {folder}",
-        f"slm-lab enjoy@{folder}{env}",
-    ]
+    return {
+        "repeat": f"slm-lab {file} {shlex.quote(study.name)} study{sets}",
+        "continue": f"slm-lab {file} {shlex.quote(study.name)} study@{folder}",
+        "compare": f"slm-lab compare {folder}",
+        "play the best": f"slm-lab enjoy@{folder}{env}",
+    }

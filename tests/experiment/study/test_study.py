@@ -76,9 +76,9 @@ def test_the_answer_is_written(finished: StudyPaths) -> None:
         assert float(lines[entry]["score"]) == pytest.approx(sum(values) / 2)
     assert float(lines["fast"]["difference"]) == pytest.approx((sum(finals["fast"]) - sum(finals["slow"])) / 2)
     assert "fast" in finished.table("md").read_text()
-    page = finished.page.read_text()
+    page = finished.report.read_text()
     for picture in finished.root.glob("graph/*.png"):
-        assert f"graph/{picture.name}" in page
+        assert f"graph/{picture.stem}.html" in page
     assert finished.graph("returns_vs_frames", "html").is_file()
     assert not list(finished.root.glob(".lock_*"))
 

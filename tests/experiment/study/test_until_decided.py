@@ -53,7 +53,7 @@ def test_seeds_are_added_until_the_difference_is_decided(tmp_path: Path, capsys:
     assert one["difference"] == pytest.approx(460 - 7)
     assert one["difference_low"] > 0
     assert set(results(paths)) == {(entry, seed) for entry in ("slow", "fast") for seed in range(8)}
-    assert "Decided after 8 seeds: fast is above slow" in paths.page.read_text()
+    assert "Decided after 8 seeds: fast is above slow" in paths.report.read_text()
     assert about_study(paths)["max_seeds"] == 20
 
 

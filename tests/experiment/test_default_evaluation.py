@@ -158,7 +158,9 @@ def test_a_search_makes_none_by_default(make_spec: MakeSpec, tmp_path: Path) -> 
     body["small"]["search"] = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
     for given, expected in (("auto", 0), (4, 4)):
         body["small"]["meta"]["eval_episodes"] = given
-        assert Search(load_spec(body, "small"), Plan(data_dir=tmp_path)).spec.meta.eval_episodes == expected
+        search = Search(load_spec(body, "small"), Plan(data_dir=tmp_path))
+        assert search.spec.meta.eval_episodes == expected
+        assert search.state.metric == "current_return"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +46,20 @@ def cluster() -> Iterator[None]:
                 yield
         finally:
             nodes.close()
+
+
+def test_an_order_to_end_requests_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Ray the order may arrive before the call of `stop`."""
+    pytest.importorskip("ray")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    from slm_lab.experiment.execute.ray.connect import pack
+    from slm_lab.experiment.execute.ray.task_actor import Limits, TaskActor
+
+    actor = TaskActor("task", 0, Path.cwd(), Limits(None, None))
+    actor.order(0, pack("work"))
+    assert not actor.context.stop.requested
+    actor.order(1, pack(None))
+    assert actor.context.stop.requested
 
 
 class TestRayExecutor(ExecutorContract):

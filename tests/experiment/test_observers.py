@@ -407,22 +407,24 @@ def test_a_policy_that_is_replaced_begins_a_new_history() -> None:
     assert recorder.window.new() == (1, 7.0)
 
 
-def test_progress_is_reported_at_each_row_and_a_few_times_a_second() -> None:
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_progress_is_reported_at_each_row_and_a_few_times_a_second(evaluates: bool) -> None:
+    """With meta.rigorous_eval the current return is that of the last evaluation, unknown before the first."""
     clock, reports = Clock(), []
-    reporter = ProgressReporter(clock, lambda *report: reports.append(report))
+    reporter = ProgressReporter(clock, lambda *report: reports.append(report), evaluates=evaluates)
     clock.moment = 1.0 + reporter.last[0]
     clock.tick(500)
     reporter.on_update(Metrics(0.0))
     reporter.on_step([])
     assert reports == []
-    reporter.on_row(Row(0, "train", {"frame": 500}))
+    reporter.on_row(Row(0, "train", {"frame": 500, **current(0.5)}))
     reporter.on_row(Row(0, "eval", {"frame": 500, **current(9.0)}))
     reporter.on_row(Row(0, "train", {"frame": 500, **current(1.0)}))
     reporter.due = 0.0
     reporter.on_step([])
     reporter.on_step([])
-    evaluated = {"frame": 500, **current(9.0)}
-    assert [(frame, row) for frame, _, row, _ in reports] == [(500, {"frame": 500}), (500, evaluated), (500, evaluated), (500, None)]
+    shown = [dict.fromkeys(current(1.0)), current(9.0), current(9.0)] if evaluates else [current(0.5), current(0.5), current(1.0)]
+    assert [(frame, row) for frame, _, row, _ in reports] == [*((500, {"frame": 500, **values}) for values in shown), (500, None)]
     assert reports[0][1] == pytest.approx(500)
 
 

@@ -67,6 +67,12 @@ def test_envs_fill_the_variable_or_replace_the_name(tmp_path: Path, spec: str) -
     assert [found.published("one", env) for env in found.envs] == [None, -80]
 
 
+def test_the_default_metric_is_that_of_published_scores_if_there_are_any(tmp_path: Path) -> None:
+    assert study(tmp_path).metric == "current_return"
+    envs = [{"name": "CartPole-v1", "published": {"one": 195}}]
+    assert study(tmp_path, envs=envs).metric == "total_reward_ma"
+
+
 def test_a_digest_is_of_what_is_learned(tmp_path: Path) -> None:
     first = study(tmp_path).runs
     assert len({run.digest for run in first}) == 2

@@ -32,7 +32,7 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
     commands    [{label, command}]
     files       [{label, href}]
     paragraphs  [text]                                      findings of a study
-    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study; cells: text, number, {text, href}; texts: lines wrap
+    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study; cells: text, number, {text, href}; texts: wrapped
     figures     [{title, note, plot: {data, layout}, href}] figures of a search or study
 """
 

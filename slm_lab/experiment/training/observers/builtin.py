@@ -117,7 +117,7 @@ class ProgressReporter(Observer):
     (unknown) before the first update. Time before the first update, such as filling a replay buffer, counts until the second.
 
     Args:
-        learns: whether there are updates. evaluates: whether there are evaluations.
+        learns: whether there are updates. evaluates: whether the current return is that of the last evaluation (meta.rigorous_eval).
         max_seconds: limit of training time, from which the seconds left are counted.
     """
 
@@ -130,7 +130,7 @@ class ProgressReporter(Observer):
         evaluates: bool = False,
         max_seconds: float | None = None,
     ) -> None:
-        self.clock, self.report, self.learns = clock, report, learns
+        self.clock, self.report, self.learns, self.evaluates = clock, report, learns, evaluates
         self.max_seconds = math.inf if max_seconds is None else max_seconds
         self.due = perf_counter() + _INTERVAL
         self.updates = 0
@@ -155,10 +155,10 @@ class ProgressReporter(Observer):
             self._report(None)
 
     def on_row(self, row: Row) -> None:
-        if row.mode == "eval":
-            self.evaluated = {name: row.values[name] for name in CURRENT_COLUMNS}
-        else:
+        if row.mode == "train":
             self.row = row.values
+        elif self.evaluates:
+            self.evaluated = {name: row.values[name] for name in CURRENT_COLUMNS}
         self._report(self.row | self.evaluated)
 
     def _mark(self) -> None:

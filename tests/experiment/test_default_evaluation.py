@@ -26,7 +26,7 @@ from slm_lab.spec.report import SpecError
 from tests.experiment.commands import rows
 
 MakeSpec = Callable[..., Spec]
-PPO_400 = {"env": {"num_envs": 8, "max_frame": 400_000}}
+PPO_500 = {"env": {"num_envs": 8, "max_frame": 500_000}}
 DQN: dict[str, Any] = {
     "agent": {
         "name": "DQN",
@@ -39,7 +39,7 @@ DQN: dict[str, Any] = {
         "memory": {"name": "Replay", "batch_size": 8, "max_size": 100},
         "net": {"type": "MLPNet", "hid_layers": [8], "hid_layers_activation": "relu"},
     },
-    "env": {"name": "CartPole-v1", "max_frame": 133_334},
+    "env": {"name": "CartPole-v1", "max_frame": 166_667},
     "meta": {},
 }
 
@@ -47,14 +47,14 @@ DQN: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("frames", "envs", "limit", "episodes"),
     [
-        (400_000, 8, 500, 3),  # 0.03 · 400,000 frames / (8 evaluations · 500 steps) = 3
-        (399_999, 8, 500, 0),
+        (500_000, 8, 500, 3),  # 0.024 · 500,000 frames / (8 evaluations · 500 steps) = 3
+        (499_999, 8, 500, 0),
         (10_000_000, 8, 500, 5),
-        (400_000, 8, 100, 5),
-        (400_000, 8, None, 0),
-        (400_000, 1, 500, 3),
-        (400_000, 16, 500, 0),  # a frame of 16 envs costs half
-        (800_000, 16, 500, 3),
+        (500_000, 8, 100, 5),
+        (500_000, 8, None, 0),
+        (500_000, 1, 500, 3),
+        (500_000, 16, 500, 0),  # a frame of 16 envs costs half
+        (1_000_000, 16, 500, 3),
     ],
 )
 def test_as_many_episodes_as_take_three_percent(make_spec: MakeSpec, frames: int, envs: int, limit: int | None, episodes: int) -> None:
@@ -66,26 +66,26 @@ def test_as_many_episodes_as_take_three_percent(make_spec: MakeSpec, frames: int
 def test_updates_of_an_off_policy_algorithm_count() -> None:
     """Half an update per frame: a frame is worth 1 + 4 · 0.5 env steps."""
     spec = load_spec({"dqn": DQN}, "dqn")
-    assert plan_evaluation(spec, 133_334, 500) == EvaluationPlan(3, 16_667, True)
-    assert plan_evaluation(spec, 133_333, 500) is None
+    assert plan_evaluation(spec, 166_667, 500) == EvaluationPlan(3, 20_834, True)
+    assert plan_evaluation(spec, 166_666, 500) is None
 
 
 @pytest.mark.parametrize(
     ("meta", "expected"),
     [
         ({"eval_episodes": 0}, None),
-        ({"eval_episodes": 5}, EvaluationPlan(5, 50_000, True)),
+        ({"eval_episodes": 5}, EvaluationPlan(5, 62_500, True)),
         ({"rigorous_eval": 2}, EvaluationPlan(2, 10_000, False)),
         ({"rigorous_eval": 0}, None),
         ({"eval_frequency": 1000}, None),
-        ({"rigorous_eval": 0, "eval_episodes": "auto"}, EvaluationPlan(3, 50_000, True)),
+        ({"rigorous_eval": 0, "eval_episodes": "auto"}, EvaluationPlan(3, 62_500, True)),
     ],
 )
 def test_given_keys(make_spec: MakeSpec, meta: dict[str, Any], expected: EvaluationPlan | None) -> None:
     """And a saved spec means the same as the one that was run."""
-    spec = make_spec(**PPO_400, meta=meta)
+    spec = make_spec(**PPO_500, meta=meta)
     again = load_spec(dump_spec(spec), "small")
-    assert plan_evaluation(spec, 400_000, 500) == plan_evaluation(again, 400_000, 500) == expected
+    assert plan_evaluation(spec, 500_000, 500) == plan_evaluation(again, 500_000, 500) == expected
     assert spec.meta.may_evaluate == again.meta.may_evaluate == (expected is not None)
 
 
@@ -154,7 +154,7 @@ def test_compare_takes_the_last_evaluation_and_draws_training(make_spec: MakeSpe
 
 
 def test_a_search_makes_none_by_default(make_spec: MakeSpec, tmp_path: Path) -> None:
-    body = dump_spec(make_spec(**PPO_400, meta={"max_trial": 2}))
+    body = dump_spec(make_spec(**PPO_500, meta={"max_trial": 2}))
     body["small"]["search"] = {"agent": {"algorithm": {"gamma__uniform": [0.9, 0.99]}}}
     for given, expected in (("auto", 0), (4, 4)):
         body["small"]["meta"]["eval_episodes"] = given
@@ -176,3 +176,19 @@ def test_every_way_of_training_evaluates(make_spec: MakeSpec, tmp_path: Path, no
     assert result.metrics["evaluated"]
     for index in result.paths.sessions():
         assert len(rows(result.paths.session_df(index, "eval"))) == 8
+
+
+def test_a_spec_of_slm_lab_is_not_evaluated_by_default() -> None:
+    body = {
+        "agent": [{"name": "Reinforce", "algorithm": {"name": "Reinforce", "action_pdtype": "default", "action_policy": "default",
+                   "explore_var_spec": None, "gamma": 0.99, "entropy_coef_spec": None, "training_frequency": 1},
+                   "memory": {"name": "OnPolicyReplay"},
+                   "net": {"type": "MLPNet", "hid_layers": [8], "hid_layers_activation": "relu", "clip_grad_val": None,
+                           "loss_spec": {"name": "MSELoss"}, "optim_spec": {"name": "Adam", "lr": 0.002}, "lr_scheduler_spec": None}}],
+        "env": [{"name": "CartPole-v0", "max_t": None, "max_frame": 10_000_000}],
+        "body": {"product": "outer", "num": 1},
+        "meta": {"distributed": False, "log_frequency": 1000, "max_session": 1, "max_trial": 1},
+    }  # fmt: skip
+    spec = load_spec({"old": body}, "old")
+    assert not spec.meta.may_evaluate
+    assert not load_spec(dump_spec(spec), "old").meta.may_evaluate

@@ -82,7 +82,7 @@ class TrialResult(dict[str, Any]):
 
     @property
     def eval(self) -> pd.DataFrame:
-        """The evaluation rows in the same format; empty without meta.rigorous_eval."""
+        """The evaluation rows in the same format; empty if there were none."""
         return self.run.eval
 
     def agent(self, session: int | None = None, which: CheckpointKind = "best") -> LoadedAgent:

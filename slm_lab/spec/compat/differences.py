@@ -47,8 +47,10 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
             if report.for_slm_lab and value_at(raw, ("meta", "distributed")):
                 _without_lookahead(net, ("agent", key), report)
     algorithm, meta = value_at(raw, _ALGORITHM), value_at(raw, ("meta",))
-    if report.for_slm_lab and isinstance(meta, dict) and isinstance(meta.get("rigorous_eval"), bool):
-        _evaluation(meta, value_at(raw, ("env", "num_envs")) or 1, report)
+    if report.for_slm_lab and isinstance(meta, dict):
+        meta.setdefault("rigorous_eval", 0)  # not evaluated by default
+        if isinstance(meta["rigorous_eval"], bool):
+            _evaluation(meta, value_at(raw, ("env", "num_envs")) or 1, report)
     if report.for_slm_lab and isinstance(algorithm, dict):
         if algorithm.get("name") in ("PPO", "PPOSIL"):
             _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)

@@ -17,6 +17,7 @@ from slm_lab import cli
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.lock import RunLock
+from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.run.verify.bundle_difference import differing_parts
@@ -100,6 +101,23 @@ def test_an_untouched_run_of_each_kind(name: str, tmp_path: Path) -> None:
     assert len(whole.checkpoints) >= len(late.checkpoints)
     assert late.rows >= 2
     assert digests(paths.root) == before
+
+
+def test_evaluation_envs_have_the_backend_that_auto_chose_for_their_number(tmp_path: Path) -> None:
+    """Native for four envs, sync for two: the recorded backend of the training envs is not that of the evaluation envs."""
+    meta = {"eval_episodes": 2, "log_frequency": 40, "checkpoint_frequency": 100}
+    spec = spec_of(algorithm_name="PPO", env_id="CartPole-v1", env={"num_envs": 4}, meta=meta, algorithm=SHORT)
+    session, paths = train(spec, tmp_path / "run")
+    content = json.loads(paths.spec.read_text(encoding="utf-8"))
+    content["small"]["meta"]["run"] = [{"spec_version": SPEC_VERSION, **session.parts.choices}]
+    paths.spec.write_text(json.dumps(content), encoding="utf-8")
+    assert (session.parts.choices["backend"], session.learners[0].eval_env.info.backend) == ("native", "sync")
+    assert verified(paths, begin=0, end=state_frame(paths)).findings == []
+
+
+def test_a_model_cannot_be_verified(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a model"):
+        verify(Training(ModelPaths(tmp_path, "small")))
 
 
 def state_frame(paths: RunPaths) -> int:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slm_lab.experiment.files.find import BEST, Choice, find_run, find_training
+from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.paths import study_in
+from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor_learning as learning
 from slm_lab.experiment.report import doctor_rules as rules
 from slm_lab.experiment.report.doctor_case import Case, NotApplicable, NotMeasured, Session
@@ -110,6 +112,8 @@ def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
         if choice.trial in paths.trials():
             return Run(paths, choice.trial)
     training = find_training(where, None, data_dir, choice)
+    if isinstance(training.paths, ModelPaths):
+        raise UserError(f"{training.paths.root} is a model, without the rows of its training; expected the folder of a run")
     return Run(training.paths, training.trial)
 
 
@@ -136,7 +140,7 @@ def as_text(run: Run, diagnosis: Diagnosis) -> str:
     """Return a diagnosis for the screen, in 80 columns."""
     lines = _wrapped(f"{run.name} in {run.env}, {_sessions(run)}, {run.status}: {_summary(diagnosis)}")
     for number, finding in enumerate(diagnosis.findings, 1):
-        lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{_where(run, finding)}")]
+        lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{sessions_text(run, finding)}")]
         lines += _wrapped(finding.evidence, "   ")
         lines += _wrapped(f"{finding.advice}:" if finding.key else finding.advice, "   ")
         lines += [f"     {option}"] if (option := setting(finding)) else []
@@ -165,7 +169,7 @@ def _summary(diagnosis: Diagnosis) -> str:
     return ", ".join(parts if severities and severities[0] != "remark" else ["no problem found", *parts])
 
 
-def _where(run: Run, finding: Finding) -> str:
+def sessions_text(run: Run, finding: Finding) -> str:
     """Return the sessions of a finding if they are not all sessions."""
     if not finding.sessions or set(finding.sessions) == set(run.sessions):
         return ""

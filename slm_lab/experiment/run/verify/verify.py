@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -16,10 +16,13 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from slm_lab.env.make import choose_backend, find_target
+from slm_lab.experiment.collect.workers.shared import num_splits
 from slm_lab.experiment.execute.local.user_code import build_errors, cause, from_user_code, os_exit_raises
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.lock import in_use
+from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.files.search_state import SearchState
@@ -50,7 +53,7 @@ from slm_lab.lib.records import Episode
 from slm_lab.lib.store import shared_file
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import show
+from slm_lab.spec.report import SpecError, show
 
 _NEVER = 1e9
 """meta.save_interval of the training that is repeated: only numbered, best and last checkpoints are compared."""
@@ -180,6 +183,8 @@ def verify(
 def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
     """Return the saved spec. Raises UserError if the run is being trained, cannot be verified, or has no such Session."""
     root = training.paths.root
+    if isinstance(training.paths, ModelPaths):
+        raise UserError(f"{root} is a model, without the rows and states of its training; expected the folder of a run")
     if in_use(training.paths.lock):
         raise UserError(f"{root} is in use by a process that trains it; wait until it ends")
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
@@ -291,6 +296,21 @@ class _Progress(ProgressDisplay):
         return f"session {self.session}" if self.policies == 1 else f"session {self.session} policy {index}"
 
 
+def _other_backend(spec: Spec, made: str | None) -> str | None:
+    """Return the env backend of the run if "auto" chooses another one here; None otherwise.
+
+    "auto" itself is kept where it can be, since it may choose another backend for the evaluation envs, whose number differs.
+    """
+    sampler = spec.meta.sampler
+    if spec.env.backend != "auto" or made is None:
+        return None
+    with suppress(SpecError):  # which building the envs will raise
+        envs = spec.env.num_envs if sampler is None else sampler.num_envs_per_worker // num_splits(sampler)
+        if choose_backend(spec.env, find_target(spec.env, envs)).name == made:
+            return None
+    return made
+
+
 @dataclass(frozen=True)
 class _Again:
     """A window of a Session to train again."""
@@ -353,7 +373,7 @@ class _Again:
         made, spec = recorded(self.run.starts), self.spec
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
         meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
-        env = {"backend": made["backend"]} if spec.env.backend == "auto" and "backend" in made else {}
+        env = {} if (backend := _other_backend(spec, made.get("backend"))) is None else {"backend": backend}
         return spec.model_copy(update={"meta": spec.meta.model_copy(update=meta), "env": spec.env.model_copy(update=env)})
 
     @property

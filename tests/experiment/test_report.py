@@ -159,6 +159,32 @@ def test_evaluation_is_the_return_where_there_is_one(paths: RunPaths) -> None:
     assert data["ranking"]["rows"][0]["cells"][0] == "session 1"
 
 
+def test_a_recent_evaluation_of_each_seed_leads_and_the_curve_stays_that_of_training(paths: RunPaths) -> None:
+    """As in the metrics file and on the terminal: summary, ranking, sentences and metrics have the same current return."""
+    save_spec(paths, meta={"eval_episodes": 3})
+    for index in (0, 1):
+        current = {"current_return_se": [5] * 6, "current_epi": [20] * 6}
+        write_rows(paths, index, [20.0, 60.0, 100.0, 200.0, 250.0, 300.0 - index], columns=current)
+        write_rows(
+            paths,
+            index,
+            [100.0, 200.0, 300.0, 400.0, 480.0 + 20 * index],
+            "eval",
+            columns={"current_return_se": [1] * 5, "current_epi": [3] * 5},
+        )
+    data = report_data(Run(paths))
+    assert data["facts"][0] == {"label": "current return", "value": "490 ± 10", "note": "evaluation; mean of 2 sessions ± standard error"}
+    assert [row["cells"][:4] for row in data["ranking"]["rows"]] == [
+        ["session 1", "500.0 ± 1.0", "3", "154.8"],
+        ["session 0", "480.0 ± 1.0", "3", "155"],
+    ]
+    assert data["sentences"][0].startswith("Session 0 ended worse than session 1: 480.0 ± 1.0 against 500.0 ± 1.0")
+    assert data["metrics"]["rows"][0][:2] == ["current return", "490"]
+    assert data["returns"][0]["mode"] == "train"
+    write_rows(paths, 0, [100.0, 200.0, 300.0, 400.0], "eval")  # the last one is older than a fifth of the run
+    assert report_data(Run(paths))["facts"][0]["value"] == "299.50 ± 0.50"
+
+
 def test_thinned_rows_keep_their_last_return_and_their_mean_loss() -> None:
     table = {"frame": np.arange(1.0, 11), "current_return": np.arange(10.0), "loss": np.array([1.0, 3.0, np.nan, 5.0, *np.zeros(6)])}
     thinned = thin(table, 5)

@@ -38,7 +38,6 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -50,6 +49,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report.baseline import known_baseline
+from slm_lab.experiment.report.doctor import Finding, diagnose, sessions_text, setting
 from slm_lab.experiment.report.metrics import (
     Scalars,
     Strengths,
@@ -58,6 +58,7 @@ from slm_lab.experiment.report.metrics import (
     current_return,
     curve,
     estimate,
+    is_recent,
     last_value,
     mean_current_return,
     metric_columns,
@@ -118,7 +119,7 @@ def report_data(run: Run) -> dict[str, Any]:
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "status": run.status,
         "facts": trial.facts(),
-        "sentences": differences(trial.seeds, trial.measured, trial.names, trial.baseline),
+        "sentences": differences(trial.seeds, trial.measured, trial.names, trial.baseline, trial.latest),
         "ranking": trial.ranking(),
         "findings": diagnosis(run),
         **trial.graphs(),
@@ -132,24 +133,20 @@ def report_data(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
-    """Return what the doctor finds in the tables of a run, worst first; None if it is not available.
+    """Return what the doctor finds in the tables of a run, worst first; None if it fails.
 
     Checkpoints are not examined, since that loads torch.
     """
     try:
-        from slm_lab.experiment.report.doctor import diagnose  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
-    try:
-        return [_finding(one) for one in diagnose(run, checkpoints=False)]
+        return [_finding(run, one) for one in diagnose(run, checkpoints=False)]
     except Exception as error:
         notice(f"cannot diagnose {run.paths.root}: {type(error).__name__}: {error}")
         return None
 
 
-def _finding(one: Any) -> dict[str, Any]:
-    texts = {name: str(getattr(one, name, "")) for name in ("severity", "title", "evidence", "advice")}
-    return {**texts, "key": f"{one.key}={json.dumps(one.value, default=str)}" if one.key and one.value is not None else one.key or ""}
+def _finding(run: Run, one: Finding) -> dict[str, str]:
+    texts = {"severity": one.severity, "title": f"{one.title}{sessions_text(run, one)}", "evidence": one.evidence, "advice": one.advice}
+    return {**texts, "key": setting(one) or ""}
 
 
 class _Trial:
@@ -188,6 +185,16 @@ class _Trial:
         return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.rigorous else self.seeds
 
     @cached_property
+    def evaluates(self) -> bool:
+        """Whether the current return is that of the last evaluation, which each seed has made recently."""
+        return bool(self.seeds) and all(is_recent(self.evaluated.get(index), table) for index, table in self.measured.items())
+
+    @property
+    def latest(self) -> dict[int, Table]:
+        """The table of each seed whose last row has its current return."""
+        return {index: self.evaluated[index] for index in self.seeds} if self.evaluates else self.measured
+
+    @cached_property
     def bounds(self) -> tuple[float, float] | None:
         """The possible returns; None if they are unknown, or if a return is outside, since arguments of the env may change them."""
         found, columns = return_range(self.run.settings()), ("current_return", "total_reward")
@@ -209,9 +216,11 @@ class _Trial:
             return f"session {session}"
         return f"policy {policy}" if len(sessions) == 1 else f"session {session}, policy {policy}"
 
-    def returns(self, index: int) -> Scalars:
-        """Return the current return of a training, from its evaluation if there is one."""
-        return current_return(self.measured.get(index, {}))
+    def current(self, index: int) -> Table:
+        """Return the table whose last row has the current return of a training; also of a failed Session."""
+        if index in self.latest:
+            return self.latest[index]
+        return (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
 
     # ---- summary
 
@@ -220,11 +229,11 @@ class _Trial:
         return [*filter(None, found)]
 
     def _return(self) -> dict[str, Any] | None:
-        found = mean_current_return({index: self.returns(index) for index in self.seeds}, self.run.policies)
+        found = mean_current_return({index: current_return(self.current(index)) for index in self.seeds}, self.run.policies)
         value, count = found["current_return"], len({index // self.run.policies for index in self.seeds})
         if value is None:
             return _fact("current return", "-", "no episode has ended recently" if self.train else "no rows yet")
-        what = "evaluation" if self.rigorous else "recent training episodes"
+        what = "evaluation" if self.evaluates else "recent training episodes"
         over = f"{what}; mean of {count} sessions ± standard error" if count > 1 else f"{what} ± standard error over episodes"
         if self.run.distributed:
             over = f"{what} of all workers ± standard error over episodes"
@@ -288,14 +297,15 @@ class _Trial:
     def _rank(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
         """Return the sort key of a seed, and its row."""
         own = (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
-        found, one, table = current_return(own), curve(own, "current_return"), self.of_training[index]
+        now, one, table = self.current(index), curve(own, "current_return"), self.of_training[index]
+        found = current_return(now)
         mean, best = (float(of(one.value)) if len(one.value) else None for of in (np.mean, np.max))
         seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, reached(one, self.level)
         status = self.run.status if index == ALL_WORKERS else self.run.sessions.get(index // self.run.policies, "-")
         cells = [
             self._name(index) if index not in self.names else self.names[index],
             estimate_number(found["current_return"], found["current_return_se"]),
-            number(last_value(own, "current_epi")),
+            number(last_value(now, "current_epi")),
             "-" if mean is None else rounded(mean),
             "-" if best is None else rounded(best),
             *([] if self.level is None else ["never" if level is None else f"{level:,.0f}"]),
@@ -378,7 +388,11 @@ class _Trial:
     def metrics(self) -> dict[str, Any]:
         """Return the table of metrics: the mean over the seeds with its interval, then each seed."""
         tables = self.evaluated if self.rigorous else self.of_training
-        own = {index: self._metrics_of(tables[index]) for index in self.seeds if index in tables}
+        own = {
+            index: {"current_return": current_return(self.current(index))["current_return"], **self._metrics_of(tables[index])}
+            for index in self.seeds
+            if index in tables
+        }
         bounds = {name: self._bounds(name) for name in _METRICS}
         rows = []
         for name, label in _METRICS.items():
@@ -395,7 +409,7 @@ class _Trial:
     def _metrics_of(self, table: Table) -> Scalars:
         found = session_metrics(Strengths.from_table(table, self.baseline))
         last = {"final_return": last_value(table, "total_reward"), "total_reward_ma": last_value(table, "total_reward_ma")}
-        return {"current_return": current_return(table)["current_return"], **last, **found}
+        return {**last, **found}
 
     def _bounds(self, name: str) -> tuple[float, float]:
         """Return the possible range of a metric."""

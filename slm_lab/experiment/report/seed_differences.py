@@ -52,6 +52,7 @@ class _Pair(NamedTuple):
     best: Table
     own_returns: Table
     best_returns: Table
+    """The tables whose last rows have the current returns."""
     frame: np.ndarray
     gap: np.ndarray
     """current_return of the seed minus that of the best one, [frames]."""
@@ -60,7 +61,11 @@ class _Pair(NamedTuple):
 
 
 def differences(
-    tables: Mapping[int, Table], returns: Mapping[int, Table], names: Mapping[int, str], baseline: float | None = None
+    tables: Mapping[int, Table],
+    returns: Mapping[int, Table],
+    names: Mapping[int, str],
+    baseline: float | None = None,
+    latest: Mapping[int, Table] | None = None,
 ) -> list[str]:
     """Return a paragraph for each seed that compares it with the best one; [] for fewer than two seeds with returns.
 
@@ -68,17 +73,19 @@ def differences(
         tables: training table of each seed, by index.
         returns: the tables from which the returns are taken: training or evaluation.
         names: index → name.
+        latest: the tables whose last row has the current return; None: `returns`.
     """
+    latest = returns if latest is None else latest
     curves = {index: one for index, table in returns.items() if len((one := curve(table, "current_return")).frame)}
     if len(curves) < 2:
         return []
-    ranked = sorted(curves, key=lambda index: _rank(returns[index], curves[index]), reverse=True)
+    ranked = sorted(curves, key=lambda index: _rank(latest[index], curves[index]), reverse=True)
     level, scale = common_level(curves.values(), baseline), _scale(curves.values())
     best, sentences = ranked[0], list[str]()
     for index in ranked[1 : 1 + _MAX_SEEDS]:
         together = interpolate([curves[index], curves[best]])
         gap = together.value_SF[0] - together.value_SF[1] if len(together.frame) else np.empty(0)
-        of_tables = tables[index], tables[best], returns[index], returns[best]
+        of_tables = tables[index], tables[best], latest[index], latest[best]
         pair = _Pair(names[index], names[best], *of_tables, together.frame, gap, scale)
         parts = [_end(pair), _over_the_run(pair, curves[index], curves[best], level), _fall(pair, curves[index]), *_why(pair)]
         text = " ".join(filter(None, parts))

@@ -25,6 +25,7 @@ from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.report.metrics import mean_current_return
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.view.folders import Found, runs_of_study
+from slm_lab.lib.episodes import OLDEST
 
 Entry = dict[str, Any]
 _TAIL = 4_096
@@ -121,7 +122,8 @@ def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
     done = sum(frames) / len(frames) if frames else 0.0
     entry: Entry = {"frame": round(sum(frames) if shared else done), "progress": _share(done, target)}
     evaluations = {index: _last_row(run.paths.session_df(index, "eval", run.trial)) for index in rows}
-    returns = {index: _return(rows[index], evaluations[index]) for index in rows}
+    recent = meta.get("rigorous_eval") or all(_is_recent(evaluations[index], row) for index, row in rows.items())
+    returns = {index: _return(rows[index], evaluations[index] if recent else {}) for index in rows}
     current = mean_current_return(returns, run.policies)
     entry |= {"value": current["current_return"], "error": current["current_return_se"]}
     if run.status == "running":
@@ -138,10 +140,15 @@ def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: f
     return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
+def _is_recent(evaluation: Mapping[str, float], row: Mapping[str, float]) -> bool:
+    """Return whether the last evaluation counts for the current return, see metrics.is_recent."""
+    return evaluation.get("frame", -1.0) >= (1.0 - OLDEST) * row.get("frame", 0.0)
+
+
 def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
     """Return the current return of a table: of its last evaluation, or else of its last row."""
     if "total_reward" in evaluation:
-        return {"current_return": evaluation["total_reward"], "current_return_se": None}
+        return {"current_return": evaluation["total_reward"], "current_return_se": evaluation.get("current_return_se")}
     value = row.get("current_return", None if "current_epi" in row else row.get("total_reward"))
     return {"current_return": value, "current_return_se": row.get("current_return_se")}
 

@@ -76,6 +76,17 @@ def test_evaluation_is_the_return_of_a_running_run(view: View, tmp_path: Path) -
     assert view.runs()[paths.root.name]["value"] == 88.0
 
 
+def test_an_old_evaluation_is_not_the_return_of_a_running_run(view: View, tmp_path: Path) -> None:
+    """As in the metrics that it will have: older than a fifth of its frames, or missing for a Session."""
+    paths = make_run(tmp_path, ended=False, meta__max_session=1, meta__eval_episodes=3)
+    paths.session_df(0, "eval").write_text("frame,total_reward,current_return_se\n500,77,4\n")
+    other = make_run(tmp_path, 1, ended=False, meta__max_session=1, meta__eval_episodes=3)
+    other.session_df(0, "eval").write_text("frame,total_reward,current_return_se\n500,77,4\n900,88,5\n")
+    found = view.runs()
+    assert [found[one.root.name]["value"] for one in (paths, other)] == [100.0, 88.0]
+    assert found[other.root.name]["error"] == 5.0
+
+
 def test_workers_of_one_net_share_the_frames(view: View, tmp_path: Path) -> None:
     paths = make_run(tmp_path, rows=1, ended=False, meta__distributed="synced", env__max_frame=400)
     with training(paths):

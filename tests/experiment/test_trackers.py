@@ -23,6 +23,7 @@ from slm_lab.experiment.files.trackers import is_running, read_state, step_of, t
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.cluster.remote import SinkServer
 from slm_lab.experiment.track.adapters import TrackedRun
+from slm_lab.experiment.track.summary import summary
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -120,6 +121,16 @@ def test_rows_spec_and_metrics(saved: RunPaths, fake: Fake, calls: Callable[[], 
     assert (summary["metric/final_return"], summary["metric/frame"], summary["status"]) == (50.0, 500, "stopped")
     assert summary["metric/max_strength"] == pytest.approx(50.0 - 22.25, abs=5), "above the random baseline of CartPole"
     assert finish == ["finish", 0]
+
+
+def test_final_metrics_have_the_return_of_a_recent_evaluation(saved: RunPaths) -> None:
+    """As the metrics files; the others are those of training rows."""
+    saved.session_df(0).write_text("frame,total_reward,current_return\n500,10,20\n1000,11,21\n")
+    saved.session_df(0, "eval").write_text("frame,total_reward,current_return,current_return_se\n800,70,70,2\n")
+    found = summary(saved)
+    assert (found["current_return"], found["current_return_se"], found["final_return"]) == (70.0, 2.0, 11.0)
+    saved.session_df(0, "eval").write_text("frame,total_reward,current_return,current_return_se\n799,70,70,2\n")
+    assert summary(saved)["current_return"] == 21.0
 
 
 @pytest.mark.slow

@@ -8,24 +8,28 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.report.baseline import known_baseline
-from slm_lab.experiment.report.metrics import Strengths, Table, current_return, last_value, session_metrics
+from slm_lab.experiment.report.metrics import Strengths, Table, current_return, is_recent, last_value, session_metrics
 from slm_lab.experiment.report.run import last_frame, read_table
 from slm_lab.spec.load.loader import load_spec
+
+_MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def summary(paths: RunPaths, trial: int = 0, table: int = 0) -> dict[str, float]:
     """Return the known metrics of a Session, or of one of its policies; {} before its first row.
 
-    With meta.rigorous_eval they are computed from evaluation. The metrics of strength are left out for a worker of a shared net, and if the
+    With meta.rigorous_eval they are computed from evaluation; else only the current return is that of the last evaluation, if it is recent.
+    The metrics of strength are left out for a worker of a shared net, and if the
     random baseline of the env is not known yet. Raises SpecError or UserError if the saved spec cannot be read.
     """
     spec = load_spec(paths.trial_spec(trial), paths.spec_name, for_search=False)
     mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"
-    train, rows = (_rows(paths.session_df(table, one, trial)) for one in ("train", mode))
+    train, evaluation = (_rows(paths.session_df(table, one, trial)) for one in _MODES)
+    rows = evaluation if mode == "eval" else train
     baseline = known_baseline(spec.env)
     strengths = Strengths.from_table(rows, baseline.mean_return if baseline is not None and not spec.meta.distributed else None)
     found = {
-        **current_return(rows),
+        **current_return(evaluation if spec.meta.may_evaluate and is_recent(evaluation, train) else rows),
         "final_return": last_value(rows, "total_reward"),
         "total_reward_ma": last_value(rows, "total_reward_ma"),
         **session_metrics(strengths),

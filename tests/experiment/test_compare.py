@@ -486,3 +486,13 @@ def test_the_current_return_is_that_of_evaluations_if_there_are_any(tmp_path: Pa
     paths.session_df(0, "eval").write_text("frame,total_reward\n100,50\n239,70\n")
     (seed,) = read_settings([str(root)])[0].seeds
     assert seed.final_return() == 3, "older than the last fifth of the frames"
+
+
+def test_a_comparison_of_evaluations_with_training_episodes_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    evaluated, other = make_run(tmp_path / "a", [[1, 2, 3]]), make_run(tmp_path / "b", [[1, 2, 3]])
+    RunPaths(evaluated, "a2c").session_df(0, "eval").write_text("frame,total_reward\n300,70\n")
+    settings = read_settings([str(evaluated), str(other)], ["A", "B"])
+    assert usable_metric("current_return", settings[:1]) == "current_return"
+    assert "recent evaluation" not in caplog.text
+    assert usable_metric("current_return", settings) == "current_return"
+    assert "not all seeds of B have a recent evaluation" in caplog.text

@@ -142,12 +142,23 @@ class SeedResult:
 def usable_metric(metric: str, settings: Iterable[Setting]) -> str:
     """Return `metric`, or total_reward, with a notice, in place of current_return if a run has no such column: the two differ."""
     if metric == "current_return":
+        settings = list(settings)
         for setting in settings:
             for seed in setting.all_seeds:
                 if not seed.evaluation and not all("current_return" in table for table in seed.tables):
                     notice(f"{setting.name} has no current_return; comparing total_reward, the mean return of the last 100 episodes")
                     return "total_reward"
+        _notify_if_mixed(settings)
     return metric
+
+
+def _notify_if_mixed(settings: Sequence[Setting]) -> None:
+    """Print a notice if the current return of some seeds is that of evaluations, and of others that of training episodes."""
+    evaluated = {bool(seed.evaluation or seed.few_evaluations) for setting in settings for seed in setting.seeds}
+    if len(evaluated) > 1:
+        without = [one.name for one in settings if not all(seed.evaluation or seed.few_evaluations for seed in one.seeds)]
+        what = "; the current return of these seeds is that of training episodes, and of the others that of evaluations"
+        notice(f"not all seeds of {', '.join(without)} have a recent evaluation{what}")
 
 
 @dataclass(frozen=True)

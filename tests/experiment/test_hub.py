@@ -143,6 +143,9 @@ def test_a_spec_that_names_code(published: Repo, tmp_path: Path, capsys: pytest.
     body["env"]["name"] = "tests.experiment.never_imported:CartPole-v1"
     published.files["spec.json"] = json.dumps({name: body}).encode()
     assert "env.name: 'tests.experiment.never_imported:CartPole-v1'" in refused(tmp_path, capsys, "me/cart")
+    body["env"]["name"] = "antigravity:3DCartPole-v1"
+    published.files["spec.json"] = json.dumps({name: body}).encode()
+    assert "env.name: 'antigravity:3DCartPole-v1'" in refused(tmp_path, capsys, "me/cart")
     body["env"] |= {"name": "CartPole-v1", "wrappers": [{"name": "subprocess:Popen"}]}
     published.files["spec.json"] = json.dumps({name: body}).encode()
     assert "env.wrappers[0].name: 'subprocess:Popen'" in refused(tmp_path, capsys, "me/cart")

@@ -28,7 +28,7 @@ LARGEST = {WEIGHTS: 2**31, "policy.onnx": 2**31, SPEC: 2**20, CARD: 2**20}
 """Size in bytes above which a file is not downloaded."""
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".zip", ".joblib")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
+_CODE = re.compile(r"\S+:\S+")
 """A name of the form "package.module:Name", whose module would be imported."""
 _WHY = {
     401: "the token is not valid: hf auth login, or set HF_TOKEN",

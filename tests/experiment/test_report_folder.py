@@ -116,7 +116,7 @@ def test_page_of_a_search_ranks_its_trials(search: RunPaths, capsys: pytest.Capt
     assert data_of(page)["title"] == "small, trial 1"
     assert report(capsys, str(search.root)) == search.report
     data = data_of(search.report)
-    assert data["kind"] == "search"
+    assert (data["kind"], data["status"]) == ("search", "done")
     assert data["facts"][0] == {"label": "trials", "value": "3", "note": "2 finished, 1 failed"}
     (ranking,) = data["tables_of"]
     assert ranking["columns"][1:7] == ["trial", "status", "current_return", "with new seeds", "gamma", "optim_spec.lr"]
@@ -135,7 +135,7 @@ def test_a_search_without_an_ended_trial_has_a_page(search: RunPaths, capsys: py
         table.unlink()
     data = data_of(report(capsys, str(search.root)))
     assert data["tables_of"][0]["rows"][0][2] == "running"
-    assert data["figures"] == []
+    assert (data["figures"], data["status"]) == ([], "stopped")
 
 
 def test_page_of_a_study_compares_and_links_to_its_runs(study: StudyPaths, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +143,7 @@ def test_page_of_a_study_compares_and_links_to_its_runs(study: StudyPaths, capsy
     report(capsys, str(run))
     assert report(capsys, str(study.root)) == study.report
     data = data_of(study.report)
-    assert data["kind"] == "study"
+    assert (data["kind"], data["status"]) == ("study", "stopped")
     assert data["facts"][0] == {"label": "runs", "value": "1 of 4", "note": "3 not run yet"}
     comparison, runs, terms, machines = data["tables_of"]
     assert comparison["rows"][0][:2] == ["A", "1"]

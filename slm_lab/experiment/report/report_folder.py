@@ -94,7 +94,7 @@ def _study_or_run(paths: StudyPaths, data_dir: Path, choice: Choice) -> Path:
     return write_study_report(study, paths, results)
 
 
-def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool) -> dict[str, Any]:
+def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
     """Return the keys that all pages have."""
     return {
         "version": VERSION,
@@ -103,7 +103,7 @@ def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool) ->
         "subtitle": subtitle,
         "folder": root.name,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "status": "running" if running else "done",
+        "status": "running" if running else "done" if complete else "stopped",
         **({"refresh": REFRESH} if running else {}),
     }
 
@@ -123,10 +123,12 @@ def _commands(found: Mapping[str, str]) -> list[dict[str, str]]:
 def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ended: bool = False) -> Path:
     """Write the page of a search, which may still be running, and return its path. Raises UserError if it cannot be written."""
     view = summarize_search(spec, search_records(state, paths, spec.meta.random_seed), state.metric)
-    return write_pages(paths.root, paths.report, search_data(view, paths, spec, running=not ended and in_use(paths.lock)))
+    complete = state.exhausted or sum(trial.ended for trial in state.trials) >= max(spec.meta.max_trial, len(state.trials))
+    data = search_data(view, paths, spec, running=not ended and in_use(paths.lock), complete=complete)
+    return write_pages(paths.root, paths.report, data)
 
 
-def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool) -> dict[str, Any]:
+def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool, complete: bool = True) -> dict[str, Any]:
     """Return the data of the page of a search (see report_data.py)."""
     mode = "eval" if spec.meta.rigorous_eval else "train"
     figures = [*return_figures(view, paths, "eval" if mode == "eval" else "train").items()]
@@ -135,7 +137,14 @@ def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bo
     ordered |= dict(figures[1:])
     run = Run(paths, paths.trials()[0] if paths.trials() else 0)
     return {
-        **_page("search", f"{view.space.spec.name}, search", f"{spec.agent.algorithm.name} in {run.env}", paths.root, running=running),
+        **_page(
+            "search",
+            f"{view.space.spec.name}, search",
+            f"{spec.agent.algorithm.name} in {run.env}",
+            paths.root,
+            running=running,
+            complete=complete,
+        ),
         "facts": _search_facts(view),
         "tables_of": [_ranking(view, paths)],
         "figures": [_figure(figure) for figure in ordered.values() if not figure_is_empty(figure)],
@@ -230,8 +239,16 @@ def study_data(
     decided = decisions(study, found, study.metric) if about_study(paths).get("max_seeds") is not None else []
     folder = shlex.quote(str(shown(paths.root)))
     commands = study_commands(study, paths)
+    complete = len(results) + len(failed) >= len(study.runs)
     return {
-        **_page("study", study.name, f"study of {len(study.entries)} entries in {', '.join(study.envs)}", paths.root, running=running),
+        **_page(
+            "study",
+            study.name,
+            f"study of {len(study.entries)} entries in {', '.join(study.envs)}",
+            paths.root,
+            running=running,
+            complete=complete,
+        ),
         "facts": _study_facts(study, results, failed),
         "paragraphs": [*decision_lines(study, decided), *findings(study, rows)] if found else ["No run has ended yet."],
         "tables_of": [_comparison(study, rows), _runs(paths, results), _definitions(study), _origins(results)],

@@ -17,7 +17,7 @@ from slm_lab.experiment.report.analyze import analyze_trial, return_text
 from slm_lab.experiment.report.compare import seeds_of
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.run.search.search import Search
-from slm_lab.experiment.run.trial import Trial
+from slm_lab.experiment.run.trial import Trial, _summary
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.evaluate import EvaluationPlan, plan_evaluation
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -173,7 +173,8 @@ def test_a_search_makes_none_by_default(make_spec: MakeSpec, tmp_path: Path) -> 
 )
 def test_every_way_of_training_evaluates(make_spec: MakeSpec, tmp_path: Path, no_baseline: None, meta: dict[str, Any]) -> None:
     result = Trial(make_spec(env={"max_frame": 1024}, meta={**meta, "eval_episodes": 2}), tmp_path).run()
-    assert result.metrics["evaluated"]
+    assert result.metrics["evaluated"] is True
+    assert "evaluated" not in "".join(_summary(result.metrics, 1)), "it is no number"
     for index in result.paths.sessions():
         assert len(rows(result.paths.session_df(index, "eval"))) == 8
 

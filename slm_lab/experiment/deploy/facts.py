@@ -14,6 +14,7 @@ from slm_lab.experiment.files.named_model import model_names, models_dir, named_
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.progress import estimate_number
+from slm_lab.lib.text import aligned
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -112,10 +113,7 @@ def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
         return f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"
     cells = [["name", "env", "algorithm", "return", "frames", "date"]]
     cells += [_cells(row) for row in rows if "problem" not in row]
-    widths = [max(len(row[column]) for row in cells) for column in range(6)]
-    lines = (
-        ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells] if len(cells) > 1 else []
-    )
+    lines = aligned(cells) if len(cells) > 1 else []
     return "\n".join([*lines, *(f"{row['name']}: {row['problem']}" for row in rows if "problem" in row)])
 
 

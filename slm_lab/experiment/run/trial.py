@@ -64,7 +64,8 @@ class TrialResult(dict[str, Any]):
         """Return the run folder and all metrics that are not None, one per line."""
         known = {name: value for name, value in self.metrics.items() if value is not None}
         width = max(map(len, known), default=0)
-        shown = (number(value) if isinstance(value, int | float) else value for value in known.values())
+        is_number = (isinstance(value, int | float) and not isinstance(value, bool) for value in known.values())
+        shown = (number(value) if a_number else value for a_number, value in zip(is_number, known.values(), strict=True))
         lines = (f"  {name:<{width}}  {value}" for name, value in zip(known, shown, strict=True))
         return "\n".join([f"TrialResult in {self.paths.root}", *lines])
 
@@ -82,7 +83,7 @@ class TrialResult(dict[str, Any]):
 
     @property
     def eval(self) -> pd.DataFrame:
-        """The evaluation rows in the same format; empty if there were none."""
+        """The evaluation rows in the same format; empty without evaluations."""
         return self.run.eval
 
     def agent(self, session: int | None = None, which: CheckpointKind = "best") -> LoadedAgent:
@@ -363,7 +364,8 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
 
 def _summary(metrics: dict[str, Any], max_frame: int) -> list[str]:
     """Return the metrics except the current return, two in a line; undefined metrics are omitted."""
-    shown = {name: value for name, value in metrics.items() if isinstance(value, int | float) and not name.startswith("current_return")}
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    shown = {name: value for name, value in numbers.items() if not name.startswith("current_return")}
     cells = [f"{name:<20}{number(value) + (f'/{max_frame}' if name == 'frame' else ''):<16}" for name, value in shown.items()]
     return ["".join(cells[at : at + 2]).rstrip() for at in range(0, len(cells), 2)]
 

@@ -35,7 +35,7 @@ class SessionResult:
     rows: list[RowValues] = field(default_factory=list)
     """Training rows of the first policy, see observers.COLUMNS; empty if a sink was given."""
     eval_rows: list[RowValues] = field(default_factory=list)
-    """Evaluation rows, if meta.rigorous_eval is on."""
+    """Evaluation rows."""
 
 
 class Session:

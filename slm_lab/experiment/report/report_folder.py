@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,17 @@ def _study_or_run(paths: StudyPaths, data_dir: Path, choice: Choice) -> Path:
     about = about_study(paths)
     study = load_study(about.get("source") or paths.study, paths.name, about.get("set", ()))
     results = [ResultRun(file) for file in sorted(paths.results.glob("*.json"))]
-    return write_study_report(study, paths, results)
+    decide = about.get("max_seeds") is not None
+    return write_study_report(_with_added_seeds(study, results) if decide else study, paths, results, decide=decide)
+
+
+def _with_added_seeds(study: Study, results: Sequence[ResultRun]) -> Study:
+    """Return the study with the runs that --until-decided has added."""
+    first = {(run.entry, run.env): run for run in reversed(study.runs)}
+    known = {(run.entry, run.env, run.random_seed) for run in study.runs}
+    ended = sorted((one.random_seed, one.content["entry"], one.env) for one in results)
+    added = [first[entry, env].with_seed(seed) for seed, entry, env in ended if (entry, env) in first and (entry, env, seed) not in known]
+    return replace(study, runs=(*study.runs, *added))
 
 
 def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
@@ -219,24 +230,33 @@ def _search_commands(view: SearchSummary, paths: RunPaths) -> dict[str, str]:
 
 
 def write_study_report(
-    study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]] = (), *, ended: bool = False
+    study: Study,
+    paths: StudyPaths,
+    results: Sequence[ResultRun],
+    failed: Sequence[tuple[str, str]] = (),
+    *,
+    ended: bool = False,
+    decide: bool = False,
 ) -> Path:
     """Write the page of a study, which may still be running, and return its path. Raises UserError if it cannot be written.
 
-    Args: failed: (entry, env) of each run that failed.
+    Args:
+        failed: (entry, env) of each run that failed.
+        decide: report whether each difference is decided (see report/decision.py).
     """
-    data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock))
+    data = study_data(study, paths, results, failed, running=not ended and in_use(paths.lock), decide=decide)
     return write_pages(paths.root, paths.report, data)
 
 
 def study_data(
-    study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]], *, running: bool
+    study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]], *, running: bool, decide: bool = False
 ) -> dict[str, Any]:
     """Return the data of the page of a study (see report_data.py)."""
     found = study_settings(study, results)
     study = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
-    decided = decisions(study, found, study.metric) if about_study(paths).get("max_seeds") is not None else []
+    decided = decisions(study, found, study.metric) if decide else []
+    sentences = findings(study, [row._replace(difference=None) for row in rows] if decided else rows)
     folder = shlex.quote(str(shown(paths.root)))
     commands = study_commands(study, paths)
     complete = len(results) + len(failed) >= len(study.runs)
@@ -250,7 +270,7 @@ def study_data(
             complete=complete,
         ),
         "facts": _study_facts(study, results, failed),
-        "paragraphs": [*decision_lines(study, decided), *findings(study, rows)] if found else ["No run has ended yet."],
+        "paragraphs": [*decision_lines(study, decided), *sentences] if found else ["No run has ended yet."],
         "tables_of": [_comparison(study, rows), _runs(paths, results), _definitions(study), _origins(results)],
         "figures": _study_figures(study, paths, found),
         "settings": {"spec": json.dumps({study.name: study.raw}, indent=2, ensure_ascii=False, default=str)},

@@ -236,6 +236,7 @@ def _study(found: Found) -> Entry:
     planned = sum(len(entry.get("random_seed") or spec["random_seed"]) for entry in spec["entries"]) * max(len(spec.get("envs") or []), 1)
     results, running = _names(study.results, ".json"), in_use(study.lock)
     begun = len(_names(study.runs))
+    planned = max(planned, begun)  # with the seeds that --until-decided has added
     envs = [str(env.get("label") or env["name"]).rpartition(":")[2] for env in spec.get("envs") or []]
     return {
         "name": name,

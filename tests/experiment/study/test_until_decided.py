@@ -20,6 +20,7 @@ from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.load.study_file import load_study
 from slm_lab.testing import FakeExecutor
 from tests.experiment.study.toys import STUDY, failing_run, made_up_run, results, write, write_made_up
+from tests.experiment.test_report_folder import data_of
 
 
 @pytest.fixture
@@ -55,6 +56,13 @@ def test_seeds_are_added_until_the_difference_is_decided(tmp_path: Path, capsys:
     assert set(results(paths)) == {(entry, seed) for entry in ("slow", "fast") for seed in range(8)}
     assert "Decided after 8 seeds: fast is above slow" in paths.report.read_text()
     assert about_study(paths)["max_seeds"] == 20
+    for again in (False, True):  # the page that the study wrote, and that of the command
+        if again:
+            paths.report.unlink()
+            assert main(["report", str(paths.root)]) == 0
+        data = data_of(paths.report)
+        assert (data["facts"][0]["value"], data["status"]) == ("16 of 16", "done")
+        assert "Decided after 8 seeds: fast is above slow" in " ".join(data["paragraphs"])
 
 
 @pytest.mark.usefixtures("_no_processes")

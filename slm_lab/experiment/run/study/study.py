@@ -423,7 +423,7 @@ class StudyExperiment(Experiment):
     def _write_page(self, paths: StudyPaths, *, ended: bool = False) -> Path:
         from slm_lab.experiment.report.report_folder import write_study_report
 
-        return write_study_report(self.study, paths, *self._results(paths), ended=ended)
+        return write_study_report(self.study, paths, *self._results(paths), ended=ended, decide=self.max_seeds is not None)
 
     def _report(self, paths: StudyPaths, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report

@@ -304,6 +304,7 @@ def seeds(case: Case) -> Finding | None:
     """
     count = len({session.number for session in case.sessions})
     concerns(not case.run.distributed, "the sessions train one net")
+    concerns(case.run.is_alone, "a search or a study has the other seeds")
     if count >= MIN_SEEDS:
         return None
     return Finding(

@@ -283,7 +283,7 @@ class _Trial:
         total = sum(counts.values())
         notes = [f"{count} {status}" for status, count in counts.items()] if len(counts) > 1 else []
         notes.append(f"random_seed {self.run.spec.get('meta', {}).get('random_seed')}")
-        notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 and not self.run.paths.holds_trials else []
+        notes += ["one seed shows little: meta.max_session=4 trains four"] if total == 1 and self.run.is_alone else []
         what = "worker" if self.run.distributed else "session"
         return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 

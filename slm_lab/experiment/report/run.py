@@ -22,7 +22,7 @@ import numpy as np
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.files.lock import in_use
-from slm_lab.experiment.files.paths import DataMode, RunPaths, not_a_run, run_paths_in
+from slm_lab.experiment.files.paths import DataMode, RunFolder, RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, curve
 from slm_lab.lib.log import notice
@@ -118,6 +118,11 @@ class Run:
     def env(self) -> str:
         """Name of the env, without the module that registers it."""
         return str(self.spec.get("env", {}).get("name", "?")).rpartition(":")[2]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is neither a trial of a search nor a run of a study."""
+        return not self.paths.holds_trials and not RunFolder(self.paths.root.absolute().parent).identity.is_file()
 
     @property
     def has_evaluation_curve(self) -> bool:

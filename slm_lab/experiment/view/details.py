@@ -59,12 +59,20 @@ def run(found: Found, trial: int, data: DataFolder) -> Content:
         return {
             "entry": entry | {"path": relative(found.folder, data), "trial": shown, "kind": found.kind},
             "trials": trials if found.kind == "run" and several else [],
-            "report": report_data(Run(paths, shown)) | {"files": []},  # whose links lead to files that are not served
+            "report": _without_links(report_data(Run(paths, shown))),
             "logs": _logs(paths, shown if several else None),
             "videos": _videos(paths),
         }
 
     return version_of(found), compute
+
+
+def _without_links(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a report without links to files, which are not served."""
+    settings = dict(report["settings"])
+    if settings["previous"] is not None:
+        settings["previous"] = settings["previous"] | {"href": None}
+    return report | {"files": [], "settings": settings}
 
 
 def relative(folder: Path, data: DataFolder) -> str:

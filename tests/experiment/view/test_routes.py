@@ -76,6 +76,14 @@ def test_evaluation_is_the_return_of_a_running_run(view: View, tmp_path: Path) -
     assert view.runs()[paths.root.name]["value"] == 88.0
 
 
+def test_the_report_of_a_run_has_no_link_to_a_file(view: View, tmp_path: Path) -> None:
+    first, second = make_run(tmp_path), make_run(tmp_path, 1)
+    first.report.write_text("")
+    report = view.get("run", path=second.root.name)["report"]
+    assert (report["settings"]["previous"]["name"], report["settings"]["previous"]["href"]) == (first.root.name, None)
+    assert report["files"] == []
+
+
 def test_an_old_evaluation_is_not_the_return_of_a_running_run(view: View, tmp_path: Path) -> None:
     """As in the metrics that it will have: older than a fifth of its frames, or missing for a Session."""
     paths = make_run(tmp_path, ended=False, meta__max_session=1, meta__eval_episodes=3)

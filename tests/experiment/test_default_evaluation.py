@@ -159,7 +159,9 @@ def test_a_search_makes_none_by_default(make_spec: MakeSpec, tmp_path: Path) -> 
     for given, expected in (("auto", 0), (4, 4)):
         body["small"]["meta"]["eval_episodes"] = given
         search = Search(load_spec(body, "small"), Plan(data_dir=tmp_path))
-        assert search.spec.meta.eval_episodes == expected
+        assert search.trial_spec({"agent.algorithm.gamma": 0.95}).meta.eval_episodes == expected
+        best = search.space.apply({"agent.algorithm.gamma": 0.95})
+        assert best.meta.eval_episodes == given, "the spec of the best trial, which is trained for longer"
         assert search.state.metric == "current_return"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, Self, TypeGuard, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -274,6 +274,11 @@ def duration(seconds: float) -> str:
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a metric is a number, and no text or truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def number(value: float | None) -> str:

@@ -24,7 +24,7 @@ from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.files.paths import DataMode, RunPaths, imported_run, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.analyze import EPISODES, analyze_trial, return_text
-from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.progress import is_number, number
 from slm_lab.experiment.report.report_page import attempt, write_trial_report
 from slm_lab.experiment.report.run import Run, last_frame, numbers, read_columns, read_json
 from slm_lab.experiment.report.writer import csv_bytes, json_bytes
@@ -107,7 +107,7 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
     files = [str(file) for file in (page, *graphs, paths.trial_metrics(t)) if file is not None and file.is_file()]
     left = unfinished(paths.root, paths.lock)
     aside = ("current_return", "current_return_se", "frame", "sessions", "failed")
-    others = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name not in aside}
+    others = {name: value for name, value in metrics.items() if is_number(value) and name not in aside}
     summary = "  ".join(f"{name} {number(value)}" for name, value in others.items())
     return "\n".join(filter(None, [_headline(run, spec, metrics, several, episodes), summary, *files, f"note: {left}" if left else ""]))
 

@@ -17,7 +17,7 @@ from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
 from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly
-from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.progress import is_number, number
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.report.trial_figures import return_curves
 from slm_lab.experiment.report.trial_record import METHOD, MIN_TRIALS, Importance, TrialRecord, key_importance, ranked
@@ -137,7 +137,7 @@ def search_records(state: SearchState, paths: RunPaths, random_seed: int | None)
         TrialRecord(
             trial.trial,
             trial.values,
-            {key: value for key, value in trial.metrics.items() if value is None or isinstance(value, int | float)},
+            {key: value for key, value in trial.metrics.items() if value is None or is_number(value)},
             trial.metric,
             trial.frame,
             trial.seconds,

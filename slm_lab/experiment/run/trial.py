@@ -25,7 +25,7 @@ from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.files.storage import StoredPath
 from slm_lab.experiment.files.trackers import wait_for_trackers
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
-from slm_lab.experiment.report.progress import ProgressDisplay, duration, number
+from slm_lab.experiment.report.progress import ProgressDisplay, duration, is_number, number
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
 from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_error, lock_of
 from slm_lab.experiment.run.sessions import SessionsJob
@@ -64,8 +64,7 @@ class TrialResult(dict[str, Any]):
         """Return the run folder and all metrics that are not None, one per line."""
         known = {name: value for name, value in self.metrics.items() if value is not None}
         width = max(map(len, known), default=0)
-        is_number = (isinstance(value, int | float) and not isinstance(value, bool) for value in known.values())
-        shown = (number(value) if a_number else value for a_number, value in zip(is_number, known.values(), strict=True))
+        shown = (number(value) if is_number(value) else value for value in known.values())
         lines = (f"  {name:<{width}}  {value}" for name, value in zip(known, shown, strict=True))
         return "\n".join([f"TrialResult in {self.paths.root}", *lines])
 
@@ -364,8 +363,7 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
 
 def _summary(metrics: dict[str, Any], max_frame: int) -> list[str]:
     """Return the metrics except the current return, two in a line; undefined metrics are omitted."""
-    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and not isinstance(value, bool)}
-    shown = {name: value for name, value in numbers.items() if not name.startswith("current_return")}
+    shown = {name: value for name, value in metrics.items() if is_number(value) and not name.startswith("current_return")}
     cells = [f"{name:<20}{number(value) + (f'/{max_frame}' if name == 'frame' else ''):<16}" for name, value in shown.items()]
     return ["".join(cells[at : at + 2]).rstrip() for at in range(0, len(cells), 2)]
 

@@ -85,7 +85,7 @@ class Search(Experiment):
     ) -> None:
         check_spec(spec)
         self.plan = plan or Plan()
-        self.spec = _without_evaluation_by_default(spec)
+        self.spec = spec
         self.paths, self.lock = paths, lock
         """The files of the search and the lock of its folder; None until the folder exists."""
         self._continued = state is not None
@@ -292,9 +292,17 @@ class Search(Experiment):
         new = shown_values(decision.values)
         table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
 
+    def trial_spec(self, values: Values) -> Spec:
+        """Return the spec of a trial, with meta.eval_episodes "auto" replaced by 0: trials are compared, and stopped early, by rows of
+        training."""
+        spec = self.space.apply(values)
+        if not spec.meta.evaluates_by_default:
+            return spec
+        return spec.model_copy(update={"meta": spec.meta.model_copy(update={"eval_episodes": 0})})
+
     def _job(self, paths: RunPaths, trial: TrialState, slot: int) -> TrialJob:
         after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)
-        spec, state = self.space.apply(trial.values), self.state
+        spec, state = self.trial_spec(trial.values), self.state
         sets: tuple[str, ...] = ()
         if self.spec.meta.search_algorithm == "pbt":
             after = min(after, trial.frame)
@@ -321,7 +329,7 @@ class Search(Experiment):
         table.say(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
 
         def job(trial: TrialState, slot: int) -> TrialJob:
-            spec = confirming.confirmation_spec(self.space.apply(trial.values), state.confirm_seed or 0)
+            spec = confirming.confirmation_spec(self.trial_spec(trial.values), state.confirm_seed or 0)
             plan = replace(self._plan_of(share, slot), common_seeds=True)
             return TrialJob(spec, runs, trial.trial, plan, state.metric, state.baseline)
 
@@ -392,13 +400,6 @@ class Search(Experiment):
         if stop.requested and (unfinished or len(records) < self.space.trials):
             raise KeyboardInterrupt
         return SearchResult(self.paths, records, summary)
-
-
-def _without_evaluation_by_default(spec: Spec) -> Spec:
-    """Return the spec with meta.eval_episodes "auto" replaced by 0: trials are compared, and stopped early, by rows of training."""
-    if not spec.meta.evaluates_by_default:
-        return spec
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"eval_episodes": 0})})
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:

@@ -121,7 +121,7 @@ def write_report(
     writer.write("table not written", (paths.table("csv"), partial(rows_csv, plain)))
     writer.close()
     table = paths.table("md")
-    return [*text_lines(study, rows, decided), *([str(table)] if table.is_file() else [])]
+    return [*text_lines(study, rows, decided), *([str(shown(table))] if table.is_file() else [])]
 
 
 def with_usable_metric(study: Study, found: Mapping[tuple[str, str], Setting]) -> Study:

@@ -32,7 +32,7 @@ from slm_lab.experiment.run.sessions import SessionsJob
 from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
 from slm_lab.experiment.training.resolve import completed
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import replace_file, shown
 from slm_lab.lib.log import notices_to
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
@@ -130,7 +130,7 @@ class Trial(Experiment):
         self._resumption, self.lock, self._folder = resumption, lock, folder
         self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
-        """The absolute path of the data folder, and the run folder's path as shown to the user."""
+        """The absolute path of the data folder, and its path as shown to the user; once there is one, that of the run folder."""
 
     @classmethod
     def resume(
@@ -168,6 +168,7 @@ class Trial(Experiment):
         """
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
+        self._shown = self.plan.data_dir if self._resumption is None else shown(self.plan.data_dir)
         with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted), os_exit_raises():
             if self.plan.storage is not None and self._engine != "ray":
                 only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
@@ -284,7 +285,7 @@ class Trial(Experiment):
             own = [paths.trial_spec(self.index), *([paths.spec] if self._folder is None else [])]
             for file in own if choices is not None else ():
                 replace_file(file, saved, sync=True)
-        self._shown = self.plan.data_dir / paths.root.name
+        self._shown /= paths.root.name
         self.paths = paths
         if self._folder is None:  # what a trial of a search prints is its log already
             display.log_to(paths.trial_log(self.index))

@@ -66,6 +66,17 @@ def test_seeds_are_added_until_the_difference_is_decided(tmp_path: Path, capsys:
 
 
 @pytest.mark.usefixtures("_no_processes")
+def test_files_are_named_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = study_until(tmp_path, max_seeds=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert f"open data/{paths.root.name}/report.html" in lines
+    assert str(tmp_path) not in "".join(lines)
+
+
+@pytest.mark.usefixtures("_no_processes")
 def test_only_undecided_entries_get_more_seeds_and_a_failure_ends_it(tmp_path: Path) -> None:
     third = {"spec": "a2c", "label": "same", "set": {"agent.algorithm.gamma": 0.9}}
     paths = study_until(tmp_path, max_seeds=11, entries=[*STUDY["entries"], third])

@@ -222,7 +222,7 @@ class Search(Experiment):
         trials = f"{self.space.trials} trials ({algorithm}), {share.concurrent} at a time"
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
         table.say(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
-        table.say(f"{self.paths.root}")
+        table.say(f"{shown(self.paths.root)}")
         if self._continued:
             ended = sum(trial.ended for trial in self.state.trials)
             running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)

@@ -198,7 +198,7 @@ class StudyExperiment(Experiment):
             self._folders: dict[tuple[str, int], RunFolder] = {}
             self._read_states(self.states, paths, known, adopted)
             table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
-            table.say(f"{paths.root}")
+            table.say(f"{shown(paths.root)}")
             if self.lock is not None and self.lock.killed is not None:
                 table.say(f"the last start, {self.lock.killed}, {ENDED}")
             table.say(table.summary())
@@ -433,7 +433,7 @@ class StudyExperiment(Experiment):
             table.say(line)
         page = attempt(partial(self._write_page, paths, ended=True))
         if page is not None:
-            table.say(f"open {page}")
+            table.say(f"open {shown(page)}")
         if results:
             env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""
             table.say(f"play the best run: slm-lab enjoy@{shown(paths.root)}{env}")

@@ -90,11 +90,11 @@ def _run(run: Run) -> Entry:
 
 def about(run: Run) -> Entry:
     """Return what the spec of a run tells, and its status."""
-    env, meta = run.spec.get("env", {}), run.spec.get("meta", {})
+    env, meta, agent = (run.spec.get(part, {}) for part in ("env", "meta", "agent"))
     return {
         "name": run.name,
         "env": run.env,
-        "algorithm": str(run.spec.get("agent", {}).get("name", "")),
+        "algorithm": str(agent.get("name") or agent.get("algorithm", {}).get("name", "")),  # a search saves the spec as it was written
         "mode": run.mode,
         "status": run.status,
         "sessions": int(meta.get("max_session", 1)),

@@ -112,7 +112,7 @@ def make_study(data: Path, runs: int = 2, index: int = 70) -> StudyPaths:
     entries = [{"spec": "base", "label": "A"}, {"spec": "base", "label": "B"}]
     paths.study.write_text(json.dumps({"tiny": {"study": {"entries": entries, "random_seed": [1, 2]}}, "$study": {}}))
     for number in range(runs):
-        entry, seed = "AB"[number // 2], 1 + number % 2
+        entry, seed = "ABC"[number // 2], 1 + number % 2
         folder = paths.runs / f"{entry}_{seed}"
         make_run(folder, index + 1, value=partial(_tenth, add=10.0 * number))
         identity = {"entry": entry, "env": "CartPole-v1", "random_seed": seed}

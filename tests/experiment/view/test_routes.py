@@ -52,8 +52,18 @@ def test_list(view: View, tmp_path: Path) -> None:
     assert entry["seconds"] == 10.0  # of the last row; times of files change when they are copied
     entry = found[search.root.name]
     assert (entry["kind"], entry["status"], entry["text"], entry["best"], entry["value"]) == ("search", "done", "3 of 3 trials", 1, 40.0)
+    assert entry["algorithm"] == "PPO"
     entry = found[study.root.name]
     assert (entry["kind"], entry["status"], entry["text"], entry["progress"]) == ("study", "stopped", "3 of 4 runs", 0.75)
+
+
+def test_runs_that_a_study_adds_are_counted(view: View, tmp_path: Path) -> None:
+    study = make_study(tmp_path, 6)  # two of the six runs were added by --until-decided
+    entry = view.runs()[study.root.name]
+    assert (entry["status"], entry["text"], entry["progress"]) == ("done", "6 of 6 runs", 1.0)
+    (study.results / "C_2.json").unlink()
+    entry = view.runs()[study.root.name]
+    assert (entry["status"], entry["text"]) == ("stopped", "5 of 6 runs")
 
 
 def test_progress_return_and_remaining_time_of_a_running_run(view: View, tmp_path: Path) -> None:

@@ -176,6 +176,19 @@ def test_the_text_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert any("more key" in line for line in lines)
 
 
+def test_a_damaged_table_is_named_and_has_no_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = made(tmp_path / "a", [[1, 2], [3, 4]]), made(tmp_path / "b", [[1, 2], [3, 4]])
+    table = RunPaths(a, "a2c").session_df(1)
+    table.write_bytes(b"frame,\rloss\n1,\r2\n")
+    assert cli.main(["diff", str(a), str(b)]) == 0
+    printed = capsys.readouterr().out
+    assert table.name in caplog.text
+    assert "session 0: 2 rows are equal" in printed
+    assert "2 more rows in B" in printed
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = made(tmp_path / "a_2026_01_01_000000", [[1, 2]]), made(tmp_path / "a_2026_01_02_000000", [[1, float("nan")]])
     assert cli.main(["diff", str(a), "latest", "--json", "--data-dir", str(tmp_path)]) == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,8 +129,16 @@ def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
         for mode in ("train", "eval"):
             files = [run.paths.session_df(index, mode, run.trial) for run in (a, b)]
             if all(file.is_file() for file in files):
-                one, other = map(read_columns, files)
+                one, other = map(_columns, files)
                 yield TableDifference(index // a.policies, index % a.policies, mode, compare_rows(one, other))
+
+
+def _columns(file: Path) -> dict[str, list[str]]:
+    """Return the columns of a table, {} if it is damaged: `Run.tables` has said so."""
+    try:
+        return read_columns(file)
+    except (OSError, csv.Error):
+        return {}
 
 
 def _returns(a: Run, b: Run) -> Returns | None:

@@ -146,8 +146,10 @@ def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> 
     times = [reached(one, level) for one in (own, best)]
     if level is None or times == [None, None]:
         return f"{text}."
-    first, second = ("never" if frame is None else f"at frame {frame:,.0f}" for frame in times)
-    return f"{text}; it reached {rounded(level)} {first}, {pair.best_name} {second}."
+    own_frame, best_frame = (None if frame is None else f"at frame {frame:,.0f}" for frame in times)
+    if own_frame is None:
+        return f"{text}; it never reached {rounded(level)}, {pair.best_name} did {best_frame}."
+    return f"{text}; it reached {rounded(level)} {own_frame}, {pair.best_name} {best_frame or 'never did'}."
 
 
 def _fall(pair: _Pair, one: Curve) -> str:

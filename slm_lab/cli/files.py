@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -128,3 +129,14 @@ def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
         options["data-dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir
     given = ((f"--{name}", str(value)) for name, value in options.items() if value is not None)
     return [folder, *(word for pair in given for word in pair)]
+
+
+def model_lines(name: str, data_dir: Path) -> str:
+    """Return lines that say how a model is played, loaded and uploaded."""
+    from slm_lab.experiment.files.named_model import models_dir
+
+    other = data_dir != DATA_DIR
+    options = ["--data-dir", str(data_dir)] if other else []
+    loaded = str(models_dir(data_dir) / name) if other else name
+    play, push = shlex.join(["slm-lab", f"enjoy@{name}", *options]), shlex.join(["slm-lab", "push", name, "USER/REPO", *options])
+    return f"play it:   {play}\nload it:   load_agent({loaded!r})\nshare it:  {push}"

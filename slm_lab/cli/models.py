@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from slm_lab.cli.files import model_lines
 from slm_lab.cli.output import print_json, print_result
 from slm_lab.cli.parser import UsageError
 
@@ -34,4 +35,6 @@ def pull(words: list[str], arguments: Namespace) -> int:
     from slm_lab.experiment.deploy.hub import pull as download
 
     name = getattr(arguments, "as")
-    return print_result(download(words[0], arguments.data_dir, name, replace=arguments.replace, trust_code=arguments.trust_code))
+    described = download(words[0], arguments.data_dir, name, replace=arguments.replace, trust_code=arguments.trust_code)
+    registered = name or words[0].partition("@")[0].rpartition("/")[2]
+    return print_result(f"{described}\n{model_lines(registered, arguments.data_dir)}")

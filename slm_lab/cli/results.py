@@ -6,7 +6,7 @@ import shlex
 from argparse import Namespace
 from pathlib import Path
 
-from slm_lab.cli.files import agent_words
+from slm_lab.cli.files import agent_words, model_lines
 from slm_lab.cli.output import OK, print_error, print_json, print_result
 from slm_lab.cli.parser import USER_ERROR, UsageError
 
@@ -46,7 +46,7 @@ def export(words: list[str], arguments: Namespace) -> int:
         where, *options = agent_words(words[0], training.paths.root, arguments)
         return print_result(f"{result}\nplay it:   slm-lab {shlex.join([f'enjoy@{where}', *options])}")
     done = register(training, name, arguments.data_dir, arguments.format, which, arguments.session, replace=arguments.replace)
-    return print_result(f"{summary(done)}\nslm-lab enjoy@{name}, load_agent({name!r}), slm-lab push {name} USER/REPO")
+    return print_result(f"{summary(done)}\n{model_lines(name, arguments.data_dir)}")
 
 
 def doctor(words: list[str], arguments: Namespace) -> int:
@@ -82,12 +82,13 @@ def retro_analyze(words: list[str], arguments: Namespace) -> int:
     from slm_lab.experiment.files.find import newest_run
     from slm_lab.experiment.plan import UserError
     from slm_lab.experiment.report.retro_analyze import retro_analyze as analyze
-    from slm_lab.experiment.report.run import run_folders
+    from slm_lab.experiment.report.run import run_folders, with_data_dir
 
     folders, code = dict[Path, Path](), OK
     for word in words:
         try:
-            for folder in [newest_run(arguments.data_dir).root] if word == "latest" else run_folders(word):
+            named = with_data_dir(word, arguments.data_dir)
+            for folder in [newest_run(arguments.data_dir).root] if word == "latest" else run_folders(named):
                 folders.setdefault(folder.resolve(), folder)
         except UserError as error:
             print_error(str(error))

@@ -215,6 +215,14 @@ def test_dev_and_failed_runs_are_compared_only_if_named_one_by_one(tmp_path: Pat
         read_settings([str(tmp_path / "[dw]*")])
 
 
+def test_a_run_is_named_with_or_without_the_data_folder(tmp_path: Path) -> None:
+    make_run(tmp_path / "r0", [[1, 1]])
+    (setting,) = read_settings(["r0"], data_dir=tmp_path)
+    assert [run.paths.root for run in setting.runs] == [tmp_path / "r0"]
+    with pytest.raises(UserError, match="'r1' is not a folder"):
+        read_settings(["r1"], data_dir=tmp_path)
+
+
 def test_a_pattern_names_several_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(3):
         make_run(tmp_path / f"r{i}", [[i, i]])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 import shutil
 import struct
 from io import StringIO
@@ -17,6 +19,7 @@ from ruamel.yaml import YAML
 
 import slm_lab
 from slm_lab.cli import main
+from slm_lab.cli.files import model_lines
 from slm_lab.experiment.deploy import export, register
 from slm_lab.experiment.deploy.load import load_agent
 from slm_lab.experiment.files import bundle as state
@@ -118,6 +121,17 @@ def test_names(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "swing", "--data-dir", str(own), "--replace"]) == 2
     assert main(["export", "swing", "--data-dir", str(own), "--as", "x", "--out", str(own / "x.onnx")]) == 2
     assert sorted(own.rglob("*")) == before
+
+
+@pytest.mark.parametrize("data_dir", [Path("data"), Path("other folder")])
+def test_the_lines_that_are_printed_name_the_model(data_dir: Path, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.parent)
+    own.rename("moved")
+    Path("moved").rename(data_dir)
+    play, load, share = (line.partition(":")[2].strip() for line in model_lines("swing", data_dir).splitlines())
+    assert main([*shlex.split(play)[1:], "--episodes", "1"]) == 0
+    load_agent(ast.literal_eval(load.removeprefix("load_agent(").removesuffix(")")))
+    assert shlex.split(share)[:4] == ["slm-lab", "push", "swing", "USER/REPO"]
 
 
 def test_replace(own: Path) -> None:

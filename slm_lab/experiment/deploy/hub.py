@@ -93,7 +93,7 @@ def pull(where: str, data_dir: Path, name: str | None = None, *, replace: bool =
             described = _checked(where, ModelPaths(temporary, name), trust_code)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
-    return f"{described}: {folder}\nslm-lab enjoy@{name}, load_agent({name!r})"
+    return f"{described}: {folder}"
 
 
 def _check_repo(repo: str) -> None:

@@ -39,7 +39,7 @@ from slm_lab.experiment.report.metrics import (
     median_reached,
 )
 from slm_lab.experiment.report.return_range import return_range
-from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders
+from slm_lab.experiment.report.run import Run, Status, global_table, load_run, run_folders, with_data_dir
 from slm_lab.experiment.report.statistics import aggregate, interquartile_mean
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
@@ -249,11 +249,11 @@ def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int
 def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choice = BEST, data_dir: Path = Path("data")) -> list[Setting]:
     """Group the runs named by `words` by label, or without labels by the content of their specs, excluding seeds (see Run.settings).
 
-    A word is a run folder, the folder of a search or study, a pattern of run folders, or what `find_training` takes. Of a search the best
-    trial is compared (the confirmed one if there is one), or `choice.trial`; of a study all runs, or those of the entry, env and seed of
-    `choice`. Runs of mode dev and failed runs that match only a pattern are left out, with a
-    notice. Runs of different envs are different settings, even with the same label. Different specs of the same name are labelled by the
-    keys that differ: "ppo_cartpole gamma=0.5".
+    A word is a run folder, the folder of a search or study, with or without `data_dir`, a pattern of run folders, or what `find_training`
+    takes. Of a search the best trial is compared (the confirmed one if there is one), or `choice.trial`; of a study all runs, or those of
+    the entry, env and seed of `choice`. Runs of mode dev and failed runs that match only a pattern are left out, with a notice. Runs of
+    different envs are different settings, even with the same label. Different specs of the same name are labelled by the keys that
+    differ: "ppo_cartpole gamma=0.5".
 
     Raises UserError. Runs of one label with different specs, and runs that failed or have not ended, cause notices.
     """
@@ -266,7 +266,7 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choi
         raise UserError("--label is empty; expected a name for each RUN")
     groups: dict[tuple[str, str, str], list[Run]] = {}
     seen: set[tuple[Path, int]] = set()
-    for index, word in enumerate(words):
+    for index, word in enumerate(with_data_dir(word, data_dir) for word in words):
         for run in study_results(word, choice) or _named_runs(word, choice, data_dir):
             if not seeds_of(run):
                 raise UserError(f"'{run.paths.root}' has no rows yet: no session table in {run.paths.info_dir}")

@@ -241,6 +241,12 @@ def load_run(folder: str | Path) -> Run:
     return run
 
 
+def with_data_dir(word: str, data_dir: Path) -> str:
+    """Return the path of a folder that is named as it is in the data folder, and any other word as it is."""
+    named = word not in {"", "latest"} and not Path(word).is_dir() and (data_dir / word).is_dir()
+    return str(data_dir / word) if named else word
+
+
 def run_folders(word: str) -> list[Path]:
     """Return the folder `word`, or the run folders that match it as a pattern with *, ? or [. Raises UserError if there are none."""
     if word and Path(word).is_dir():
@@ -263,7 +269,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
     The file may still be growing, or its writer may have been killed: a last line without a newline is dropped, even if it looks complete.
     Lines with a wrong number of cells are dropped too.
 
-    Raises OSError if an existing file cannot be read.
+    Raises OSError if an existing file cannot be read, csv.Error if it is not CSV.
     """
     if not path.exists():
         return {}

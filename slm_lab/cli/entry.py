@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
-from slm_lab.cli.parser import COMMANDS, USER_ERROR, UsageError, check_options_apply, make_parser
+from slm_lab.cli.parser import COMMANDS, MODES, USER_ERROR, UsageError, check_options_apply, make_parser
 from slm_lab.lib.process import delay_garbage_collection
 
 INTERRUPTED = 130
@@ -58,7 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.path.append(here)  # for "package.module:Name" in a spec
     try:
         line = list(sys.argv[1:] if argv is None else argv)
-        about = line[0] if line and line[0] in COMMANDS and {"-h", "--help"}.intersection(line) else None
+        first = line[0] if line and line[0] in COMMANDS else line[0].partition("@")[0] if line else ""
+        about = first if first in (*COMMANDS, *MODES) and {"-h", "--help"}.intersection(line) else None
         arguments = make_parser(about).parse_intermixed_args(line)
         words = arguments.words
         name = words.pop(0) if words and words[0] in COMMANDS else "run"

@@ -268,6 +268,18 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.endswith(f"slm-lab {slm_lab.__version__}\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"), [(["train"], "[FILE [NAME]] train [options]"), (["enjoy@latest"], "enjoy@{"), (["diff"], "diff A B")]
+)
+def test_help_of_one_command_or_mode(words: list[str], usage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert usage in text
+    assert "retro_analyze" not in text
+
+
 def test_help_needs_no_library() -> None:
     """Each of these takes longer to import than the help text takes to print."""
     code = """

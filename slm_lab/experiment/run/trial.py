@@ -332,9 +332,11 @@ class Trial(Experiment):
     def _next_commands(self, metrics: Mapping[str, Any]) -> list[str]:
         """Return lines with the commands that are useful after this run; [] in mode dev."""
         shown, status = shlex.quote(str(self._shown)), metrics.get("status")
-        if self.plan.mode == "dev" or status not in ("done", "failed"):
+        if self.plan.mode == "dev" or status not in ("done", "failed", "stopped"):
             return []
         again = [f"try again: slm-lab train@{shown}"] if status == "failed" else []
+        if status == "stopped":
+            return [] if self._console is not None else [f"continue:  slm-lab train@{shown}"]
         if not metrics["sessions"] or self._console is not None:  # in a search or study, which has its own commands
             return again
         lines = [*again, f"play it:   slm-lab enjoy@{shown}"]

@@ -135,6 +135,7 @@ def test_a_signal_keeps_what_there_is(command: MakeCommand, search_body: Callabl
     state, paths = state_of(made), paths_of(made)
     running = [trial.trial for trial in state.trials if trial.status == "running"]
     assert running
+    assert f"{len(running)} interrupted; " in output
     assert "continue it with slm-lab search@" in output
     assert "Traceback" not in output
     for trial in running:

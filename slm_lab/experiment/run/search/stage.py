@@ -111,6 +111,7 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
     records = summary.ranked
     counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
     seconds = sum(record.seconds for record in records)
+    counts["interrupted"] = counts.pop("running")  # the search has ended, and none runs any more
     lines = [f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training"]
     lines += _ranking([one for one in records if one.metric is not None][: max(3, state.confirm)], state.metric)
     if summary.importance is not None:

@@ -125,6 +125,15 @@ def test_other_seeds_are_no_pairs(tmp_path: Path) -> None:
     assert text.endswith("more than 1,000 seeds would be needed to show one of this size")
 
 
+def test_intervals_stay_within_the_range_of_returns(tmp_path: Path) -> None:
+    """Of CartPole: 0 to 500, so that a difference is at most 500."""
+    result = found(made(tmp_path / "a", [[10], [490]]), made(tmp_path / "b", [[20], [480]], meta={"random_seed": 9}))
+    assert result.returns is not None
+    assert result.returns.difference is not None
+    assert (result.returns.difference.low, result.returns.difference.high) == (-500, 500)
+    assert "A  250 [0, 500]" in difference_text(result)
+
+
 @pytest.mark.parametrize("paired", [True, False])
 def test_the_needed_seeds_show_the_difference_in_four_of_five_cases(paired: bool) -> None:
     """Simulated: the interval of `difference` excludes 0 in about 80 % of samples of that many seeds."""

@@ -17,6 +17,7 @@ import numpy as np
 from slm_lab.experiment.report.compare import Setting, differing_keys, seeds_of, usable_metric
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
 from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_quantile
+from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
 from slm_lab.lib.files import shown
@@ -149,7 +150,9 @@ def _returns(a: Run, b: Run) -> Returns | None:
     seeds = [run.spec.get("meta", {}).get("random_seed") for run in (a, b)]
     paired = seeds[0] == seeds[1] and a.trial == b.trial and own.keys() == other.keys() and not (a.distributed or b.distributed)
     values, others = [own[s] for s in sorted(own)], [other[s] for s in sorted(other)]
-    return Returns(metric, own, other, paired, difference(values, others, paired=paired), needed_seeds(values, others, paired=paired))
+    bounds = return_range(a.settings())
+    found = difference(values, others, paired=paired, bounds=bounds if bounds == return_range(b.settings()) else None)
+    return Returns(metric, own, other, paired, found, needed_seeds(values, others, paired=paired))
 
 
 def _final_returns(run: Run, metric: str) -> dict[int, float]:
@@ -309,7 +312,7 @@ def _return_texts(found: RunDifference) -> list[str]:
     for name, run, values in (("A", found.a, returns.a), ("B", found.b, returns.b)):
         status = "" if run.status == "done" else f"; {run.status}"
         seeds = ", ".join(number_text(value) for value in values.values())
-        lines.append(f"{name}  {estimate_text(estimate(list(values.values())))}; seeds: {seeds}{status}")
+        lines.append(f"{name}  {estimate_text(estimate(list(values.values()), return_range(run.settings())))}; seeds: {seeds}{status}")
     return [*lines, verdict(returns)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -87,6 +88,41 @@ def test_given_keys(make_spec: MakeSpec, meta: dict[str, Any], expected: Evaluat
     again = load_spec(dump_spec(spec), "small")
     assert plan_evaluation(spec, 500_000, 500) == plan_evaluation(again, 500_000, 500) == expected
     assert spec.meta.may_evaluate == again.meta.may_evaluate == (expected is not None)
+
+
+class Exclusive(gym.Env[np.ndarray, int]):
+    """Refuses to exist twice, as an env does that binds a port."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+    alive = 0
+
+    def __init__(self) -> None:
+        if Exclusive.alive:
+            raise OSError("address already in use")
+        Exclusive.alive += 1
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+    def close(self) -> None:
+        Exclusive.alive -= 1
+
+
+gym.register("Exclusive-v0", Exclusive, max_episode_steps=100)
+
+
+def test_an_env_that_cannot_exist_twice(make_spec: MakeSpec) -> None:
+    """The error says that evaluation needs another, and how to train without."""
+    name = f"{__name__}:Exclusive-v0"
+    with pytest.raises(SpecError, match=r"address already in use.*meta\.eval_episodes=0"):
+        Session(make_spec(env={"name": name, "num_envs": 1, "max_frame": 500_000})).build()
+    session = Session(make_spec(env={"name": name, "num_envs": 1, "max_frame": 500_000}, meta={"eval_episodes": 0})).build()
+    session.close()
+    assert Exclusive.alive == 0
 
 
 def test_both_forms_of_evaluation_exclude_each_other(spec_body: Callable[..., dict[str, Any]]) -> None:

@@ -45,6 +45,7 @@ from slm_lab.lib.rng import Seeds, session_seeds
 from slm_lab.lib.store import Shareable, Store
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
 
 
 class SessionParts:
@@ -196,8 +197,18 @@ class SessionParts:
         self.learners.append(learner)
         self._closing.append(learner.close)
         if learner.evaluation is not None:
-            learner.eval_env = self._make_env(seeds.eval_env, learner.evaluation.envs)
+            learner.eval_env = self._make_eval_env(seeds.eval_env, learner.evaluation.envs)
         return learner
+
+    def _make_eval_env(self, seed: int, num_envs: int) -> Env:
+        """Build the env to evaluate in. The error of one that the spec does not ask for names the key that switches evaluation off."""
+        try:
+            return self._make_env(seed, num_envs)
+        except SpecError as error:
+            if self.spec.meta.eval_episodes != "auto" or self.spec.meta.rigorous_eval:
+                raise
+            hint = f"; it is one of {num_envs} envs for evaluation: meta.eval_episodes=0 trains without evaluation"
+            raise SpecError(error.source, [replace(one, message=f"{one.message}{hint}") for one in error.problems]) from None
 
     @property
     def frames(self) -> int:

@@ -184,6 +184,7 @@ CTRL_C: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_an_env_blocks(tmp_path: Path, spec_body: SpecBody) -> None:
     """It ends in bounded time with the last rows, checkpoint and graphs; both kinds at once, which saves time."""
     runs = {}

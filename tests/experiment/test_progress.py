@@ -71,7 +71,7 @@ def test_sessions_that_wait_are_queued() -> None:
     assert "queued" in file.getvalue()
 
 
-@pytest.mark.parametrize("warm_up", [0, 3000])
+@pytest.mark.parametrize("warm_up", [0, pytest.param(3000, marks=pytest.mark.slow)])
 def test_the_speed_is_that_of_whole_updates(warm_up: int) -> None:
     """An update that takes 100 times as long as a step: what is shown as the time left is right within a factor of 1.5."""
     clock, step, rollout, frames = Clock(), 0.001, 128, 40_000

@@ -231,7 +231,8 @@ def check_saved(paths: RunPaths, sessions: int) -> None:
     assert json.loads(paths.trial_metrics().read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize(("number", "sessions"), [pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGHUP, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "sessions"), [(signal.SIGTERM, 1), (signal.SIGHUP, 2)])
 def test_signals_to_the_whole_group(number: signal.Signals, sessions: int, command: Callable[..., Command], spec_body: SpecBody) -> None:
     """Every Session saves itself, graphs are drawn, no process is left. Sent twice as `timeout` does it: one request all the same.
 

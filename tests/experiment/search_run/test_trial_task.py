@@ -134,6 +134,7 @@ def test_trials_have_their_own_seeds_or_common_ones(job: Callable[..., TrialJob]
     assert session_seeds(5, 0, 0) != session_seeds(5, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_trial_takes_over_the_state_of_another(job: Callable[..., TrialJob]) -> None:
     source, other = (job(trial=trial, env={"max_frame": 20_000}, meta={"log_frequency": 1000}) for trial in (0, 1))
     run(source, stop_at=4000)

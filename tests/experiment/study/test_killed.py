@@ -72,6 +72,7 @@ def check(paths: StudyPaths, straight: StudyPaths, runs: int) -> None:
             assert one.tables("train")[0][name].tolist() == other.tables("train")[0][name].tolist()
 
 
+@pytest.mark.slow
 def test_a_killed_study_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     killed = kill_and_continue(tmp_path / "killed", 3000, 1, [6.0])

@@ -91,6 +91,7 @@ def test_what_has_ended_does_not_run_again(study: StudyPaths, tmp_path: Path) ->
     assert study.table("json").read_bytes() == table
 
 
+@pytest.mark.slow
 def test_more_seeds_and_a_new_entry_run_alone(study: StudyPaths, tmp_path: Path) -> None:
     before = written(study)
     third = {"spec": "a2c", "label": "first", "set": {"agent.algorithm.gamma": 0.9}}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slm_lab.experiment.report.metrics import difference, estimate
@@ -122,6 +122,7 @@ RETURNS = st.lists(st.floats(LOW, HIGH), min_size=2, max_size=6)
 
 
 @settings(max_examples=40, deadline=None)
+@example([0.0, 0.0], [0.0, 1.24e-143])
 @given(RETURNS, RETURNS)
 def test_no_interval_leaves_the_range(own: list[float], others: list[float]) -> None:
     for one in (estimate(own, (LOW, HIGH)), aggregate([np.array(own)], interquartile_mean, replicates=100)):

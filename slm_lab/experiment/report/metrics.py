@@ -324,7 +324,8 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
     variance = sum(parts)
     if variance == 0.0:
         return _around(value, 0.0)
-    freedom = variance**2 / sum(part**2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
+    # of shares, which do not underflow as squares of tiny variances do
+    freedom = 1.0 / sum((part / variance) ** 2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
     return _around(value, t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance), widest)
 
 

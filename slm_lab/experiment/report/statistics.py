@@ -120,7 +120,7 @@ def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None
     parts = [float(np.var(one, ddof=1)) / len(one) for one in (values, others)]
     if (variance := sum(parts)) == 0.0:
         return None
-    freedom = variance**2 / sum(part**2 / (len(one) - 1) for part, one in zip(parts, (values, others), strict=True))
+    freedom = 1.0 / sum((part / variance) ** 2 / (len(one) - 1) for part, one in zip(parts, (values, others), strict=True))
     return student_t_tails((float(np.mean(values)) - float(np.mean(others))) / math.sqrt(variance), freedom)
 
 

@@ -16,7 +16,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 CACHED := env -u PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo setup test arithmetic slow check format schema docs bench benchmarks gpu clean
+.PHONY: demo setup test arithmetic slow check types pages format schema docs bench benchmarks gpu clean
 
 demo: $(CORE)
 	$(CACHED) $(BIN)/python run_lab.py
@@ -65,8 +65,13 @@ slow: $(TEST)
 check: $(CHECK)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(CACHED) $(BIN)/mypy --strict slm_lab
 	$(CACHED) $(BIN)/lint-imports
+	@$(MAKE) --no-print-directory --output-sync --jobs 2 types pages
+
+types: $(CHECK)
+	$(CACHED) $(BIN)/mypy --strict slm_lab
+
+pages: $(CHECK)
 	$(CACHED) $(BIN)/python tools/generate.py --check
 	NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict --quiet
 

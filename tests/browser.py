@@ -72,7 +72,7 @@ class Browser:
         self._send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
 
     def scheme(self, scheme: str, media: str = "") -> None:
-        """Use the colour scheme "dark" or "light"."""
+        """Emulate `prefers-color-scheme`, "dark" or "light", from now on."""
         self._send("Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, page: Path | str) -> None:

@@ -12,9 +12,9 @@ from slm_lab.cli.parser import UsageError
 def view(words: list[str], arguments: Namespace) -> int:
     """Serve the page until Ctrl-C."""
     if len(words) > 1:
-        raise UsageError(f"too many arguments after view {words[0]}: {' '.join(words[1:])}; expected view [DATA_DIR]")
+        raise UsageError(f"view: too many arguments after DATA_DIR: {' '.join(words[1:])}; expected view [DATA_DIR]")
     from slm_lab.experiment.view.serve import serve
 
     folder = Path(words[0]) if words else arguments.data_dir
-    serve(folder, arguments.port, lambda text: print_result(text), browser=not arguments.no_browser)
+    serve(folder, arguments.port, print_result, browser=not arguments.no_browser)
     return OK

@@ -117,8 +117,9 @@ def _time(path: Path) -> float:
 def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
     """Return a part of a log: text, and its begin, end and the size of the file in bytes.
 
-    The part ends at the end of the file, or at `before`; it begins at `after`, and has at most _LOG_BYTES. Of a file that became shorter
-    than `after` the end is returned.
+    Args:
+        after: byte at which the part begins; None, or if the file has become shorter than that: the last _LOG_BYTES before the end.
+        before: byte at which the part ends; None: the end of the file. A part has at most _LOG_BYTES.
     """
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -167,8 +168,7 @@ def search(found: Found, data: DataFolder) -> Content:
 
 def _searched(found: Found) -> list[str]:
     """Return the searched keys of a saved spec: paths, with the distribution after two underscores."""
-    block = Run(RunPaths(found.folder, found.stem)).paths.spec
-    ((_, body),) = json.loads(block.read_text(encoding="utf-8")).items()
+    ((_, body),) = json.loads(found.paths.spec.read_text(encoding="utf-8")).items()
     return list(_leaves(body.get("search") or {}))
 
 
@@ -203,12 +203,7 @@ def study(found: Found, data: DataFolder) -> Content:
         raise NotServed(f"{found.folder.name} is no study", 400)
 
     def compute() -> dict[str, Any]:
-        runs = []
-        for entry in study_runs(found, data.root):
-            identity = read_json(data.root / entry["path"] / ".." / "study_run.json") or {}
-            runs.append(
-                entry | {name: identity.get(name) for name in ("entry", "random_seed")} | {"env": identity.get("env", entry["env"])}
-            )
+        runs = [entry | _identity(data.root / entry["path"]) for entry in study_runs(found, data.root)]
         return {"entry": entry_of(found) | {"path": relative(found.folder, data)}, "runs": runs}
 
     state = [version_of(found, ("", "results"))]
@@ -217,6 +212,7 @@ def study(found: Found, data: DataFolder) -> Content:
 
 
 def _identity(folder: Path) -> dict[str, Any]:
-    """Return entry, env and random_seed of a run of a study."""
+    """Return entry, env and random_seed of the run of a study in a run folder."""
     identity = read_json(RunFolder(folder.parent).identity) or {}
-    return {name: identity[name] for name in ("entry", "env", "random_seed") if name in identity}
+    env = {"env": identity["env"]} if "env" in identity else {}
+    return {"entry": identity.get("entry"), "random_seed": identity.get("random_seed"), **env}

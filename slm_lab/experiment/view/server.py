@@ -46,7 +46,7 @@ _MOST_SPARKLINES, _MOST_RUNS = 200, 64
 _KEPT = 8
 """Number of answers that are kept until their files change."""
 _SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
-"""A page asks again so rarely that its answers take this share of a processor, after so many seconds at least and at most."""
+"""Share of a processor core that the answers for one page may take; minimum and maximum seconds until the page asks again."""
 
 
 class Json(Response):
@@ -63,9 +63,9 @@ class Json(Response):
 
 
 class Answers:
-    """The last few answers, each with the version of the files from which it was computed.
+    """A cache of the last few answers, each with the version of the files from which it was computed.
 
-    A repeated question about unchanged files costs their `stat`; a page that has the answer already gets only its version.
+    While the files do not change, an answer is not computed again; a page that has this version already gets only the version.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Answers:
     def answer(self, question: Hashable, version: str, known: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the computed answer with `version` and `again` (seconds until the next question), or only these if `known` is the version.
 
-        One answer is computed at a time: several pages do not take several processors from the training.
+        Answers are computed one at a time, so that several open pages use no more than one processor core, beside a run that trains.
         """
         begin = time.thread_time()
         with self._lock:

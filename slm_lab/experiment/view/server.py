@@ -110,7 +110,7 @@ def make_app(data_dir: Path, port: int = 0, threads: int = 4) -> Starlette:
 
     routes = _Routes(DataFolder(data_dir))
     pages = [Route(path, routes.page) for path in ("/", "/run", "/compare")]
-    of_api = ("runs", "sparklines", "run", "search", "study", "compare", "log", "video")
+    of_api = ("runs", "sparklines", "kind", "run", "search", "study", "compare", "log", "video")
     api = [Route(f"/api/{name}", getattr(routes, name)) for name in of_api]
     return Starlette(
         routes=[*pages, Route("/static/{name}", routes.static), *api],
@@ -161,6 +161,9 @@ class _Routes:
             except Exception:  # the list says what is wrong with a damaged folder
                 found[path] = []
         return Json(found)
+
+    def kind(self, request: Request) -> Response:
+        return Json({"kind": self.data.find(_path(request)).kind}, headers={"cache-control": "no-store"})
 
     def run(self, request: Request) -> Response:
         found, trial = self.data.find(_path(request)), _whole(request, "trial")

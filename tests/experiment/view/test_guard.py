@@ -118,7 +118,7 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 def test_paths_out_of_the_folder(client: TestClient, data: Path, path: str) -> None:
     make_run(data.parent, name="data2")
-    for route in ("run", "search", "study", "log", "video"):
+    for route in ("kind", "run", "search", "study", "log", "video"):
         answer = client.get(f"/api/{route}", params={"path": path, "name": "secret.log"})
         assert answer.status_code == 404
         assert SECRET not in answer.text
@@ -168,7 +168,7 @@ def test_a_run_with_a_file_that_leads_out_is_not_shown(client: TestClient, data:
     if file == "info":
         shutil.rmtree(paths.info_dir)
     _link(paths.root / file, data.parent / ("" if file == "info" else "secret.json"))
-    for route in ("run", "log", "video", "compare", "sparklines"):
+    for route in ("kind", "run", "log", "video", "compare", "sparklines"):
         parameters = {"path": paths.root.name, "run": f":{paths.root.name}", "name": Path(file).name}
         answer = client.get(f"/api/{route}", params=parameters)
         assert answer.status_code == 403 or answer.json() == {paths.root.name: []}

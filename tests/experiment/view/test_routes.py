@@ -204,6 +204,14 @@ def test_search(view: View, tmp_path: Path) -> None:
     assert view.client.get("/api/run", params={"path": paths.root.name, "trial": 9}).status_code == 404
 
 
+def test_kind_of_a_folder_that_the_list_does_not_have_yet(view: View, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kind decides which page is shown; the list that is a moment old may have a new search as a run."""
+    monkeypatch.setattr(index_module, "_FRESH", 1e9)
+    assert view.runs() == {}
+    folders = make_run(tmp_path).root, make_search(tmp_path).root, make_study(tmp_path).root
+    assert [view.get("kind", path=folder.name)["kind"] for folder in folders] == ["run", "search", "study"]
+
+
 def test_study(view: View, tmp_path: Path) -> None:
     study = make_study(tmp_path, 3)
     runs = view.get("study", path=study.root.name)["runs"]

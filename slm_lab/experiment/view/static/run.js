@@ -12,10 +12,9 @@ export async function show(main, query) {
   return run(main, path, trial);
 }
 
-/** Return "run", "search" or "study". */
+/** Return "run", "search" or "study"; "run" without an answer: its page shows the error and asks again. */
 async function kindOf(path) {
-  const { runs } = await ask("runs");
-  return runs.find((one) => one.path === path)?.kind ?? "run";
+  return (await ask("kind", { path }).catch(() => ({ kind: "run" }))).kind;
 }
 
 async function run(main, path, trial) {

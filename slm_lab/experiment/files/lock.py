@@ -123,10 +123,13 @@ class SessionLock(_FileLock):
 def in_use(path: Path) -> bool:
     """Return whether another process holds the lock of a run folder."""
     try:
-        with path.open("rb") as file:
-            return not _lock(file.fileno(), shared=True)
+        fd = os.open(path, os.O_RDONLY)
     except OSError:  # no lock file: a run of SLM Lab
         return False
+    try:
+        return not _lock(fd, shared=True)
+    finally:
+        os.close(fd)
 
 
 def unfinished(root: Path, lock: Path) -> str | None:

@@ -323,7 +323,7 @@ def _counts_as_int(name: str, values: np.ndarray) -> np.ndarray:
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file, None if it does not exist, {} with a notice if it cannot be read."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        return dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError) as error:

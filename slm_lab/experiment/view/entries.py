@@ -1,8 +1,9 @@
 """Entries of the list of runs: what is known about a run, search or study from the few files that tell it.
 
-An entry is a dict for JSON: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame, progress
-(0 to 1), eta and seconds (that are left, and that it trained), value and error (the current return and its standard error), began and, of a
-search or study, ended (seconds since 1970).
+An entry is a dict for JSON: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame, progress (0
+to 1), eta and seconds (that are left, and that it trained), value and error (the current return and its standard error; of a search the
+metric of its best trial, of a study the score of its best entry), best (this trial or entry), began and, of a search or study, ended
+(seconds since 1970).
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunPaths, StudyPaths
 from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.report.metrics import mean_current_return
-from slm_lab.experiment.report.run import Run
+from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.view.folders import Found, runs_of_study
 from slm_lab.lib.episodes import OLDEST
 
@@ -58,7 +60,7 @@ class _ListedRun(Run):
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
         try:
-            ((name, body),) = json.loads(_content(f"{self.paths.root}/{self.paths.stem}_spec.json")).items()
+            ((name, body),) = from_json(_content(f"{self.paths.root}/{self.paths.stem}_spec.json")).items()
             return str(name), dict(body)
         except (OSError, ValueError, TypeError, AttributeError):
             return Run(self.paths)._named_spec  # raises an error that says what is wrong
@@ -174,17 +176,11 @@ def _last_row(path: Path | str) -> dict[str, float]:
     finally:
         os.close(fd)
     names = head.decode(errors="replace").strip().split(",")
-    cells = next((row for row in (_cells(line, len(names)) for line in reversed(lines)) if row), [])
-    row = {name: value for name, value in zip(names, cells, strict=False) if math.isfinite(value)}
+    cells = next((cells for cells in (line.split(b",") for line in reversed(lines)) if len(cells) == len(names)), [])
+    row = {name: value for name, cell in zip(names, cells, strict=False) if cell and math.isfinite(value := _number(cell))}
     if row:
         row["active"] = float(time.time() - status.st_mtime < _ACTIVE_SECONDS)
     return row
-
-
-def _cells(line: bytes, count: int) -> list[float]:
-    """Return the cells of a row as numbers, NaN where a cell is none; [] for an incomplete row."""
-    cells = line.split(b",")
-    return [_number(cell) for cell in cells] if len(cells) == count else []
 
 
 def _number(cell: bytes) -> float:
@@ -248,7 +244,18 @@ def _study(found: Found) -> Entry:
         "progress": _share(len(results), planned),
         "began": stamped(found.folder.name),
         "ended": None if running else max(filter(None, map(_modified, (study.results, study.runs))), default=None),
+        **_best_entry(study),
     }
+
+
+def _best_entry(study: StudyPaths) -> Entry:
+    """Return the label and score of the entry with the highest score; nothing without a table, or with several envs."""
+    rows = (read_json(study.table("json")) or {}).get("rows") or []
+    scored = [row for row in rows if row.get("score") is not None]
+    if not scored or len({row.get("env") for row in rows}) > 1:
+        return {}
+    best = max(scored, key=lambda row: float(row["score"]))
+    return {"value": best["score"], "best": best["entry"]}
 
 
 def _study_spec(study: StudyPaths) -> tuple[str, dict[str, Any]]:

@@ -161,6 +161,7 @@ def test_parallel_coordinates(browser: Browser, address: str, data: Path) -> Non
         "hid_layers",
         "current_return",
     ]
+    assert browser.run("document.getElementById('scale').innerText").split("\n") == ["worst, trial 0: 10", "best, trial 1: 40"]
     drag = """(from, to) => {
         const axis = [...document.querySelectorAll('rect.axis')].pop();
         const box = axis.getBoundingClientRect();

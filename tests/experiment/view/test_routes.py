@@ -17,6 +17,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.view import index as index_module
 from slm_lab.experiment.view.server import make_app
+from slm_lab.lib.files import replace_file
 from tests.experiment.view.folders import append, make_run, make_search, make_study, training
 
 
@@ -55,6 +56,19 @@ def test_list(view: View, tmp_path: Path) -> None:
     assert entry["algorithm"] == "PPO"
     entry = found[study.root.name]
     assert (entry["kind"], entry["status"], entry["text"], entry["progress"]) == ("study", "stopped", "3 of 4 runs", 0.75)
+    assert entry["value"] is None
+
+
+def test_the_best_entry_of_a_study(view: View, tmp_path: Path) -> None:
+    """The list shows the highest score, if the scores are of one env."""
+    study = make_study(tmp_path)
+    rows = [{"env": "CartPole-v1", "entry": name, "score": score} for name, score in (("A", 90.0), ("B", 100.5), ("C", None))]
+    study.table("json").write_text(json.dumps({"rows": rows}))
+    entry = view.runs()[study.root.name]
+    assert (entry["best"], entry["value"]) == ("B", 100.5)
+    rows[0]["env"] = "Acrobot-v1"
+    replace_file(study.table("json"), json.dumps({"rows": rows}).encode())
+    assert view.runs()[study.root.name]["value"] is None
 
 
 def test_runs_that_a_study_adds_are_counted(view: View, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 // The list of runs: filter, group, sort, tick to compare.
-import { address, ask, duration, el, estimate, moment, number, progress, repeat, spark, status, took } from "./page.js";
+import { address, ask, duration, el, estimate, moment, number, progress, repeat, spark, status, took, valueName } from "./page.js";
 
 const STEP = 100; // rows that are added when the end of the table comes into view
 const COLUMNS = [
@@ -178,6 +178,7 @@ function row(run) {
     draw();
   } });
   const chip = run.kind !== "run" || run.mode === "dev" ? el("span", { class: "chip" }, run.kind === "run" ? run.mode : run.kind) : null;
+  const known = Number.isFinite(run.value);
   const cells = [
     el("td", { class: "tick" }, tick),
     el("td", { class: "run" }, el("a", { href: address(run), class: "name" }, run.name), chip, el("div", { class: "sub", title: run.path }, moment(run.began) || run.path)),
@@ -185,7 +186,7 @@ function row(run) {
     el("td", { class: "state" }, status(run)),
     frames(run),
     el("td", { class: "left number" }, left(run)),
-    el("td", { class: "return number" }, run.kind === "study" ? "" : estimate(run.value, run.error), run.kind === "search" && run.value !== null && run.value !== undefined ? el("div", { class: "sub" }, `best ${run.metric}`) : null),
+    el("td", { class: "return number" }, known || run.kind === "run" ? estimate(run.value, run.error) : "", known && run.kind !== "run" ? el("div", { class: "sub" }, valueName(run)) : null),
     el("td", { class: "line" }, spark(sparks.get(run.path) ?? [])),
   ];
   const made = el("tr", { "data-path": run.path }, cells);

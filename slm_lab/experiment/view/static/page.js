@@ -136,9 +136,14 @@ export function facts(entry) {
   const left = entry.status === "running" && entry.eta !== null && entry.eta !== undefined ? `${duration(entry.eta)} left` : "";
   const time = entry.status !== "running" && took(entry) !== null ? `took ${duration(took(entry))}` : "";
   const parts = [status(entry), el("span", {}, progress(entry), " ", entry.kind === "search" ? entry.text : frames), left, time];
-  if (entry.value !== null && entry.value !== undefined) parts.push(el("span", {}, entry.kind === "search" ? `best ${entry.metric} ` : "return ", el("b", {}, estimate(entry.value, entry.error))));
+  if (entry.value !== null && entry.value !== undefined) parts.push(el("span", {}, `${valueName(entry)} `, el("b", {}, estimate(entry.value, entry.error))));
   parts.push([entry.algorithm, entry.env].filter(Boolean).join(" in "), entry.began ? `began ${moment(entry.began)}` : "", entry.status === "unreadable" ? entry.text : "");
   return el("div", { class: "summary", "data-status": entry.status }, parts.filter(Boolean).map((part) => (typeof part === "string" ? el("span", {}, part) : part)));
+}
+
+/** Return what the value of an entry is. */
+export function valueName(entry) {
+  return entry.kind === "search" ? `best ${entry.metric}` : entry.kind === "study" ? `best score (${entry.best})` : "return";
 }
 
 /** Return a small graph of points [x from 0 to 1, y]. */

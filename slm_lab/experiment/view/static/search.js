@@ -1,20 +1,21 @@
 // The page of a search: parallel coordinates, returns of the trials, importance of the keys, table of the trials.
 import { address, ask, COLOURS, duration, el, facts, layout, load, number, PLOT, repeat, spark, status } from "./page.js";
 
-const STOPS = [[91, 111, 214], [58, 160, 201], [57, 178, 125], [201, 176, 55], [232, 116, 59]]; // from the worst to the best trial
+// colours from the worst to the best trial: distinct from both backgrounds, and in order for colour-blind readers too
+const STOPS = [[98, 104, 205], [150, 84, 185], [198, 82, 140], [226, 100, 85], [240, 145, 40]];
 const HEIGHT = 400;
 const [TOP, BOTTOM, SIDE] = [64, 44, 46];
 const BEST = 10;
 
 export async function search(main, path) {
   const page = { path, brushes: new Map(), ticked: new Set() };
-  for (const part of ["head", "parallel", "note", "curves", "importance", "table"]) page[part] = el("div", { id: part });
+  for (const part of ["head", "parallel", "note", "scale", "curves", "importance", "table"]) page[part] = el("div", { id: part });
   page.parallel.classList.add("wide");
   page.table.classList.add("wide");
   page.note.className = "note";
   main.replaceChildren(
     page.head,
-    el("h2", {}, "Trials across the searched keys"), page.note, page.parallel,
+    el("h2", {}, "Trials across the searched keys"), page.note, page.scale, page.parallel,
     el("h2", {}, "Returns of the trials"), page.curves,
     el("h2", {}, "Importance of the keys"), page.importance,
     el("h2", {}, "Trials"), page.table,
@@ -122,6 +123,7 @@ function drawParallel(page) {
     });
   });
   const svg = el("svg", { class: "parallel", viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img", "aria-label": `${known.length} trials across ${page.axes.length} axes` });
+  drawScale(page.scale, known);
   svg.append(...lines.reverse(), ...page.axes.map((axis, index) => drawAxis(page, axis, index, x(index), y)));
   page.parallel.replaceChildren(svg);
   page.select = () => {
@@ -131,6 +133,13 @@ function drawParallel(page) {
   };
   for (const name of brushes.keys()) if (!page.axes.some((axis) => axis.full === name)) brushes.delete(name);
   page.select();
+}
+
+function drawScale(place, known) {
+  const bar = el("i");
+  bar.style.background = `linear-gradient(to right, ${STOPS.map((stop) => `rgb(${stop.join(",")})`).join(", ")})`;
+  const ends = [known[known.length - 1], known[0]].map((one) => `trial ${one.trial}: ${number(one.confirmed ?? one.metric)}`);
+  place.replaceChildren(el("span", {}, "worst, ", ends[0]), bar, el("span", {}, "best, ", ends[1]));
 }
 
 function selected(page, one) {
@@ -205,7 +214,7 @@ function describe(page, one) {
 
 function count(page, known) {
   const inside = known.filter((one) => selected(page, one)).length;
-  page.note.textContent = `${page.brushes.size ? `${inside} of ` : ""}${known.length} trials with a result, the best in orange. Drag along an axis to select a range; click on a line to open its trial.`;
+  page.note.textContent = `${page.brushes.size ? `${inside} of ` : ""}${known.length} trials with a result, coloured by rank. Drag along an axis to select a range; click on a line to open its trial.`;
 }
 
 // ---- returns, importance, table

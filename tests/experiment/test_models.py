@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import shlex
 import shutil
 import struct
@@ -169,6 +170,20 @@ def test_a_failure_leaves_the_old_model(own: Path, monkeypatch: pytest.MonkeyPat
     assert [path.name for path in (own / "models").iterdir()] == ["swing"]
     with pytest.raises(UserError, match="exists"), new_model("swing", own, replace=False):
         pass
+
+
+def test_folders_of_killed_processes_are_deleted(tmp_path: Path) -> None:
+    """Only old ones that no process uses."""
+    killed, new = (tmp_path / f"models/.{name}.tmp" for name in ("killed", "new"))
+    for folder in (killed, new):
+        folder.mkdir(parents=True)
+        (folder / "spec.json").write_text("{}")
+    with new_model("first", tmp_path, replace=False) as used:
+        for folder in (killed, used):
+            os.utime(folder, (0.0, 0.0))
+        with new_model("second", tmp_path, replace=False):
+            assert (killed.exists(), new.exists(), used.exists()) == (False, True, True)
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == [".new.tmp", "first", "second"]
 
 
 def test_a_policy_that_cannot_be_exported_has_a_name(

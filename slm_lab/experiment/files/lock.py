@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,23 @@ class SessionLock(_FileLock):
         self.acquire()
 
 
+@contextmanager
+def mark_in_use(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder itself, which `in_use` sees, until the end of the block. Does nothing where folders cannot be locked."""
+    try:
+        fd = os.open(folder, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        yield
+        return
+    try:
+        _lock(fd)
+        yield
+    finally:
+        os.close(fd)
+
+
 def in_use(path: Path) -> bool:
-    """Return whether another process holds the lock of a run folder."""
+    """Return whether a process holds the lock of a run folder, given its lock file, or a folder that `mark_in_use` locks."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:  # no lock file: a run of SLM Lab

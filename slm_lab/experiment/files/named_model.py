@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
+from slm_lab.experiment.files.lock import in_use, mark_in_use
 from slm_lab.experiment.files.paths import DataMode, FileIn, RunPaths, run_paths_in, study_in
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.files.tensor_file import SUFFIX
@@ -31,6 +33,10 @@ POLICIES = ("policy.onnx", "policy.pt2")
 FILES = (WEIGHTS, SPEC, *POLICIES, CARD)
 """Names of all files of a model."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+_LEFT_OVER_SECONDS = 3_600.0
+"""Age at which a temporary folder that no process uses is deleted; not at once, since some file systems have no locks."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +137,26 @@ def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
     check_free(name, data_dir, replace)
     folder = models_dir(data_dir) / name
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left_over(folder.parent)
     temporary = folder.with_name(f".{uuid4().hex}.tmp")
     temporary.mkdir()
     try:
-        yield temporary
+        with mark_in_use(temporary):
+            yield temporary
         if replace and folder.exists():
             _replace(folder, temporary)
         else:
             temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_left_over(models: Path) -> None:
+    """Delete temporary folders of killed processes: no process uses them, and they are old."""
+    for path in models.glob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _LEFT_OVER_SECONDS and not in_use(path):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _replace(folder: Path, new: Path) -> None:

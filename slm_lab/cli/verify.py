@@ -21,9 +21,11 @@ def verify(words: list[str], arguments: Namespace) -> int:
     from rich.console import Console
 
     from slm_lab.experiment.files.find import Choice, find_training
+    from slm_lab.experiment.files.named_model import check_no_model
     from slm_lab.experiment.report.screen import Screen
     from slm_lab.experiment.run.verify.verify import verify as check
 
+    check_no_model(words[0], arguments.data_dir)
     choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
     found = check(
         find_training(words[0], None, arguments.data_dir, choice),

@@ -18,7 +18,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor
-from slm_lab.experiment.report.doctor import Finding, as_text, diagnose, examine, find_trial, setting
+from slm_lab.experiment.report.doctor import Finding, as_text, diagnose, examine, setting
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.spec.load.loader import dump_spec, load_spec
 
@@ -263,15 +263,6 @@ def test_seeds_of_a_study_are_in_its_other_runs(tmp_path: Path) -> None:
     assert [finding.rule for finding in diagnose(run)] == ["seeds"]
     (tmp_path / "study_run.json").write_text("{}")
     assert diagnose(run) == []
-
-
-def test_a_model_has_no_rows_to_examine(tmp_path: Path) -> None:
-    model = tmp_path / "models" / "m"
-    model.mkdir(parents=True)
-    (model / "model.safetensors").write_bytes(b"")
-    (model / "spec.json").write_text('{"small": {}}')
-    with pytest.raises(UserError, match="is a model"):
-        find_trial("m", tmp_path)
 
 
 def test_findings_are_ranked_by_severity_and_then_from_cause_to_symptom(tmp_path: Path) -> None:

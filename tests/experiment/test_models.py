@@ -89,6 +89,15 @@ def test_a_name_is_accepted_like_a_folder(data: Path, tmp_path: Path, monkeypatc
     assert torch.equal(weights["weights"]["actor_head.linear.bias"], run.saved["weights"]["actor_head.linear.bias"])
 
 
+@pytest.mark.parametrize("words", ["report swing", "compare swing", "retro_analyze swing", "doctor swing", "verify swing", "train@swing"])
+def test_a_model_has_no_rows(words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the run that the model is from, if it is in the data folder."""
+    assert main([*words.split(), "--data-dir", str(data)]) == 2
+    error = capsys.readouterr().err
+    assert f"{data / 'models/swing'} is a model" in error
+    assert error.endswith(f"from which it was exported: {run_of(data).root}\n")
+
+
 def test_a_folder_takes_precedence_over_a_name(own: Path, tmp_path: Path) -> None:
     """And export refuses a name under which the model would not be found."""
     run = trained(own, {"name": "CartPole-v1"})

@@ -17,7 +17,6 @@ from slm_lab import cli
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.lock import RunLock
-from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.run.verify.bundle_difference import differing_parts
@@ -113,11 +112,6 @@ def test_evaluation_envs_have_the_backend_that_auto_chose_for_their_number(tmp_p
     paths.spec.write_text(json.dumps(content), encoding="utf-8")
     assert (session.parts.choices["backend"], session.learners[0].eval_env.info.backend) == ("native", "sync")
     assert verified(paths, begin=0, end=state_frame(paths)).findings == []
-
-
-def test_a_model_cannot_be_verified(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a model"):
-        verify(Training(ModelPaths(tmp_path, "small")))
 
 
 def state_frame(paths: RunPaths) -> int:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.lock import unfinished
-from slm_lab.experiment.files.named_model import ModelPaths, find_model, near_model
+from slm_lab.experiment.files.named_model import ModelPaths, check_no_model, find_model, near_model
 from slm_lab.experiment.files.paths import (
     RunFolder,
     RunPaths,
@@ -96,6 +96,7 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
         for folder in (given, data_dir / where):
             if (paths := run_paths_in(folder)) is not None:
                 return RunPaths(folder, spec_names(paths.spec)[0])
+        check_no_model(where, data_dir)
         given = data_dir / where if (data_dir / where).is_dir() else given
     latest, advice = _newest_of_train(paths for folder in _newest_first(data_dir) if (paths := run_paths_in(folder)) is not None)
     if where == "latest":

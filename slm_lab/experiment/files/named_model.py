@@ -23,7 +23,7 @@ from uuid import uuid4
 from slm_lab.experiment.files.lock import in_use, mark_in_use
 from slm_lab.experiment.files.paths import DataMode, FileIn, RunPaths, run_paths_in, study_in
 from slm_lab.experiment.files.storage import Location
-from slm_lab.experiment.files.tensor_file import SUFFIX
+from slm_lab.experiment.files.tensor_file import SUFFIX, load_values
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.report import nearest
@@ -88,6 +88,18 @@ def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
         if run_paths_in(folder) or study_in(folder):
             return None
     return model_in(models_dir(data_dir) / where)
+
+
+def check_no_model(where: str | Path, data_dir: Path) -> None:
+    """Raise UserError if `where` is the name or the folder of a model, which has no rows; the error names the run that it is from."""
+    if not where or where == "latest" or (model := find_model(where, data_dir)) is None:
+        return
+    source = ""
+    with suppress(OSError, ValueError):
+        source = str(load_values(model.weights).get("source", "")).partition("/")[0]
+    run = data_dir / source
+    known = f" from which it was exported: {run}" if source and run.is_dir() else ""
+    raise UserError(f"{model.root} is a model: it has no rows and no training state; expected the folder of the run{known}")
 
 
 def model_names(data_dir: Path) -> list[str]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from slm_lab.experiment.files.find import BEST, Choice, find_run, find_training
-from slm_lab.experiment.files.named_model import ModelPaths
+from slm_lab.experiment.files.named_model import check_no_model
 from slm_lab.experiment.files.paths import study_in
-from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor_learning as learning
 from slm_lab.experiment.report import doctor_rules as rules
 from slm_lab.experiment.report.doctor_case import Case, NotApplicable, NotMeasured, Session
@@ -111,9 +110,8 @@ def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
         paths = find_run(where, None, data_dir)
         if choice.trial in paths.trials():
             return Run(paths, choice.trial)
+    check_no_model(where, data_dir)
     training = find_training(where, None, data_dir, choice)
-    if isinstance(training.paths, ModelPaths):
-        raise UserError(f"{training.paths.root} is a model, without the rows of its training; expected the folder of a run")
     return Run(training.paths, training.trial)
 
 

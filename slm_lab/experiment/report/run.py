@@ -22,6 +22,7 @@ import numpy as np
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.files.lock import in_use
+from slm_lab.experiment.files.named_model import check_no_model
 from slm_lab.experiment.files.paths import DataMode, RunFolder, RunPaths, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, curve
@@ -242,7 +243,8 @@ def load_run(folder: str | Path) -> Run:
 
 
 def with_data_dir(word: str, data_dir: Path) -> str:
-    """Return the path of a folder that is named as it is in the data folder, and any other word as it is."""
+    """Return the path of a folder that is named as it is in the data folder, and any other word as it is. Raises UserError for a model."""
+    check_no_model(word, data_dir)
     named = word not in {"", "latest"} and not Path(word).is_dir() and (data_dir / word).is_dir()
     return str(data_dir / word) if named else word
 

@@ -22,7 +22,6 @@ from slm_lab.experiment.execute.local.user_code import build_errors, cause, from
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.lock import in_use
-from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.files.search_state import SearchState
@@ -183,8 +182,6 @@ def verify(
 def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
     """Return the saved spec. Raises UserError if the run is being trained, cannot be verified, or has no such Session."""
     root = training.paths.root
-    if isinstance(training.paths, ModelPaths):
-        raise UserError(f"{root} is a model, without the rows and states of its training; expected the folder of a run")
     if in_use(training.paths.lock):
         raise UserError(f"{root} is in use by a process that trains it; wait until it ends")
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from typing import IO, cast
 
 from slm_lab.cli.output import FAILED, print_json, print_result
 from slm_lab.cli.parser import UsageError
@@ -18,11 +17,9 @@ def verify(words: list[str], arguments: Namespace) -> int:
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"verify: {given}; expected verify {{run folder | latest}}")
-    from rich.console import Console
-
     from slm_lab.experiment.files.find import Choice, find_training
     from slm_lab.experiment.files.named_model import check_no_model
-    from slm_lab.experiment.report.screen import Screen
+    from slm_lab.experiment.report.screen import console_on
     from slm_lab.experiment.run.verify.verify import verify as check
 
     check_no_model(words[0], arguments.data_dir)
@@ -34,7 +31,7 @@ def verify(words: list[str], arguments: Namespace) -> int:
         end=arguments.to,
         frames=arguments.frames,
         device=arguments.device,
-        console=Console(file=cast(IO[str], Screen(sys.stderr)), highlight=False, soft_wrap=True),
+        console=console_on(sys.stderr),
     )
     code = print_json(found.to_dict()) if arguments.json else print_result(found.text())
     return code or (0 if found.equal else FAILED)

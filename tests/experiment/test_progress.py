@@ -11,7 +11,7 @@ from rich.console import Console
 from slm_lab.experiment.events import CheckpointWritten, Event, Notice, Progress, Row, SessionEnded
 from slm_lab.experiment.report import progress as progress_module
 from slm_lab.experiment.report.progress import ProgressDisplay, estimate_number, number
-from slm_lab.experiment.report.screen import Screen
+from slm_lab.experiment.report.screen import Screen, console_on
 from slm_lab.experiment.training.observers.builtin import ProgressReporter
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import Metrics
@@ -177,6 +177,16 @@ def test_a_run_that_never_began_leaves_no_table() -> None:
 
 def test_numbers() -> None:
     assert [number(value) for value in (None, 200_000.0, 12345.6, 0.123456, 3)] == ["-", "200000", "12346", "0.1235", "3"]
+
+
+@pytest.mark.parametrize(("no_color", "text"), [("1", "bold red\n"), ("", "\x1b[1;31mbold red\x1b[0m\n")])
+def test_no_color_means_no_styles(no_color: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    file = io.StringIO()
+    monkeypatch.setattr(file, "isatty", lambda: True, raising=False)
+    console_on(file).print("[bold red]bold red[/]")
+    assert file.getvalue() == text
 
 
 def test_a_screen_that_is_gone_is_silent() -> None:

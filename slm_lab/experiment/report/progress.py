@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import IO, Self, TypeGuard, cast
+from typing import Self, TypeGuard
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from slm_lab.experiment.events import Event, Notice, Progress, RowValues, SessionEnded
-from slm_lab.experiment.report.screen import Screen
+from slm_lab.experiment.report.screen import console_on
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
 """Seconds: minimum between two plain lines of a Session; without a row, the delay of the first line and between later lines."""
@@ -61,7 +61,7 @@ class Display:
     """
 
     def __init__(self, console: Console | None = None, *, transient: bool = True) -> None:
-        self.console = console or Console(file=cast(IO[str], Screen(sys.stdout)), highlight=False, soft_wrap=True)
+        self.console = console or console_on(sys.stdout)
         self.live = Live(console=self.console, auto_refresh=False, transient=transient) if self.console.is_terminal else None
         self._said: set[str] = set()
         self._log: Path | None = None

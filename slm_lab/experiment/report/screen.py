@@ -6,7 +6,10 @@ import errno
 import os
 import sys
 from contextlib import suppress
-from typing import TextIO
+from typing import IO, TYPE_CHECKING, TextIO, cast
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SPARE_FROM = 256
 """Lowest descriptor for the copies of stdout and stderr: code that closes many descriptors rarely reaches such high numbers."""
@@ -22,6 +25,15 @@ def keep_streams() -> None:
         for number in (1, 2):
             if number not in _spares:
                 _spares[number] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _SPARE_FROM)
+
+
+def console_on(stream: TextIO) -> Console:
+    """Return a rich console on a Screen. If NO_COLOR is set, it writes no styles, also not bold or dim, which rich would keep."""
+    from rich.console import Console
+
+    return Console(
+        file=cast(IO[str], Screen(stream)), color_system=None if os.environ.get("NO_COLOR") else "auto", highlight=False, soft_wrap=True
+    )
 
 
 class Screen:

@@ -8,11 +8,13 @@ import itertools
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import slm_lab
+from slm_lab.lib.text import WIDTH
 
 USER_ERROR = 2
 DATA_DIR = Path("data")
@@ -80,51 +82,57 @@ COMMANDS = {
     "new": Command("slm_lab.cli.new:new", "new FILE [NAME] --env ENV [--like SPEC | ALGORITHM] [--comments]", ("env", "like", "comments")),
     "help": Command("slm_lab.cli.help:show_help", "help [COMMAND | MODE]", ()),
 }
-MODES = {
-    "train": "train, train@{run folder | latest}",
-    "dev": "dev",
-    "search": "search, search@{run folder | latest}",
-    "study": "study, study@{folder | latest}",
-    "enjoy": "enjoy@{folder | model | latest}",
+_FORMS = {
+    "train": {
+        "train": "run every session, then compute metrics and draw graphs (default)",
+        "train@{run folder | latest}": "continue a run; FILE and NAME may be left out",
+    },
+    "search": {
+        "search": "train trials with values of the keys in the spec's search block, and rank them",
+        "search@{run folder | latest}": "continue a search, or add trials to it; FILE and NAME may be left out",
+    },
+    "study": {
+        "study": "run what a study lists, and compare it",
+        "study@{folder | latest}": "run the missing runs of a study; FILE is read again",
+    },
+    "dev": {"dev": "one session with extra checks: weights change, gradients are finite"},
+    "enjoy": {
+        "enjoy@{folder | model | latest}": "play episodes with a checkpoint of a run, or of the best of a search or study, or with a named "
+        "model; FILE and NAME may be left out"
+    },
 }
+"""Mode → its forms on the command line, and what they do."""
+MODES = {mode: ", ".join(forms) for mode, forms in _FORMS.items()}
 """Mode → its forms on the command line."""
 DEMO = ("demo.json", "ppo_cartpole")
 """FILE and NAME if neither is given."""
 
-_DESCRIPTION = """\
-Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train.
-
-  FILE   a spec file, as given or under slm_lab/spec/
-  NAME   a spec in it; optional if the file has only one
-  MODE   train                         run every session, then compute metrics and draw graphs (default)
-         train@{run folder | latest}   continue a run; FILE and NAME may be left out
-         search                        train trials with values of the keys in the spec's search block, and rank them
-         search@{run folder | latest}  continue a search, or add trials to it
-         study                         run what a study lists, and compare it
-         study@{folder | latest}       run what is missing of a study, as FILE says now
-         dev                           one session with extra checks: weights change, gradients are finite
-         enjoy@{folder | model | latest}
-                                       play episodes with a checkpoint of a run, or of the best of a search or study, or with a
-                                       named model; FILE and NAME may be left out
-
-  check    validate one or all specs of a file; with --build also build their env and agent
-  export   write the policy of a run as an ONNX or torch.export file
-  models   list the models that export --as NAME registered
-  push     upload a model to a repository of the Hugging Face Hub
-  pull     download a model from one, and register it
-  compare  compare runs on one page, in graphs and tables: RUN is a run folder, a search (its best trial), a study or a quoted
-           glob pattern, 'data/ppo_*'; runs of one spec, or with the same --label, are seeds of one curve
-  diff     show what differs between two runs: keys, versions, the first rows, returns
-  doctor   print what is wrong with a run, ranked, with the evidence and the key to change
-  report   write report.html of a run, search or study again, also while it runs
-  verify   train a part of a run again, and compare rows and weights byte by byte
-  retro_analyze
-           rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of SLM Lab
-  view     show the runs of a data folder (default: data) in a browser, also while they train, and compare them
-  list     list what there is: specs, algorithms, nets, memories, envs
-  new      write a spec for an env
-  help     show the options of one command or mode"""
-_EPILOG = (
+_ABOUT = {
+    "check": "validate one or all specs of a file; with --build also build their env and agent",
+    "export": "write the policy of a run as an ONNX or torch.export file",
+    "models": "list the models that export --as NAME registered",
+    "push": "upload a model to a repository of the Hugging Face Hub",
+    "pull": "download a model from a repository of the Hugging Face Hub, and register it",
+    "compare": "compare runs on one page, in graphs and tables: RUN is a run folder, a search (its best trial), a study or a quoted "
+    "glob pattern, 'data/ppo_*'; runs of one spec, or with the same --label, are seeds of one curve ",
+    "diff": "show what differs between two runs: keys, versions, the first rows, returns",
+    "doctor": "print what is wrong with a run, ranked, with the evidence and the key to change",
+    "report": "write report.html of a run, search or study again, also while it runs",
+    "verify": "train a part of a run again, and compare rows and weights byte by byte",
+    "retro_analyze": "rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of "
+    "SLM Lab ",
+    "view": "show the runs of a data folder (default: data) in a browser, also while they train, and compare them",
+    "list": "list specs, studies, algorithms, nets, memories and envs",
+    "new": "write a spec for an env",
+    "help": "show the options of one command or mode",
+}
+"""Command → what it does, in the order of the help."""
+_ARGUMENTS = {
+    "FILE": "a spec file, as given or under slm_lab/spec/",
+    "NAME": "a spec in it; optional if the file has only one",
+    "MODE": "one of:",
+}
+_EXITS = (
     "exit codes: 0 done, 1 a session failed (verify: not equal), 2 user error (nothing is written), 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP"
 )
 
@@ -138,13 +146,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if unknown := re.search(r"unrecognized arguments: (-[^\s=]+)", message):
-            message += did_you_mean(unknown[1], self._option_string_actions)
+            message += did_you_mean(unknown[1], self._option_string_actions, 0.65)
         self.exit(USER_ERROR, f"{message}\nsee {self.prog} --help\n")
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing if none has at least this similarity (0 to 1)."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
@@ -221,73 +229,140 @@ _TYPES = {
 """Option → function that parses its value; values of other options are strings."""
 
 
+class _Option(NamedTuple):
+    """An option. Without `metavar` it is a flag."""
+
+    flags: str
+    """Its names, separated by ", "."""
+    metavar: str
+    texts: Mapping[str, str]
+    """The commands and modes, separated by ", ", that accept it → what it means for them; "": all that accept it."""
+    how: Mapping[str, Any] = MappingProxyType({})
+    """Further arguments of add_argument."""
+
+    @property
+    def dest(self) -> str:
+        return self.flags.rpartition("--")[2].replace("-", "_")
+
+    def help(self, word: str | None) -> str:
+        """Return the text for a command or mode, or for all: then each part begins with the commands and modes that it is for."""
+        shown = {of: text for of, text in self.texts.items() if word in (None, *of.split(", ")) or not of}
+        if word == "run":
+            of_modes = {", ".join(mode for mode in of.split(", ") if mode in MODES): text for of, text in self.texts.items()}
+            shown = {of: text for of, text in of_modes.items() if of or "" in self.texts}
+        several = word in (None, "run")
+        text = "; ".join(f"{of}: {text}" if of and several else text for of, text in shown.items())
+        return f"{text}; repeatable" if self.how.get("action") == "append" else text
+
+    def add_to(self, parser: argparse.ArgumentParser, word: str | None) -> None:
+        names = self.flags.split(", ")
+        how = (
+            {"metavar": self.metavar, **({} if "nargs" in self.how else {"type": _TYPES.get(names[-1], str)})}
+            if self.metavar
+            else {"action": "store_true"}
+        )
+        parser.add_argument(*names, help=self.help(word).replace("%", "%%"), **how, **self.how)
+
+
+_OF_AGENTS = "enjoy, export, doctor, report, verify"
+_REPEATED = MappingProxyType({"action": "append"})
+_OPTIONS = (
+    _Option("-s, --set", "KEY=VALUE", {"": "fill ${KEY}, or override a key by path"}, {"action": "append", "default": []}),
+    _Option(
+        "--jobs", "N", {"": "number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)"}
+    ),
+    _Option("--data-dir", "DIR", {"": "where runs are written (default: data)"}, {"default": DATA_DIR}),
+    _Option(
+        "--cluster",
+        "ADDRESS",
+        {"train, search, study": "run on the nodes of a Ray cluster: HOST:PORT, auto (this machine is a node) or local (start one)"},
+    ),
+    _Option(
+        "--storage",
+        "URL",
+        {"train": "with --cluster: write checkpoints below a URL (s3://…, gs://…), so that nodes need no access to the data folder"},
+    ),
+    _Option("--device", "DEVICE", {"": "cpu, cuda or cuda:N (default: net.gpu of the spec)"}),
+    _Option("--build", "", {"check": "also build env and agent"}),
+    _Option("--confirm", "K", {"search": "train the best K trials again, with new seeds, and rank by that"}),
+    _Option("--common-seeds", "", {"search": "the same seeds for all trials"}),
+    _Option("--adopt", "GLOB", {"study": "finished run folders that count as its runs"}, _REPEATED),
+    _Option("--until-decided", "", {"study": "add seeds until the interval of each difference excludes 0"}),
+    _Option("--max-seeds", "N", {"study": "with --until-decided: largest number of seeds of each entry (default: 32)"}),
+    _Option("--episodes", "N", {"enjoy": "number of episodes (default: 10)"}),
+    _Option("--deterministic", "", {"enjoy": "take the mode of the action distribution instead of a sample"}),
+    _Option("--render", "", {"enjoy": "draw one env in a window"}),
+    _Option("--video", "", {"enjoy": "record one env as an MP4 file in the run folder"}),
+    _Option("--checkpoint", "WHICH", {"enjoy, export": "best, last, or the frame of a numbered checkpoint (default: best)"}),
+    _Option(
+        "--session",
+        "N",
+        {"enjoy, export": "session of the checkpoint (default: the best one)", "verify": "session to train again (default: 0)"},
+    ),
+    _Option("--from", "FRAME", {"verify": "frame from which to train again: 0, or that of the state before the last checkpoint"}),
+    _Option("--to", "FRAME", {"verify": "frame at which to end"}),
+    _Option("--frames", "N", {"verify": "maximum number of frames (default: as many as took 10 minutes)"}),
+    _Option(
+        "--trial",
+        "N",
+        {f"compare, {_OF_AGENTS}": "trial of a search (default: the best one, of the confirmed ones if there are any)"},
+    ),
+    _Option(
+        "--entry",
+        "LABEL",
+        {_OF_AGENTS: "entry of a study (default: that of the best run)", "compare": "entry of a study (default: all)"},
+    ),
+    _Option(
+        "--seed",
+        "N",
+        {
+            "train, dev, search, study": "meta.random_seed of new runs",
+            _OF_AGENTS: "seed of the run of a study (default: that of the best run)",
+            "compare": "seed of the runs of a study (default: all)",
+        },
+    ),
+    _Option("--format", "FORMAT", {"export": "onnx or torch (default: onnx)"}),
+    _Option(
+        "--as",
+        "NAME",
+        {"export, pull": "name of the model, which enjoy@, export, load_agent and meta.init_from accept like a folder"},
+    ),
+    _Option("--replace", "", {"export, pull": "replace the model of this name"}),
+    _Option("--private", "", {"push": "create a private repository"}),
+    _Option("--trust-code", "", {"pull": "accept a spec that names modules, which are imported when the model is used"}),
+    _Option("--by", "COLUMN", {"compare": f"x axis, one of {', '.join(AXES)} (default: frame)"}),
+    _Option("--metric", "COLUMN", {"compare": f"return to draw, one of {', '.join(METRICS)} (default: current_return)"}),
+    _Option("--solve", "RETURN", {"compare": "mean return that counts as solved"}),
+    _Option("--label", "NAME", {"compare": "name of each RUN, in order"}, _REPEATED),
+    _Option(
+        "--out",
+        "PATH",
+        {"compare": "output folder (default: compare_{time} in the data folder)", "export": "file (default: in the run folder)"},
+    ),
+    _Option("--port", "N", {"view": "port of the page on 127.0.0.1 (default: a free one)"}),
+    _Option("--no-browser", "", {"view": "print the address only"}),
+    _Option("--search", "WORD", {"list": "only lines that contain all these words"}, {"nargs": "+"}),
+    _Option("--env", "ENV", {"new": "a Gymnasium id, or package.module:EnvId", f"compare, {_OF_AGENTS}": "env of the run of a study"}),
+    _Option(
+        "--json",
+        "",
+        {"check, list, models, compare, diff, doctor, verify": "print one JSON document to stdout, and notices to stderr"},
+    ),
+    _Option("--like", "SPEC", {"new": "an algorithm, a spec that ships, or FILE:NAME (default: PPO)"}),
+    _Option("--comments", "", {"new": "write a comment for each key; the file is then no strict JSON"}),
+)
+
+
 def make_parser(word: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of all commands; it stores positional arguments in `words`. With a command or mode: a parser for its help."""
-    usage = "\n       ".join(f"%(prog)s {form}" for form in _usages(word))
-    text, options = _DESCRIPTION if word is None else _about(word), _options_of(word)
-    parser = _Parser(
-        usage=usage, description=text, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-
-    def add(*names: str, **how: Any) -> None:
-        if word is None or names[-1].strip("-").replace("-", "_") in options:
-            parser.add_argument(*names, **how)
-
-    def value(name: str, metavar: str, text: str, default: Any = None) -> None:
-        add(name, type=_TYPES.get(name, str), metavar=metavar, help=text, default=default)
-
-    def repeatable(*names: str, metavar: str, text: str, default: Any = None) -> None:
-        add(*names, action="append", metavar=metavar, help=f"{text}; repeatable", default=default)
-
-    def flag(name: str, text: str) -> None:
-        add(name, action="store_true", help=text)
-
+    how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = _Parser(description=_description(word), epilog="\n".join(textwrap.wrap(_EXITS, WIDTH)), **how)
+    parser.usage = "\n       ".join(_wrapped_form(f"{parser.prog} {form}") for form in _usages(word)).replace("%", "%%")
     parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
-    repeatable("-s", "--set", metavar="KEY=VALUE", text="fill ${KEY}, or override a key by path", default=[])
-    value("--jobs", "N", "number of concurrent sessions, in a search or study those of all runs (default: as many as the cores allow)")
-    value("--data-dir", "DIR", "where runs are written (default: data)", DATA_DIR)
-    on_cluster = "run on the nodes of a Ray cluster: HOST:PORT, auto (this machine is a node) or local (start one)"
-    value("--cluster", "ADDRESS", f"train, search, study: {on_cluster}")
-    below_url = "write checkpoints below a URL (s3://…, gs://…), not in the data folder, which nodes need not see then"
-    value("--storage", "URL", f"train, with --cluster: {below_url}")
-    value("--device", "DEVICE", "cpu, cuda or cuda:N (default: net.gpu of the spec)")
-    flag("--build", "check: also build env and agent")
-    value("--confirm", "K", "search: train the best K trials again, with new seeds, and rank by that")
-    flag("--common-seeds", "search: the same seeds for all trials")
-    repeatable("--adopt", metavar="GLOB", text="study: finished run folders that count as its runs")
-    flag("--until-decided", "study: add seeds until the interval of each difference excludes 0")
-    value("--max-seeds", "N", "study, with --until-decided: largest number of seeds of each entry (default: 32)")
-    value("--episodes", "N", "enjoy: number of episodes (default: 10)")
-    flag("--deterministic", "enjoy: take the mode of the action distribution instead of a sample")
-    flag("--render", "enjoy: draw one env in a window")
-    flag("--video", "enjoy: record one env as an MP4 file in the run folder")
-    value("--checkpoint", "WHICH", "enjoy, export: best, last, or the frame of a numbered checkpoint (default: best)")
-    value("--session", "N", "enjoy, export: session of the checkpoint (default: the best one); verify: session to train again (default: 0)")
-    value("--from", "FRAME", "verify: frame from which to train again: 0, or that of the state before the last checkpoint")
-    value("--to", "FRAME", "verify: frame at which to end")
-    value("--frames", "N", "verify: maximum number of frames (default: as many as took 10 minutes)")
-    agents = "enjoy, export, compare, doctor, report, verify"
-    value("--trial", "N", f"{agents}: trial of a search (default: the best one, of the confirmed ones if there are any)")
-    value("--entry", "LABEL", f"{agents}: entry of a study (default: that of the best run; compare: all)")
-    of_run = f"{agents}: that of the run of a study (default: the best run; compare: all)"
-    value("--seed", "N", f"train, dev, search, study: meta.random_seed of new runs; {of_run}")
-    value("--format", "FORMAT", "export: onnx or torch (default: onnx)")
-    value("--as", "NAME", "export, pull: name of the model, which enjoy@, export, load_agent and meta.init_from accept like a folder")
-    flag("--replace", "export, pull: replace the model of this name")
-    flag("--private", "push: create a private repository")
-    flag("--trust-code", "pull: accept a spec that names modules, which are imported when the model is used")
-    value("--by", "COLUMN", f"compare: x axis, one of {', '.join(AXES)} (default: frame)")
-    value("--metric", "COLUMN", f"compare: return to draw, one of {', '.join(METRICS)} (default: current_return)")
-    value("--solve", "RETURN", "compare: mean return that counts as solved")
-    repeatable("--label", metavar="NAME", text="compare: name of each RUN, in order")
-    value("--out", "PATH", "compare: output folder (default: DATA-DIR/compare_{time}); export: file (default: in the run folder)")
-    value("--port", "N", "view: port of the page on 127.0.0.1 (default: a free one)")
-    flag("--no-browser", "view: print the address only")
-    add("--search", nargs="+", metavar="WORD", help="list: only lines that contain all these words")
-    value("--env", "ENV", f"new: a Gymnasium id, or package.module:EnvId; {agents}: env of the run of a study")
-    flag("--json", "check, list, models, compare, diff, doctor, verify: print one JSON document to stdout, and notices to stderr")
-    value("--like", "SPEC", "new: an algorithm, a spec that ships, or FILE:NAME (default: PPO)")
-    flag("--comments", "new: write a comment for each key; the file is then no strict JSON")
+    options = _options_of(word)
+    for option in _OPTIONS:
+        if word is None or (option.dest in options and option.help(word)):
+            option.add_to(parser, word)
     parser.add_argument("--version", action="version", version=f"slm-lab {slm_lab.__version__}")
     return parser
 
@@ -296,15 +371,36 @@ def _usages(word: str | None) -> list[str]:
     """Return the forms of all commands, or of one command or mode."""
     if word is None:
         return [command.usage for command in COMMANDS.values()]
-    return [COMMANDS[word].usage] if word in COMMANDS else [f"[FILE [NAME]] {form} [options]" for form in MODES[word].split(", ")]
+    return [COMMANDS[word].usage] if word in COMMANDS else [f"[FILE [NAME]] {form} [options]" for form in _FORMS[word]]
 
 
-def _about(word: str) -> str:
-    """Return the lines of the description about a command or mode; about `run` those of all modes."""
-    if word == "run":
-        return _DESCRIPTION.partition("\n\n")[2].partition("\n\n")[0]
-    found = re.findall(rf"^ +(?:MODE +)?{word}\b.*(?:\n {{11,}}(?! *(?:{'|'.join(MODES)})\b).*)*", _DESCRIPTION, re.MULTILINE)
-    return textwrap.dedent("\n".join(found).replace("MODE", " " * 4))
+def _wrapped_form(form: str) -> str:
+    """Return a form that fits the terminal after "usage: "; what is in brackets or braces stays in one line."""
+    whole = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]|\{[^}]*\}", lambda match: match[0].replace(" ", "\0"), form)
+    lines = textwrap.wrap(whole, WIDTH - 7, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n       ".join(lines).replace("\0", " ")
+
+
+def _description(word: str | None) -> str:
+    """Return the text about all commands, or about one command or mode; about `run` that of all modes."""
+    if word is not None and word != "run":
+        return _terms({word: _ABOUT[word]} if word in _ABOUT else _FORMS[word], 0)
+    forms = {form: text for mode in _FORMS.values() for form, text in mode.items()}
+    of_run = f"{_terms(_ARGUMENTS)}\n{_terms(forms, 4)}"
+    about = "Train agents from JSON specs. Without arguments: demo.json ppo_cartpole train."
+    return of_run if word else f"{about}\n\n{of_run}\n\n{_terms(_ABOUT)}"
+
+
+def _terms(texts: Mapping[str, str], indent: int = 2) -> str:
+    """Return terms and their descriptions in two columns; a term that is too long has a line of its own."""
+    column = indent + 11
+    lines = []
+    for term, text in texts.items():
+        head = f"{' ' * indent}{term}"
+        first = head.ljust(column) if len(head) < column - 1 else " " * column
+        lines += [] if first.strip() else [head]
+        lines += textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * column)
+    return "\n".join(lines)
 
 
 def _options_of(word: str | None) -> tuple[str, ...]:

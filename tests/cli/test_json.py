@@ -133,7 +133,7 @@ def test_help_of_one_command_or_mode(word: str, answered: Answered) -> None:
     assert options - {"--help", "--version"} <= known
     if word in COMMANDS:
         assert options - {"--help", "--version"} == known
-        assert COMMANDS[word].usage in text
+        assert COMMANDS[word].usage in " ".join(text.split())
         assert answered(word, "--help")[1] == text if word != "run" else True
 
 
@@ -142,6 +142,17 @@ def test_help_of_a_mode_leaves_out_options_of_others() -> None:
     assert ("--seed" in text, "--video" in text, "--adopt" in text) == (True, False, False)
     assert "continue a run" in text
     assert "--video" in make_parser("enjoy").format_help()
+
+
+def test_help_of_a_command_names_no_other_command() -> None:
+    """Of an option that several commands accept, only the meaning for this one is shown; in the help of all, each with its commands."""
+    text = " ".join(make_parser("export").format_help().split())
+    assert "--out PATH file (default: in the run folder)" in text
+    assert "--session N session of the checkpoint (default: the best one) --" in text
+    assert "--cluster" not in make_parser("enjoy").format_help(), "it is accepted, to say what it is for"
+    assert "--session N enjoy, export: session of the checkpoint (default: the best one); verify: session to" in " ".join(
+        make_parser().format_help().split()
+    )
 
 
 def test_help(answered: Answered) -> None:

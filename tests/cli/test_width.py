@@ -11,6 +11,7 @@ from rich.console import Console
 
 from slm_lab import cli
 from slm_lab.cli.list_names import KINDS
+from slm_lab.cli.parser import COMMANDS, MODES, make_parser
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.report.compare import Summary
 from slm_lab.experiment.report.compare_report import settings_lines
@@ -98,6 +99,12 @@ def test_list(kind: str | None, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     assert cli.main(["list", *([kind] if kind else [])]) == 0
     assert too_wide(capsys.readouterr().out.splitlines()) == []
+
+
+@pytest.mark.parametrize("word", [None, *COMMANDS, *MODES])
+def test_help(word: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    assert too_wide(make_parser(word).format_help().splitlines()) == []
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from slm_lab.lib.text import WIDTH
 USER_ERROR = 2
 DATA_DIR = Path("data")
 AXES = ("frame", "global_frame", "wall_t", "opt_step")
-METRICS = ("current_return", "total_reward", "return_new")
+METRICS = ("current_return", "total_reward", "return_new", "training_return")
 
 
 class Command(NamedTuple):

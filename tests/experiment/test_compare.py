@@ -8,6 +8,7 @@ import errno
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from slm_lab import cli
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.compare import SeedResult, Setting, differing_keys, read_settings, summarize, usable_metric
-from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison_graphs, estimate_text, settings_lines
+from slm_lab.experiment.report.compare import SeedResult, Setting, comparable_metric, differing_keys, read_settings, summarize
+from slm_lab.experiment.report.compare_report import AXES, METRICS, compare, comparison, comparison_graphs, estimate_text, settings_lines
 from slm_lab.experiment.report.metrics import Estimate, Median, estimate
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.run import load_run
@@ -395,7 +396,7 @@ def test_different_envs_never_share_an_axis(tmp_path: Path, caplog: pytest.LogCa
         (["RUNS/good", "--by", "frames"], "invalid column 'frames'; expected one of frame, global_frame"),
         (
             ["RUNS/good", "--metric", "return"],
-            "invalid metric 'return'; expected one of current_return, total_reward, return_new; did you mean 'return_new'?",
+            "expected one of current_return, total_reward, return_new, training_return; did you mean 'return_new'?",
         ),
         (["RUNS/good", "--solve", "high"], "invalid return 'high'; expected a number, such as 195 or -200"),
         (["RUNS/good", "--solve=nan"], "invalid return 'nan'"),
@@ -479,10 +480,16 @@ def test_runs_without_the_column_are_compared_by_the_mean_that_all_have(tmp_path
     table = RunPaths(old, "a2c").session_df(0)
     table.write_text(table.read_text().replace("current_return", "earlier"))
     settings = read_settings([str(new), str(old)], ["new", "old"])
-    assert usable_metric("current_return", settings) == "total_reward"
-    assert "old has no current_return" in caplog.text
-    assert usable_metric("return_new", settings) == "return_new"
-    assert usable_metric("current_return", settings[:1]) == "current_return"
+    metric, reason = comparable_metric("current_return", settings)
+    assert metric == "total_reward"
+    assert reason.startswith("old has no current_return")
+    assert comparable_metric("return_new", settings) == ("return_new", "")
+    assert comparable_metric("current_return", settings[:1]) == ("current_return", "")
+    found = comparison([str(new), str(old)], labels=["new", "old"], out=tmp_path / "out")
+    assert found.content["metric"] == "total_reward"
+    assert found.content["metric_reason"] == reason
+    assert [row["final_return"] for row in found.content["settings"]] == [4, 2]
+    assert caplog.messages == []
 
 
 def test_the_current_return_is_that_of_evaluations_if_there_are_any(tmp_path: Path) -> None:
@@ -496,11 +503,31 @@ def test_the_current_return_is_that_of_evaluations_if_there_are_any(tmp_path: Pa
     assert seed.final_return() == 3, "older than the last fifth of the frames"
 
 
-def test_a_comparison_of_evaluations_with_training_episodes_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    evaluated, other = make_run(tmp_path / "a", [[1, 2, 3]]), make_run(tmp_path / "b", [[1, 2, 3]])
+def test_evaluations_are_not_compared_with_training_episodes(tmp_path: Path) -> None:
+    """All runs are compared by training episodes then, and text, page and JSON say so."""
+    evaluated, other = make_run(tmp_path / "a", [[1, 2, 3]]), make_run(tmp_path / "b", [[1, 2, 5]])
     RunPaths(evaluated, "a2c").session_df(0, "eval").write_text("frame,total_reward\n300,70\n")
-    settings = read_settings([str(evaluated), str(other)], ["A", "B"])
-    assert usable_metric("current_return", settings[:1]) == "current_return"
-    assert "recent evaluation" not in caplog.text
-    assert usable_metric("current_return", settings) == "current_return"
-    assert "not all seeds of B have a recent evaluation" in caplog.text
+    words, labels = [str(evaluated), str(other)], ["A", "B"]
+    settings = read_settings(words, labels)
+    assert comparable_metric("current_return", settings[:1]) == ("current_return", "")
+    found = comparison(words, labels=labels, out=tmp_path / "out")
+    assert [row["final_return"] for row in found.content["settings"]] == [3, 5]
+    assert [pair["difference"] for pair in found.content["pairs"]] == [2]
+    reason = "current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
+    assert found.content["metric"] == "training_return"
+    assert found.content["metric_reason"].startswith(reason)
+    assert reason in " ".join(found.text.split())
+    assert reason in (tmp_path / "out/compare.html").read_text()
+    assert comparison(words, metric="total_reward", out=tmp_path / "out").content["metric_reason"] is None
+
+
+def test_evaluations_with_and_without_sampled_actions_are_not_compared(tmp_path: Path) -> None:
+    table = {"frame": np.array([100.0]), "total_reward": np.array([9.0]), "current_return": np.array([2.0])}
+    few, rigorous = SeedResult([table], few_evaluations=[table]), SeedResult([table], evaluation=[table], deterministic=False)
+    runs = [Setting(name, []) for name in ("A", "B")]
+    for setting, seed in zip(runs, (few, rigorous), strict=True):
+        setting.__dict__["all_seeds"] = [seed]
+    assert comparable_metric("current_return", runs).metric == "training_return"
+    runs[1].__dict__["all_seeds"] = [replace(rigorous, deterministic=True)]
+    assert comparable_metric("current_return", runs).metric == "current_return"
+    assert [seed.final_return(metric) for seed in (few, rigorous) for metric in ("evaluation", "training_return")][1::2] == [2, 2]

@@ -51,6 +51,9 @@ _SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
 """Maximum number of keys in the name of a setting, and of letters of each value."""
 
 
+TRAINING = "training episodes"
+"""Source of a current return without evaluation."""
+TOTAL = "total_reward, the mean return of the last 100 episodes"
 RULES = {
     "evaluation": "rows of evaluation",
     "return_new": f"episodes since the last row, at least {SOLVE_EPISODES} of them",
@@ -71,11 +74,21 @@ class SeedResult:
     """Evaluation tables that have rows, of meta.rigorous_eval."""
     few_evaluations: Sequence[Table] = ()
     """Evaluation tables of meta.eval_episodes, one for each of `tables`, whose few rows are no curve; empty if the last is not recent."""
+    deterministic: bool = True
+    """Whether the agent acts by the mode of the action distribution in evaluations."""
+
+    @property
+    def source(self) -> str:
+        """What the current return at the end is measured on."""
+        if not (self.evaluation or self.few_evaluations):
+            return TRAINING
+        return f"evaluation with {'deterministic' if self.deterministic else 'sampled'} actions"
 
     def curve(self, column: str, x_column: str) -> Curve:
         """Return the column over frame, global_frame, wall_t (seconds) or opt_step; for several tables their mean, if all have it.
 
-        The column "evaluation" is the return of the evaluation rows, and current_return too if there are any.
+        The column "evaluation" is the return of the evaluation rows, and current_return too if there are any; training_return is the
+        current return of training episodes.
         """
         curves = self._curves(column, x_column)
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
@@ -84,6 +97,7 @@ class SeedResult:
         """Return the column of each table, or of each evaluation table."""
         if column == "evaluation" or (column == "current_return" and self.evaluation):
             return [_curve(table, "total_reward", x_column) for table in self._evaluation]
+        column = "current_return" if column == "training_return" else column
         return [_curve(table, column, x_column) for table in self.tables]
 
     @property
@@ -139,26 +153,31 @@ class SeedResult:
         return sum(known) if known else None
 
 
-def usable_metric(metric: str, settings: Iterable[Setting]) -> str:
-    """Return `metric`, or total_reward, with a notice, in place of current_return if a run has no such column: the two differ."""
-    if metric == "current_return":
-        settings = list(settings)
-        for setting in settings:
-            for seed in setting.all_seeds:
-                if not seed.evaluation and not all("current_return" in table for table in seed.tables):
-                    notice(f"{setting.name} has no current_return; comparing total_reward, the mean return of the last 100 episodes")
-                    return "total_reward"
-        _notify_if_mixed(settings)
-    return metric
+class Comparable(NamedTuple):
+    """The column by which all seeds of a comparison can be compared."""
+
+    metric: str
+    reason: str = ""
+    """Why it is not the requested one; "": it is."""
 
 
-def _notify_if_mixed(settings: Sequence[Setting]) -> None:
-    """Print a notice if the current return of some seeds is that of evaluations, and of others that of training episodes."""
-    evaluated = {bool(seed.evaluation or seed.few_evaluations) for setting in settings for seed in setting.seeds}
-    if len(evaluated) > 1:
-        without = [one.name for one in settings if not all(seed.evaluation or seed.few_evaluations for seed in one.seeds)]
-        what = "; the current return of these seeds is that of training episodes, and of the others that of evaluations"
-        notice(f"not all seeds of {', '.join(without)} have a recent evaluation{what}")
+def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
+    """Return `metric`; in place of current_return, a column that all seeds have and that is measured in the same way in each of them.
+
+    The current return of a seed is that of its evaluation or of training episodes. If the seeds differ in this, the result is
+    training_return, the current return of training episodes; or total_reward, if a run has no such column.
+    """
+    settings = list(settings)
+    sources = {setting.name: {seed.source for seed in setting.seeds} for setting in settings}
+    if metric != "current_return" or (len(found := set().union(*sources.values())) < 2 and found != {TRAINING}):
+        return Comparable(metric)
+    for setting in settings:
+        if not all("current_return" in table for seed in setting.all_seeds for table in seed.tables):
+            return Comparable("total_reward", f"{setting.name} has no current_return; comparing {TOTAL}")
+    if len(found) < 2:
+        return Comparable(metric)
+    differing = "; ".join(f"{name}: {' and '.join(sorted(own))}" for name, own in sources.items())
+    return Comparable("training_return", f"current returns at the end differ in kind ({differing}); comparing those of training episodes")
 
 
 @dataclass(frozen=True)
@@ -240,7 +259,7 @@ def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int
     """Return the results of a seed; `evaluation` is what evaluation tables it has."""
     found = list(evaluation.values())
     if run.has_evaluation_curve:
-        return SeedResult(tables, status, rows, found)
+        return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
     few = [global_table(evaluation)] if rows and found else found
     recent = len(few) == len(tables) and all(map(is_recent, few, tables))
     return SeedResult(tables, status, rows, few_evaluations=few if recent else ())

@@ -17,7 +17,7 @@ from slm_lab.experiment.files.find import BEST, Choice
 from slm_lab.experiment.files.paths import ComparisonPaths, file_stem, new_comparison
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import comparison_page as html
-from slm_lab.experiment.report.compare import RULES, Setting, Summary, read_settings, summarize, usable_metric
+from slm_lab.experiment.report.compare import RULES, Comparable, Setting, Summary, comparable_metric, read_settings, summarize
 from slm_lab.experiment.report.figure import GREY, MEAN_COLOUR, SESSION_COLOURS, Figure, Line, Panel
 from slm_lab.experiment.report.metrics import INTERVAL, Aligned, Bounds, Curve, Estimate, Median
 from slm_lab.experiment.report.pairwise import Comparison, Pair, compare_pairs, profile_figure
@@ -33,6 +33,7 @@ METRICS = {
     "current_return": "mean return (evaluation, or recent episodes)",
     "total_reward": "mean return (last 100 episodes)",
     "return_new": "mean return (episodes since the last row)",
+    "training_return": "mean return (recent training episodes)",
 }
 """Values of --metric → vertical axis."""
 PROFILES = "performance_profiles"
@@ -90,7 +91,8 @@ def comparison(
     for setting in settings:
         if metric == "return_new" and (old := [run.paths.root for run in setting.runs if not run.has_new_returns]):
             raise UserError(f"{old[0]}: SLM Lab wrote this run, without return_new; compare total_reward")
-    metric = usable_metric(metric, settings)
+    used = comparable_metric(metric, settings)
+    metric = used.metric
     summaries = [summarize(setting, solve, metric) for setting in settings]
     graphs = comparison_graphs(settings, by, solve, metric)
     try:
@@ -100,7 +102,7 @@ def comparison(
     found = compare_pairs(settings, metric)
     if found.profiles:
         graphs[PROFILES] = profile_figure(found, COLOURS)
-    return _write(_Report(settings, summaries, found, graphs, by, metric, solve), paths, remove_empty=out is None)
+    return _write(_Report(settings, summaries, found, graphs, by, used, solve), paths, remove_empty=out is None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class _Report:
     found: Comparison
     graphs: Mapping[str, Figure]
     by: str
-    metric: str
+    used: Comparable
     solve: float | None
 
     @property
@@ -125,8 +127,11 @@ class _Report:
     def text(self) -> str:
         keys = [lines[0].index("env") + 1 if "env" in lines[0] else 2 if lines[0][1] == "A" else 1 for lines in self.tables.values()]
         blocks = [aligned(lines, keys=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
-        explained = [line for text in explanations(self.summaries, self.found) for line in wrapped(text, indent="").splitlines()]
+        explained = [line for text in self._explanations() for line in wrapped(text, indent="").splitlines()]
         return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])
+
+    def _explanations(self) -> list[str]:
+        return [*([f"{self.used.reason}."] if self.used.reason else []), *explanations(self.summaries, self.found)]
 
     def content(self) -> dict[str, Any]:
         """Return the content of the JSON file."""
@@ -137,7 +142,8 @@ class _Report:
         ]
         return {
             "by": self.by,
-            "metric": self.metric,
+            "metric": self.used.metric,
+            "metric_reason": self.used.reason or None,
             "solve": self.solve,
             "interval": INTERVAL,
             "settings": rows,
@@ -157,7 +163,7 @@ class _Report:
                 f'<div class="sentences">{html.bullets(answers(self.found))}</div>',
                 *(html.section(title, html.table(lines)) for title, lines in self.tables.items()),
                 html.section("Graphs", *(html.plot(self.graphs[name]) for name in order)),
-                html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definitions(TERMS)),
+                html.section("Definitions", html.bullets(self._explanations()), html.definitions(TERMS)),
                 html.section("Runs", html.links(runs, paths.root)),
             ],
             plots=True,

@@ -271,7 +271,7 @@ def study_data(
         ),
         "facts": _study_facts(study, results, failed),
         "paragraphs": [*decision_lines(study, decided), *sentences] if found else ["No run has ended yet."],
-        "tables_of": [_comparison(study, rows), _runs(paths, results), _definitions(study), _origins(results)],
+        "tables_of": [_comparison(study, rows), _runs(study, paths, results), _definitions(study), _origins(results)],
         "figures": _study_figures(study, paths, found),
         "settings": {"spec": json.dumps({study.name: study.raw}, indent=2, ensure_ascii=False, default=str)},
         "commands": _commands(commands | {"export": f"slm-lab export {folder}", "this page": f"slm-lab report {folder}"}),
@@ -310,16 +310,16 @@ def _origins(results: Sequence[ResultRun]) -> dict[str, Any]:
     return {"title": "Hardware and versions", "columns": ["trained on"], "texts": True, "rows": [[one] for one in origins(results)]}
 
 
-def _runs(paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
+def _runs(study: Study, paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
     """Return a table of the runs that have ended, with links to their pages."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
-        value = average(seed.final_return() for seed in seeds_of(one))
+        value = average(seed.final_return(study.metric) for seed in seeds_of(one))
         page = _page_of(paths, one)
         seconds = one.content.get("seconds")
         name = {"text": str(one.content["entry"]), "href": page}
         rows.append([name, one.env, str(one.random_seed), one.status, number(value), "-" if seconds is None else duration(seconds)])
-    return {"title": "Runs", "columns": ["entry", "env", "random_seed", "status", "current return", "time"], "rows": rows}
+    return {"title": "Runs", "columns": ["entry", "env", "random_seed", "status", "score", "time"], "rows": rows}
 
 
 def _page_of(paths: StudyPaths, result: ResultRun) -> str | None:

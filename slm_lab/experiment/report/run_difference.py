@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.experiment.report.compare import Setting, differing_keys, seeds_of, usable_metric
+from slm_lab.experiment.report.compare import Setting, comparable_metric, differing_keys, seeds_of
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
 from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_quantile
 from slm_lab.experiment.report.return_range import return_range
@@ -56,6 +56,8 @@ class Returns:
     """The returns of two runs at their ends."""
 
     metric: str
+    reason: str
+    """Why `metric` is not current_return; "": it is."""
     a: dict[int, float]
     """Session → return; a run that trains one net with several Sessions has one return."""
     b: dict[int, float]
@@ -143,7 +145,7 @@ def _columns(file: Path) -> dict[str, list[str]]:
 
 
 def _returns(a: Run, b: Run) -> Returns | None:
-    metric = usable_metric("current_return", [Setting("A", [a]), Setting("B", [b])])
+    metric, reason = comparable_metric("current_return", [Setting("A", [a]), Setting("B", [b])])
     own, other = _final_returns(a, metric), _final_returns(b, metric)
     if not own or not other:
         return None
@@ -152,7 +154,7 @@ def _returns(a: Run, b: Run) -> Returns | None:
     values, others = [own[s] for s in sorted(own)], [other[s] for s in sorted(other)]
     bounds = return_range(a.settings())
     found = difference(values, others, paired=paired, bounds=bounds if bounds == return_range(b.settings()) else None)
-    return Returns(metric, own, other, paired, found, needed_seeds(values, others, paired=paired))
+    return Returns(metric, reason, own, other, paired, found, needed_seeds(values, others, paired=paired))
 
 
 def _final_returns(run: Run, metric: str) -> dict[int, float]:
@@ -221,6 +223,7 @@ def _returns_json(returns: Returns) -> dict[str, Any]:
     one = returns.difference
     return {
         "metric": returns.metric,
+        "metric_reason": returns.reason or None,
         "a": {str(session): value for session, value in returns.a.items()},
         "b": {str(session): value for session, value in returns.b.items()},
         "paired": returns.paired,
@@ -313,7 +316,7 @@ def _return_texts(found: RunDifference) -> list[str]:
         status = "" if run.status == "done" else f"; {run.status}"
         seeds = ", ".join(number_text(value) for value in values.values())
         lines.append(f"{name}  {estimate_text(estimate(list(values.values()), return_range(run.settings())))}; seeds: {seeds}{status}")
-    return [*lines, verdict(returns)]
+    return [*lines, verdict(returns), *([returns.reason] if returns.reason else [])]
 
 
 def verdict(returns: Returns) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
-from slm_lab.experiment.report.compare import RULES, Setting, summarize, usable_metric
+from slm_lab.experiment.report.compare import RULES, Setting, comparable_metric, summarize
 from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, median_text, number_text, rows_csv
 from slm_lab.experiment.report.decision import Decision, decisions, scores_by_seed
 from slm_lab.experiment.report.decision import explanation as decision_explanation
@@ -26,6 +26,7 @@ from slm_lab.experiment.report.statistics import holm, probability_of_improvemen
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.lib.files import shown
+from slm_lab.lib.log import notice
 from slm_lab.lib.text import aligned, wrapped
 from slm_lab.spec.models.study import Study
 
@@ -35,6 +36,7 @@ SCORES = {
     "total_reward_ma": "mean of total_reward over the last 100 rows",
     "return_new": "mean return of the episodes since the row before, at the end",
     "evaluation": "mean return of the last evaluation",
+    "training_return": "mean return of the most recent training episodes at the end, since the runs do not all have the same evaluation",
 }
 """Metric → description."""
 _BOOTSTRAP = "Intervals of interquartile means and probabilities: percentiles of the bootstrap over seeds."
@@ -125,8 +127,10 @@ def write_report(
 
 
 def with_usable_metric(study: Study, found: Mapping[tuple[str, str], Setting]) -> Study:
-    """Return the study with another metric if a run lacks the column of its metric, see usable_metric."""
-    metric = usable_metric(study.metric, found.values())
+    """Return the study with the metric by which all its runs can be compared, with a notice if it is another; see comparable_metric."""
+    metric, reason = comparable_metric(study.metric, found.values())
+    if reason:
+        notice(reason)
     return replace(study, spec=study.spec.model_copy(update={"metric": metric}))
 
 

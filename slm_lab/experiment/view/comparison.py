@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slm_lab.experiment.files.search_state import SearchState, best_first
-from slm_lab.experiment.report.compare import Setting, group_runs, seeds_of, summarize, usable_metric
+from slm_lab.experiment.report.compare import Setting, comparable_metric, group_runs, seeds_of, summarize
 from slm_lab.experiment.report.compare_report import AXES
 from slm_lab.experiment.report.metrics import INTERVAL, Curve, evenly
 from slm_lab.experiment.report.pairwise import compare_pairs
@@ -16,7 +16,6 @@ from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.view.details import Content, relative, version_of
 from slm_lab.experiment.view.entries import run_paths
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
-from slm_lab.lib.log import notices_to
 
 BOOTSTRAP = "mean of the middle half of the seeds; 95 % interval of the bootstrap, which draws the seeds of each env separately"
 _POINTS = 400
@@ -68,8 +67,8 @@ def _comparison(chosen: Sequence[tuple[Found, int]], by: str, data: DataFolder) 
         labels.append({"path": relative(found.folder, data), "trial": trial if of_search else None})
         labels[-1]["label"] = found.folder.name + of_trial
     settings = group_runs(runs)
-    with notices_to(notes.append):
-        metric = usable_metric("current_return", settings)
+    metric, reason = comparable_metric("current_return", settings)
+    notes += [reason] if reason else []
     pairs = compare_pairs(settings, metric) if len(settings) > 1 else None
     return {
         "settings": [_setting(one, metric, by) for one in settings],

@@ -282,10 +282,11 @@ const SLMReport = (() => {
     select.onchange = () => { view.state[key] = select.value; redraw(view); };
   };
 
+  const nameOf = (one) => `${one.mode} ${one.column}`;  // of a return to choose
   const controls = (view, root) => {
     const {data, state} = view, bar = add(root, "div", {class: "controls"});
     if (data.returns.length > 1) {
-      choice(view, bar, "return", "returns", data.returns.map((one, place) => [String(place), one.label]), "choose-return");
+      choice(view, bar, "return", "returns", data.returns.map((one) => [nameOf(one), one.label]), "choose-return");
     }
     if (data.axes.length > 1) choice(view, bar, "x axis", "axis", data.axes.map((axis) => [axis.column, axis.label]), "choose-axis");
     if ((data.means || []).some((mean) => mean.indices.length > 1)) {
@@ -356,7 +357,7 @@ const SLMReport = (() => {
     add(card, "figcaption", {}, "Return");
     const node = add(card, "div", {id: "graph-return"});
     watched(view, node, (node) => {
-      const chosen = data.returns[Number(view.state.returns)] || data.returns[0];
+      const chosen = data.returns.find((one) => nameOf(one) === view.state.returns) || data.returns[0];
       const columns = [{column: chosen.column, label: chosen.label}];
       drawPanel(view, node, {columns, mode: chosen.mode, unit: "mean return", height: innerWidth < 600 ? 300 : 380, main: true, bounded: true});
     });
@@ -488,8 +489,9 @@ const SLMReport = (() => {
   const PARTS = [header, paragraphs, tables, ranking, returns, findings, events, figures, panels, metrics, settings, lists];
 
   const render = (root, data, served = false) => {
-    const state = {axis: data.axis, returns: "0", band: "std", smooth: 0, hidden: [], refresh: true, ...stored(data.folder)};
+    const state = {axis: data.axis, returns: "", band: "std", smooth: 0, hidden: [], refresh: true, ...stored(data.folder)};
     if (data.axes && !data.axes.some((axis) => axis.column === state.axis)) state.axis = data.axis;
+    if (data.returns && data.returns.length && !data.returns.some((one) => nameOf(one) === state.returns)) state.returns = nameOf(data.returns[0]);
     const observer = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
       const graph = view.graphs.find((one) => one.node === entry.target);
       if (graph && !graph.drawn && typeof Plotly !== "undefined") drawOne(graph);

@@ -31,7 +31,7 @@ def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -
         return _rows(columns)
     widest = max(map(_width, columns[keys:]), default=0)
     letters = max(_LEAST, min(_NAME // keys, (width - widest) // keys - 2))
-    first = [[shorten(cell, letters) for cell in column] for column in columns[:keys]]
+    first = [_shortened(column, letters) for column in columns[:keys]]
     left = width - sum(_width(column) + 2 for column in first)
     blocks = [[*first]]
     for column in columns[keys:]:
@@ -40,6 +40,12 @@ def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -
             blocks.append([*first])
         blocks[-1].append(fitting)
     return [line for number, block in enumerate(blocks) for line in [*([""] if number else []), *_rows(block)]]
+
+
+def _shortened(column: Sequence[str], letters: int) -> list[str]:
+    """Return the cells of a column, shortened if cells that differ do so afterwards too; else as they are."""
+    short = [shorten(cell, letters) for cell in column]
+    return short if len(set(short)) == len(set(column)) else list(column)
 
 
 def _width(column: Sequence[str]) -> int:

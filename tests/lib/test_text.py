@@ -24,6 +24,13 @@ def test_a_wide_table_is_divided_by_columns() -> None:
     ]
 
 
+def test_names_that_differ_only_in_the_middle_are_not_shortened() -> None:
+    """Such as labels of keys: "ppo_cartpole gamma=0.9 lr=…"."""
+    names = [f"{'a' * 20}{number}{'b' * 20}" for number in (1, 2)]
+    lines = aligned([["run", "x", "y"], *([name, "1" * 20, "2" * 20] for name in names)], 60)
+    assert [line.split()[0] for line in lines if line] == ["run", *names, "run", *names]
+
+
 def test_long_names_keep_their_ends() -> None:
     assert shorten("ppo_cartpole_2026_11_27_232513", 13) == "ppo_ca…232513"
     assert shorten("short", 5) == "short"

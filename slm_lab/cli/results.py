@@ -50,14 +50,15 @@ def export(words: list[str], arguments: Namespace) -> int:
 
 
 def doctor(words: list[str], arguments: Namespace) -> int:
-    """Print what is wrong with a run, ranked. The exit code is 0 whatever is found."""
+    """Print what is wrong with a run, ranked. The exit code is 0 whatever is found. Raises UserError for a run without rows."""
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"doctor: {given}; expected doctor {{run folder | latest}}")
     from slm_lab.experiment.files.find import Choice
-    from slm_lab.experiment.report.doctor import as_dict, as_text, examine, find_trial
+    from slm_lab.experiment.report.doctor import as_dict, as_text, check_rows, examine, find_trial
 
     run = find_trial(words[0], arguments.data_dir, Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed))
+    check_rows(run)
     found = examine(run)
     return print_json(as_dict(run, found)) if arguments.json else print_result(as_text(run, found))
 

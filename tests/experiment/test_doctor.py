@@ -417,6 +417,17 @@ def test_json_has_stable_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (finding["key"], finding["sessions"], finding["frames"]) == (LR, [0], [1000, 10000])
 
 
+def test_a_run_without_rows_cannot_be_examined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, {}, others=0)
+    table = run.paths.session_df(0)
+    table.write_text(table.read_text().splitlines(keepends=True)[0])
+    code, out, err = run_command(capsys, str(run.paths.root))
+    assert (code, out) == (2, "")
+    assert f"{run.paths.root} has no rows to examine (status: done)" in err
+    assert str(table) in err
+    assert "no problem found" not in as_text(Run(run.paths), examine(Run(run.paths)))
+
+
 def test_the_command_takes_the_trial_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A trial needs no checkpoint if it is given; a trial that does not exist is an error of the user."""
     for trial, divergence in ((0, 0.01), (1, 0.5)):

@@ -115,6 +115,13 @@ def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
     return Run(training.paths, training.trial)
 
 
+def check_rows(run: Run) -> None:
+    """Raise UserError if a run has no rows, so that no rule can be applied."""
+    if not any(len(table["frame"]) for table in run.tables("train").values()):
+        where = f"{run.paths.root} has no rows to examine (status: {run.status})"
+        raise UserError(f"{where}; expected at least one row in {run.paths.session_df(0, t=run.trial)}")
+
+
 # ---- output
 
 
@@ -161,6 +168,8 @@ def _sessions(run: Run) -> str:
 
 
 def _summary(diagnosis: Diagnosis) -> str:
+    if not diagnosis.checked:
+        return "no rows to examine"
     severities = [finding.severity for finding in diagnosis.findings]
     counts = [(severities.count(one), one) for one in SEVERITIES]
     parts = [f"{count} {one}{'s' if count > 1 else ''}" for count, one in counts if count]

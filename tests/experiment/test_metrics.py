@@ -91,6 +91,7 @@ def test_consistency_by_hand() -> None:
     assert consistency_curve(common).value == pytest.approx([1 - 2 * 2 / 12, 1 - 2 * 7 / 37])
     assert consistency(common_strengths([strengths([3.0, 4.0]), strengths([3.0, 4.0])])) == 1
     assert consistency(common_strengths([strengths([3.0]), strengths([-3.0])])) is None
+    assert consistency(common_strengths([strengths([3.0, 4.0])])) is None, "a single Session has no spread"
     assert consistency(common_strengths([strengths([1.0]), strengths([1.0], every=77)])) is None
     assert consistency(common_strengths([strengths([])])) is consistency(common_strengths([])) is None
 

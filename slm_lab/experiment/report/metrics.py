@@ -176,7 +176,12 @@ def stabilities(s: np.ndarray) -> np.ndarray:
 
 
 def consistencies(strengths: Aligned) -> np.ndarray:
-    """Return 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths` (std of the population)."""
+    """Return 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths` (std of the population).
+
+    NaN for fewer than two Sessions, which have no spread; SLM Lab writes 1 for a single one.
+    """
+    if len(strengths.value_SF) < 2:
+        return np.full(len(strengths.frame), np.nan)
     return 1.0 - 2.0 * _ratio(np.cumsum(strengths.std()), np.cumsum(strengths.mean().value))
 
 

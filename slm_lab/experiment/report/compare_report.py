@@ -51,7 +51,7 @@ MEDIANS = (
 
 
 class WrittenComparison(NamedTuple):
-    """What `comparison` found and wrote."""
+    """Result of `comparison`: its text, its content and the written files."""
 
     text: str
     content: dict[str, Any]
@@ -107,7 +107,7 @@ def comparison(
 
 @dataclass(frozen=True)
 class _Report:
-    """What a comparison writes."""
+    """Content of the files of a comparison."""
 
     settings: Sequence[Setting]
     summaries: Sequence[Summary]

@@ -276,7 +276,7 @@ Bounds = tuple[float, float]
 
 
 def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
-    """Return the mean of the known values with its interval; None if no value is known. For equal values, the interval has zero width.
+    """Return the mean of the known values and its interval, which has zero width if they are equal; None if no value is known.
 
     Args: bounds: the interval is restricted to them, which does not change how often it contains the mean; None: unknown. Bounds that a
         value violates are ignored.

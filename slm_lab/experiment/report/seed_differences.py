@@ -18,9 +18,9 @@ _WINDOW = 0.2
 _SMALL = 0.05
 """Share of the range of all returns below which a difference of two curves is not explained."""
 _FALL = 0.3
-"""Share of the range of all returns by which a return must fall from its best value to be mentioned."""
+"""Share of the range of all returns by which a return must fall below its best value for the fall to be reported."""
 _EFFECT, _RELATIVE, _SHOWN = 1.0, 0.1, 3
-"""Differences of a diagnostic that are mentioned: in standard deviations over frames, and relative to the larger mean; and their number."""
+"""Smallest reported difference of a diagnostic, in standard deviations and relative to the larger mean; how many are reported."""
 _MAX_SEEDS = 6
 """Maximum number of seeds that are compared with the best."""
 _MEANINGS = {
@@ -31,8 +31,8 @@ _MEANINGS = {
     "clip_fraction": ("clipped share", "fewer ratios were clipped", "more ratios were clipped"),
     "explained_variance": (
         "explained variance",
-        "its value function predicted returns worse",
-        "its value function predicted returns better",
+        "less accurate value estimates",
+        "more accurate value estimates",
     ),
     "td_error": ("TD error", "its values were closer to their targets", "its values were further from their targets"),
     "grad_norm": ("gradient norm", "smaller gradients", "larger gradients"),

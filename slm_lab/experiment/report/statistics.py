@@ -90,7 +90,7 @@ class Profile(NamedTuple):
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray, replicates: int = REPLICATES) -> Profile:
-    """Return the fraction of runs with scores above each threshold, with the percentile band of the stratified bootstrap."""
+    """Return the performance profile: for each threshold the fraction of runs that score higher, with its bootstrap interval."""
     rng = np.random.default_rng(_SEED)
     total = sum(map(len, scores))
     above = [one[:, None] > thresholds for one in scores]

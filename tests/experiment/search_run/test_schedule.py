@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from slm_lab.experiment.files.search_state import TrialState
-from slm_lab.experiment.run.search.schedule import Asha, Exploit, Pbt, check_pbt, make_scheduler
+from slm_lab.experiment.run.search.schedule import Asha, Exploit, Pbt, check_evaluation, check_pbt, make_scheduler
+from slm_lab.experiment.run.search.search import Search
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -48,6 +50,28 @@ def test_without_a_scheduler_or_with_a_long_grace_period_none_is_stopped(
     assert "not below the 1,000 frames" in caplog.text
     spec = search_spec(meta={"search_scheduler": {"grace_period": 500}})
     assert isinstance(make_scheduler(spec, SearchSpace(spec), []), Asha)
+
+
+@pytest.mark.parametrize(
+    ("meta", "refused"),
+    [
+        ({"search_scheduler": {"grace_period": 500}}, True),
+        ({"search_algorithm": "pbt"}, True),
+        ({}, False),
+        ({"search_scheduler": {"grace_period": 500}, "search_metric": "strength"}, False),
+        ({"search_scheduler": {"grace_period": 500}, "eval_episodes": 0}, False),
+        ({"search_scheduler": {"grace_period": 500}, "eval_episodes": 0, "rigorous_eval": 2}, False),
+    ],
+)
+def test_trials_of_a_search_are_compared_by_one_measure(search_spec: Callable[..., Spec], meta: dict[str, Any], refused: bool) -> None:
+    """Their metrics would be those of training episodes, and those of other trials those of evaluations."""
+    spec = search_spec(meta={"eval_episodes": 3, **meta})
+    if not refused:
+        return check_evaluation(spec)
+    with pytest.raises(SpecError, match="expected 0, or meta") as caught:
+        Search(spec)
+    assert [problem.path for problem in caught.value.problems] == ["meta.eval_episodes"]
+    return None
 
 
 def test_pbt_lets_the_worst_take_over_the_best(search_spec: Callable[..., Spec]) -> None:

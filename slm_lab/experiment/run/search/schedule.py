@@ -167,6 +167,16 @@ class Pbt:
             self._trials[trial.trial].finished = True
 
 
+def check_evaluation(spec: Spec) -> None:
+    """Raise SpecError if intermediate metrics would be those of training episodes, and metrics at the end those of evaluations."""
+    meta = spec.meta
+    schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
+    if schedules and meta.search_metric in (None, "current_return") and meta.eval_episodes not in ("auto", 0):
+        what = f"{meta.eval_episodes}: trials that are stopped early would be compared by training episodes, and others by evaluation"
+        allowed = "expected 0, or meta.rigorous_eval instead, whose evaluations are compared throughout"
+        raise SpecError(spec.name, [Problem("meta.eval_episodes", f"{what}; {allowed}")])
+
+
 def check_pbt(spec: Spec, space: SearchSpace) -> None:
     """Raise SpecError for a searched key that cannot change while a trial runs, or that exists only with some values of another key."""
     draw = space.sample(np.random.default_rng(0))

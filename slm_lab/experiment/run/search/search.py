@@ -30,7 +30,7 @@ from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_er
 from slm_lab.experiment.run.search import confirm as confirming
 from slm_lab.experiment.run.search.prepare import TrialShare, check_in_process, trial_resources
 from slm_lab.experiment.run.search.proposer import make_proposer
-from slm_lab.experiment.run.search.schedule import Exploit, check_pbt, make_scheduler
+from slm_lab.experiment.run.search.schedule import Exploit, check_evaluation, check_pbt, make_scheduler
 from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric, result_lines, shown_values
 from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis
@@ -84,6 +84,7 @@ class Search(Experiment):
         lock: RunLock | None = None,
     ) -> None:
         check_spec(spec)
+        check_evaluation(spec)
         self.plan = plan or Plan()
         self.spec = spec
         self.paths, self.lock = paths, lock

@@ -99,6 +99,7 @@ def origin(run: Run) -> list[dict[str, str]]:
         "versions": versions,
         "host": f"{host.get('name', '?')}, {host.get('cores', '?')} cores, {host.get('system', '?')}" if host else "",
         "env backend": str(last.get("backend") or ""),
+        "env backend of evaluation": str(last.get("eval_backend") or ""),
         "matrix products": f"{last['matmul']}, {last.get('threads', '?')} threads" if "matmul" in last else "",
         "checkpoints": str(last.get("checkpoints") or ""),
     }

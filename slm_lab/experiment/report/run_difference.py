@@ -24,7 +24,7 @@ from slm_lab.lib.files import shown
 from slm_lab.lib.text import aligned
 from slm_lab.spec.report import flat
 
-_RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "matmul", "threads", "start_method")
+_RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "eval_backend", "matmul", "threads", "start_method")
 """Entries of meta.run that say with what and where a run was trained."""
 _POWER = 0.8416
 """80 % quantile of the standard normal distribution: the probability with which a difference should be shown."""

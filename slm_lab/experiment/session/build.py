@@ -84,13 +84,20 @@ class SessionParts:
 
     @property
     def choices(self) -> dict[str, str | int]:
-        """Settings chosen for this machine (env backend, matrix product backend, threads of an update) and its CPU, kept in meta.run."""
+        """Settings chosen for this machine (env backends, matrix product backend, threads of an update) and its CPU, kept in meta.run."""
         assert self.source is not None
         matmul = resolve_matmul(self.spec.meta.matmul, self.device)
         learner = self.learners[0]
         episodes = learner.evaluation.envs if learner.evaluation is not None and not self.spec.meta.rigorous_eval else 0
-        by_default = {"eval_episodes": episodes} if self.spec.meta.eval_episodes == "auto" else {}
-        return {"backend": self.source.backend, "matmul": matmul, "threads": learner.agent.threads, "cpu": cpu_name(), **by_default}
+        chosen: dict[str, str | int] = {
+            "backend": self.source.backend,
+            "matmul": matmul,
+            "threads": learner.agent.threads,
+            "cpu": cpu_name(),
+        }
+        if learner.eval_env is not None:
+            chosen["eval_backend"] = learner.eval_env.info.backend
+        return chosen | ({"eval_episodes": episodes} if self.spec.meta.eval_episodes == "auto" else {})
 
     def close(self) -> None:
         """Release envs and processes. An env that fails to close, or does not close in time, is abandoned with a notice."""

@@ -14,6 +14,7 @@ from slm_lab.experiment.files.paths import RunPaths, StudyPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.study_result import write_result
+from slm_lab.spec.load.study_file import load_study
 from tests.experiment.test_graph import write_rows
 from tests.experiment.test_report import save_spec, two_seeds
 
@@ -75,7 +76,9 @@ def study(tmp_path: Path, spec_body: SpecBody) -> StudyPaths:
     file.write_text(json.dumps({"small": spec_body(), "st": body}))
     paths = StudyPaths(tmp_path / "data" / "st_2026_01_03_120000", "st")
     paths.results.mkdir(parents=True)
-    paths.study.write_text(json.dumps({"st": body, "$study": {"version": 1, "source": str(file), "set": []}}))
+    about = {"version": 1, "source": str(file), "set": [], **load_study(file, "st").plan}
+    paths.study.write_text(json.dumps({"st": body, "$study": about}))
+    file.unlink()  # the folder has what the page needs
     name = "A_CartPole-v1_seed0_12345678"
     run = RunPaths(paths.runs / name / "small_2026_01_03_120001", "small")
     run.root.mkdir(parents=True)
@@ -151,5 +154,21 @@ def test_page_of_a_study_compares_and_links_to_its_runs(study: StudyPaths, capsy
     assert "score" in dict(terms["rows"])
     assert machines["rows"][0][0].endswith("(1 run)")
     assert data["figures"][0]["plot"]["data"]
-    study.study.write_text("{")
-    assert "cannot be read as a study" in refused(capsys, str(study.root))
+
+
+def test_runs_of_a_study_without_current_return_are_compared_by_total_reward(study: StudyPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder,), (result,) = study.runs.glob("*/small*"), study.results.glob("*.json")
+    run = RunPaths(folder, "small")
+    table = run.session_df(0)
+    table.write_text(table.read_text().replace("current_return", "earlier_return"))
+    write_result(result, Run(run), json.loads((folder.parent / "study_run.json").read_text()), 3.0)
+    assert report(capsys, str(study.root)) == study.report
+    comparison, runs, *_ = data_of(study.report)["tables_of"]
+    assert comparison["note"].startswith("Score: mean return of the last 100 episodes at the end")
+    assert runs["rows"][0][4] == "30"
+
+
+@pytest.mark.parametrize("content", ["{", '{"st": {}, "$study": {"version": 1}}'])
+def test_a_damaged_study_file(content: str, study: StudyPaths, capsys: pytest.CaptureFixture[str]) -> None:
+    study.study.write_text(content)
+    assert f"{study.study} cannot be read as a study" in refused(capsys, str(study.root))

@@ -11,7 +11,7 @@ from slm_lab.experiment.report.metrics import Estimate, average, usable_bounds
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.statistics import LEVEL, confidence_sequence, decided_after
 from slm_lab.experiment.report.study_result import ResultRun
-from slm_lab.spec.models.study import Study
+from slm_lab.spec.models.study import StudyPlan
 
 MAX_SEEDS = 32
 """Default of --max-seeds."""
@@ -50,7 +50,7 @@ def _end(value: float | None, infinite: str) -> str:
     return infinite if value is None else number(value)
 
 
-def decisions(study: Study, found: Mapping[tuple[str, str], Setting], metric: str) -> list[Decision]:
+def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting], metric: str) -> list[Decision]:
     """Return a Decision for each env and entry, against the baseline of the study, or else against the first entry of the env.
 
     With probability 0.95, all intervals contain the true differences at every number of seeds: each has the level 0.05 / number of
@@ -63,17 +63,17 @@ def decisions(study: Study, found: Mapping[tuple[str, str], Setting], metric: st
     return [_decide(study, found, metric, LEVEL / len(pairs), *pair) for pair in pairs]
 
 
-def _entries(study: Study, env: str) -> list[str]:
+def _entries(study: StudyPlan, env: str) -> list[str]:
     return list(dict.fromkeys(run.entry for run in study.runs if run.env == env))
 
 
-def _reference(study: Study, env: str) -> str:
+def _reference(study: StudyPlan, env: str) -> str:
     entries = _entries(study, env)
     return study.spec.baseline if study.spec.baseline in entries else entries[0]
 
 
 def _decide(
-    study: Study, found: Mapping[tuple[str, str], Setting], metric: str, level: float, env: str, entry: str, reference: str
+    study: StudyPlan, found: Mapping[tuple[str, str], Setting], metric: str, level: float, env: str, entry: str, reference: str
 ) -> Decision:
     settings = [found[env, name] for name in (entry, reference) if (env, name) in found]
     own, theirs = (scores_by_seed(one, metric) for one in settings) if len(settings) == 2 else ({}, {})

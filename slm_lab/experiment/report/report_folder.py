@@ -50,9 +50,8 @@ from slm_lab.experiment.report.study_report import (
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.files import shown
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import load_study
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.models.study import Study
+from slm_lab.spec.models.study import PlannedRun, StudyPlan, StudySpec
 
 _MAX_TRIALS = 300
 """Maximum number of trials in the ranking; the best are shown."""
@@ -90,19 +89,28 @@ def _study_or_run(paths: StudyPaths, data_dir: Path, choice: Choice) -> Path:
     if choice != Choice():
         return write_trial_report(find_training(paths.root, None, data_dir, choice).paths)
     about = about_study(paths)
-    study = load_study(about.get("source") or paths.study, paths.name, about.get("set", ()))
+    study = _saved_study(paths, about)
     results = [ResultRun(file) for file in sorted(paths.results.glob("*.json"))]
     decide = about.get("max_seeds") is not None
     return write_study_report(_with_added_seeds(study, results) if decide else study, paths, results, decide=decide)
 
 
-def _with_added_seeds(study: Study, results: Sequence[ResultRun]) -> Study:
+def _saved_study(paths: StudyPaths, about: Mapping[str, Any]) -> StudyPlan:
+    """Return the study as its folder has saved it, which its spec file may contradict by now. Raises UserError."""
+    try:
+        body = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]
+        scores = {(entry, env): score for entry, env, score in about["scores"]}
+        runs, spec = tuple(PlannedRun(*run) for run in about["runs"]), StudySpec.model_validate(body["study"])
+        return StudyPlan(paths.name, about["source"], spec, body, runs, scores, tuple(about["set"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{paths.study} cannot be read as a study: {error!r}; study@{paths.root} writes it again") from None
+
+
+def _with_added_seeds(study: StudyPlan, results: Sequence[ResultRun]) -> StudyPlan:
     """Return the study with the runs that --until-decided has added."""
-    first = {(run.entry, run.env): run for run in reversed(study.runs)}
-    known = {(run.entry, run.env, run.random_seed) for run in study.runs}
-    ended = sorted((one.random_seed, one.content["entry"], one.env) for one in results)
-    added = [first[entry, env].with_seed(seed) for seed, entry, env in ended if (entry, env) in first and (entry, env, seed) not in known]
-    return replace(study, runs=(*study.runs, *added))
+    planned = {(run.entry, run.env) for run in study.runs}
+    ended = sorted(PlannedRun(one.name, one.env, one.random_seed) for one in results if (one.name, one.env) in planned)
+    return replace(study, runs=tuple(dict.fromkeys([*study.runs, *ended])))
 
 
 def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
@@ -230,7 +238,7 @@ def _search_commands(view: SearchSummary, paths: RunPaths) -> dict[str, str]:
 
 
 def write_study_report(
-    study: Study,
+    study: StudyPlan,
     paths: StudyPaths,
     results: Sequence[ResultRun],
     failed: Sequence[tuple[str, str]] = (),
@@ -249,7 +257,13 @@ def write_study_report(
 
 
 def study_data(
-    study: Study, paths: StudyPaths, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]], *, running: bool, decide: bool = False
+    study: StudyPlan,
+    paths: StudyPaths,
+    results: Sequence[ResultRun],
+    failed: Sequence[tuple[str, str]],
+    *,
+    running: bool,
+    decide: bool = False,
 ) -> dict[str, Any]:
     """Return the data of the page of a study (see report_data.py)."""
     found = study_settings(study, results)
@@ -282,7 +296,7 @@ def study_data(
 _TABLES = ("md", "csv", "json")
 
 
-def _study_facts(study: Study, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def _study_facts(study: StudyPlan, results: Sequence[ResultRun], failed: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     known = sum(one.content.get("seconds") or 0.0 for one in results)
     left = len(study.runs) - len(results) - len(failed)
     parts = [f"{len(failed)} failed" if failed else "", f"{left} not run yet" if left > 0 else ""]
@@ -292,12 +306,12 @@ def _study_facts(study: Study, results: Sequence[ResultRun], failed: Sequence[tu
     return [*facts, {"label": "time", "value": duration(known), "note": "all runs together"}]
 
 
-def _comparison(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+def _comparison(study: StudyPlan, rows: Sequence[Row]) -> dict[str, Any]:
     head, *lines = study_table(study, rows)
     return {"title": "Comparison", "columns": head, "rows": lines, "note": explanation(study, rows)}
 
 
-def _definitions(study: Study) -> dict[str, Any]:
+def _definitions(study: StudyPlan) -> dict[str, Any]:
     return {
         "title": "Definitions",
         "columns": ["term", "meaning"],
@@ -310,7 +324,7 @@ def _origins(results: Sequence[ResultRun]) -> dict[str, Any]:
     return {"title": "Hardware and versions", "columns": ["trained on"], "texts": True, "rows": [[one] for one in origins(results)]}
 
 
-def _runs(study: Study, paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
+def _runs(study: StudyPlan, paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
     """Return a table of the runs that have ended, with links to their pages."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
@@ -329,7 +343,7 @@ def _page_of(paths: StudyPaths, result: ResultRun) -> str | None:
     return page.relative_to(paths.root).as_posix() if page is not None and page.is_file() else None
 
 
-def _study_figures(study: Study, paths: StudyPaths, found: Mapping[tuple[str, str], Setting]) -> list[dict[str, Any]]:
+def _study_figures(study: StudyPlan, paths: StudyPaths, found: Mapping[tuple[str, str], Setting]) -> list[dict[str, Any]]:
     figures = study_figures(study, found)
     with_file = {name: paths.graph(name, "html") for name in figures}
     hrefs = {name: file.relative_to(paths.root).as_posix() if file.is_file() else None for name, file in with_file.items()}

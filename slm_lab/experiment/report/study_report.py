@@ -28,7 +28,7 @@ from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.lib.files import shown
 from slm_lab.lib.log import notice
 from slm_lab.lib.text import aligned, wrapped
-from slm_lab.spec.models.study import Study
+from slm_lab.spec.models.study import StudyPlan
 
 SCORES = {
     "current_return": "mean return at the end, in evaluation if there is one, else of the most recent episodes",
@@ -91,7 +91,7 @@ class Row(NamedTuple):
 
 
 def write_report(
-    study: Study,
+    study: StudyPlan,
     paths: StudyPaths,
     results: Sequence[ResultRun],
     failed: Sequence[tuple[str, str]] = (),
@@ -126,7 +126,7 @@ def write_report(
     return [*text_lines(study, rows, decided), *([str(shown(table))] if table.is_file() else [])]
 
 
-def with_usable_metric(study: Study, found: Mapping[tuple[str, str], Setting]) -> Study:
+def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> StudyPlan:
     """Return the study with the metric by which all its runs can be compared, with a notice if it is another; see comparable_metric."""
     metric, reason = comparable_metric(study.metric, found.values())
     if reason:
@@ -139,13 +139,13 @@ def _decision_row(one: Decision) -> dict[str, Any]:
     return row | file_row({"difference": one.difference}) | {"bounded": one.bounded}
 
 
-def decision_lines(study: Study, found: Sequence[Decision]) -> list[str]:
+def decision_lines(study: StudyPlan, found: Sequence[Decision]) -> list[str]:
     """Return a sentence for each decision, and one that explains the intervals."""
     lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
     return [*lines, decision_explanation(found)] if lines else []
 
 
-def study_settings(study: Study, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
+def study_settings(study: StudyPlan, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
     """Return (env, entry) → Setting with its ended runs, in the order of the study."""
     found: dict[tuple[str, str], list[ResultRun]] = {}
     for env in study.envs:
@@ -156,7 +156,7 @@ def study_settings(study: Study, results: Sequence[ResultRun]) -> dict[tuple[str
     return {key: Setting(key[1], list(runs)) for key, runs in found.items()}
 
 
-def study_rows(study: Study, found: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[Row]:
+def study_rows(study: StudyPlan, found: Mapping[tuple[str, str], Setting], failed: Sequence[tuple[str, str]] = ()) -> list[Row]:
     """Return the numbers of each entry in each env."""
     rows = []
     for env in study.envs:
@@ -172,7 +172,7 @@ def study_rows(study: Study, found: Mapping[tuple[str, str], Setting], failed: S
     return [row._replace(p_holm=p) for row, p in zip(rows, adjusted, strict=True)]
 
 
-def _row(study: Study, env: str, setting: Setting, base: Setting | None, failed: int) -> Row:
+def _row(study: StudyPlan, env: str, setting: Setting, base: Setting | None, failed: int) -> Row:
     metric, published, seeds = study.metric, study.published(setting.name, env), setting.all_seeds
     numbers = summarize(setting, study.solve(env), metric, seeds, metric)
     scores, others = _scores(setting, metric), [] if base is None or base is setting else _scores(base, metric)
@@ -234,7 +234,7 @@ def verdict(score: Estimate | None, published: float | None) -> str:
 # ---- figures
 
 
-def study_figures(study: Study, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
+def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
     """Return figures for each env: the metric over each axis, the variance between seeds, and additional columns."""
     figures: dict[str, Figure] = {}
     for env in study.envs:
@@ -246,7 +246,7 @@ def study_figures(study: Study, found: Mapping[tuple[str, str], Setting]) -> dic
     return figures
 
 
-def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
+def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
     metric, solve = study.metric, study.solve(env)
     drawn = [Drawn("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, solve)]
     if x == study.spec.x[0]:
@@ -264,7 +264,7 @@ def _figures(study: Study, env: str, settings: Sequence[Setting], x: str) -> dic
 # ---- tables
 
 
-def study_table(study: Study, rows: Sequence[Row]) -> list[list[str]]:
+def study_table(study: StudyPlan, rows: Sequence[Row]) -> list[list[str]]:
     """Return the header and the lines of the table, without columns that no row has."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
@@ -298,21 +298,21 @@ def study_table(study: Study, rows: Sequence[Row]) -> list[list[str]]:
     return comparison.table_lines(columns)
 
 
-def markdown_table(study: Study, rows: Sequence[Row]) -> str:
+def markdown_table(study: StudyPlan, rows: Sequence[Row]) -> str:
     """Return the table as Markdown, followed by an explanation of its columns."""
     head, *lines = study_table(study, rows)
     table = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]]
     return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
 
 
-def text_lines(study: Study, rows: Sequence[Row], decided: Sequence[Decision] = ()) -> list[str]:
+def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision] = ()) -> list[str]:
     """Return the table and the decisions for the terminal."""
     texts = [f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
     table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
     return [*table, *(line for text in texts for line in wrapped(text, indent="").splitlines())]
 
 
-def explanation(study: Study, rows: Sequence[Row]) -> str:
+def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
     """Return an explanation of the columns of the table."""
     parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: {INTERVAL}."]
     if study.spec.baseline is not None:
@@ -327,7 +327,7 @@ def explanation(study: Study, rows: Sequence[Row]) -> str:
     return " ".join(parts)
 
 
-def _levels(study: Study) -> str:
+def _levels(study: StudyPlan) -> str:
     levels = {env: study.solve(env) for env in study.envs}
     known = {level for level in levels.values() if level is not None}
     return (
@@ -337,16 +337,16 @@ def _levels(study: Study) -> str:
     )
 
 
-def findings(study: Study, rows: Sequence[Row]) -> list[str]:
+def findings(study: StudyPlan, rows: Sequence[Row]) -> list[str]:
     """Return sentences on the results: differences to the baseline, then when each entry reached `solve`."""
     return [*_differences(study, rows), *_solved(study, rows)]
 
 
-def _where(study: Study, row: Row) -> str:
+def _where(study: StudyPlan, row: Row) -> str:
     return f" in {row.env}" if len(study.envs) > 1 else ""
 
 
-def _differences(study: Study, rows: Sequence[Row]) -> Iterator[str]:
+def _differences(study: StudyPlan, rows: Sequence[Row]) -> Iterator[str]:
     base = study.spec.baseline
     for row in rows:
         if row.difference is None or row.difference.low is None or row.difference.high is None:
@@ -360,7 +360,7 @@ def _differences(study: Study, rows: Sequence[Row]) -> Iterator[str]:
             yield f"{row.entry} scored {number(abs(value))} {way} {base}{_where(study, row)} ({interval})."
 
 
-def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
+def _solved(study: StudyPlan, rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         if row.solved is None or row.solve_frames is None:
             continue
@@ -371,7 +371,7 @@ def _solved(study: Study, rows: Sequence[Row]) -> Iterator[str]:
         yield f"{row.entry} reached {level} in {row.solved} of {row.seeds} seeds{_where(study, row)}; {when}."
 
 
-def definitions(study: Study) -> dict[str, str]:
+def definitions(study: StudyPlan) -> dict[str, str]:
     """Return the terms of the page and their definitions."""
     terms = {
         "seed": "One independent training: a Session, or all Sessions of a distributed run, which train one net.",
@@ -396,7 +396,7 @@ def origins(results: Sequence[ResultRun]) -> list[str]:
     return [f"{text} ({count} run{'s' if count > 1 else ''})" for text, count in Counter(described).items()]
 
 
-def study_commands(study: Study, paths: StudyPaths) -> dict[str, str]:
+def study_commands(study: StudyPlan, paths: StudyPaths) -> dict[str, str]:
     """Return the commands that repeat, continue, compare and play the study."""
     sets = "".join(f" -s {shlex.quote(one)}" for one in study.sets)
     file, folder = shlex.quote(study.source), shlex.quote(str(shown(paths.root)))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -116,9 +116,17 @@ class StudyRun:
         return f"{self.entry}, {self.env}, random_seed {self.random_seed}"
 
 
+class PlannedRun(NamedTuple):
+    """A run of a study by label of its entry, label of its env, and random_seed."""
+
+    entry: str
+    env: str
+    random_seed: int
+
+
 @dataclass(frozen=True)
-class Study:
-    """A loaded study."""
+class StudyPlan:
+    """What reports of a study need: without the specs of its runs."""
 
     name: str
     source: str
@@ -126,7 +134,7 @@ class Study:
     spec: StudySpec
     raw: Mapping[str, Any]
     """The study's entry in the file, with --set applied."""
-    runs: tuple[StudyRun, ...]
+    runs: tuple[PlannedRun | StudyRun, ...]
     scores: Mapping[tuple[str, str], float]
     """(entry, env) → published score."""
     sets: tuple[str, ...] = ()
@@ -146,13 +154,6 @@ class Study:
         """Labels of the envs."""
         return list(dict.fromkeys(run.env for run in self.runs))
 
-    def with_seed(self, keys: Collection[tuple[str, str]]) -> Study:
-        """Return the study with one more run of each (entry, env) in `keys`, with the smallest random_seed that no run has."""
-        used = {run.random_seed for run in self.runs}
-        seed = next(seed for seed in count() if seed not in used)
-        first = {(run.entry, run.env): run for run in reversed(self.runs)}
-        return replace(self, runs=(*self.runs, *(first[key].with_seed(seed) for key in first if key in keys)))
-
     def solve(self, env: str) -> float | None:
         """Return which return counts as solved in an env."""
         own = next((one.solve for one in self.spec.envs if one.title == env), None)
@@ -161,3 +162,25 @@ class Study:
     def published(self, entry: str, env: str) -> float | None:
         """Return the score that an entry is compared with in an env."""
         return self.scores.get((entry, env))
+
+
+@dataclass(frozen=True)
+class Study(StudyPlan):
+    """A loaded study."""
+
+    runs: tuple[StudyRun, ...]
+
+    def with_seed(self, keys: Collection[tuple[str, str]]) -> Study:
+        """Return the study with one more run of each (entry, env) in `keys`, with the smallest random_seed that no run has."""
+        used = {run.random_seed for run in self.runs}
+        seed = next(seed for seed in count() if seed not in used)
+        first = {(run.entry, run.env): run for run in reversed(self.runs)}
+        return replace(self, runs=(*self.runs, *(first[key].with_seed(seed) for key in first if key in keys)))
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The planned runs and published scores, for a JSON file."""
+        return {
+            "runs": [PlannedRun(run.entry, run.env, run.random_seed) for run in self.runs],
+            "scores": [[*key, score] for key, score in self.scores.items()],
+        }

@@ -271,7 +271,7 @@ class StudyExperiment(Experiment):
                 folder.mkdir(exist_ok=True)
             content = {
                 self.study.name: dict(self.study.raw),
-                "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets)}
+                "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets), **self.study.plan}
                 | ({} if self.max_seeds is None else {"max_seeds": self.max_seeds}),
             }
             replace_file(paths.study, as_text(content), sync=True)

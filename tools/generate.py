@@ -1,6 +1,7 @@
 """Write the generated files: python tools/generate.py [--check]
 
 - slm_lab/spec/compat/known_envs.json from Gymnasium's registry and ALE's list of games,
+- slm_lab/spec/compat/envpool_envs.json from EnvPool's registry,
 - slm_lab/spec/models/torch_names.json from torch,
 - slm_lab/spec/spec.schema.json, docs/spec.md, docs/nets.md and the tables of docs/from_slm_lab.md from the models,
 - docs/algorithms/, docs/memories/ and docs/nets/ from the models, the implementations, docs/equations.md and docs/BENCHMARKS.md.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools import known_envs, torch_names
+from tools import envpool_envs, known_envs, torch_names
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,6 +42,7 @@ def _from_slm_lab() -> str:
 
 FILES: dict[str, Callable[[], str]] = {
     "slm_lab/spec/compat/known_envs.json": known_envs.text,
+    "slm_lab/spec/compat/envpool_envs.json": envpool_envs.text,
     "slm_lab/spec/models/torch_names.json": torch_names.text,
     "slm_lab/spec/spec.schema.json": _schema,
     "docs/spec.md": _reference,

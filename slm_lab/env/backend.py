@@ -109,6 +109,8 @@ class Backend(ABC):
     """Name in a spec; empty for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
     """Whether the backend applies `EnvRequest.wraps`; if not, it is not used for targets with wrappers."""
+    selects_parts: ClassVar[bool] = False
+    """Whether the backend applies env.obs_keys, which is one of the `EnvRequest.wraps`, although it applies no other."""
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return anything; if not, meta.log_info is an error."""
     lone: LoneEnv | None = None
@@ -118,6 +120,8 @@ class Backend(ABC):
     """Whether step and reset return new arrays that are not modified later."""
     checks: bool = False
     """Whether step and reset always return arrays of the right shapes and types; if not, `Env` checks them."""
+    max_steps: int | None = None
+    """Steps until truncation if the backend knows better than the registration."""
     observation_space: gym.Space[Any]
     """Space of one env."""
     action_space: gym.Space[Any]

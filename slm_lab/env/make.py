@@ -16,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from slm_lab.env.arguments import accepted_arguments, boolean_arguments, env_creator, unexpected_argument, unknown_key_message
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
+from slm_lab.env.envpool_suites import option_problems
 from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
@@ -23,9 +24,10 @@ from slm_lab.env.outcome import described
 from slm_lab.env.single import quiet_gymnasium, register_atari
 from slm_lab.env.spaces import Codec, UnsupportedSpace, action_codec, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
-from slm_lab.env.wrappers import WrapperError, find_wraps, parts_of
+from slm_lab.env.wrappers import KeepParts, WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
+from slm_lab.spec.compat.env_ids import pool_id, unavailable_reason
 from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
@@ -93,7 +95,7 @@ def make_env(
         close_backend(backend)
         raise SpecError(spec.name, [problem])
     name = spec.backend if spec.backend != "auto" else chosen.name
-    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, target.max_steps, forms)
+    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, backend.max_steps or target.max_steps, forms)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
     return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
@@ -155,9 +157,12 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
 
 def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvRequest:
     """Look up the id and check the constructor's arguments. Raises SpecError."""
-    registration = _registration(spec)
+    pool = None if ":" in spec.backend else pool_id(spec.name)
+    registration = _registration(spec) if pool is None else None
     kwargs, atari = spec.kwargs, None
-    if is_preprocessed(spec):
+    if pool is not None:
+        _check_pool(spec, pool)
+    elif is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
     elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # user backends have their own
         _check_arguments(spec, registration)
@@ -185,14 +190,31 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
     for backend in BACKENDS.values():
         if backend.preferred(target) and _unsupported_reason(backend, target) is None:
             return backend
+    if pool_id(spec.name):
+        raise _problem(spec, "wrappers", f"{spec.name} runs in EnvPool: {_unsupported_reason(EnvPool, target)}")
     raise _problem(spec, "name", f"no backend supports {spec.name}: {Sync.unsupported_reason(target)}")
 
 
 def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | None:
-    if target.wraps and not backend.applies_wraps:
-        keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in target.wraps))
-        return f"its envs cannot be wrapped ({keys}); sync and async can"
+    wraps = [wrap for wrap in target.wraps if not (backend.selects_parts and wrap.wrapper is KeepParts)]
+    if wraps and not backend.applies_wraps:
+        keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in wraps))
+        return f"its envs cannot be wrapped ({keys})" + ("; remove it" if pool_id(target.id) else "; sync and async can")
     return backend.unsupported_reason(target)
+
+
+def _check_pool(spec: EnvSpec, pool: str) -> None:
+    """Raise SpecError if EnvPool's env `pool` cannot be created here, or has no option with the name or type of a key."""
+    if reason := unavailable_reason(spec.name):
+        raise _problem(spec, "name", reason)
+    try:
+        problems = option_problems(spec, pool)
+    except ImportError as error:
+        raise _problem(spec, "name", _missing_package(error)) from None
+    except RuntimeError as error:  # a file of the user's that EnvPool cannot read
+        raise _problem(spec, "name", f"EnvPool cannot build {pool}: {error}") from None
+    if problems:
+        raise SpecError(spec.name, problems)
 
 
 def _import_backend(spec: EnvSpec) -> type[Backend]:

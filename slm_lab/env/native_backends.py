@@ -1,9 +1,10 @@
-"""C++ backends: ALE's vector env and envpool."""
+"""C++ backends: ALE's vector env and EnvPool."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from contextlib import chdir, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,8 +14,21 @@ from gymnasium.vector import AutoresetMode
 
 from slm_lab.env.atari import frame_limit
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
+from slm_lab.env.envpool_suites import (
+    KEEPS_TIME,
+    ObservationReader,
+    fitted_action,
+    fitted_options,
+    import_envpool,
+    options_of,
+    vizdoom_folder,
+)
 from slm_lab.env.outcome import row_info, row_of
 from slm_lab.env.single import quiet_gymnasium, register_atari
+from slm_lab.spec.compat.env_ids import pool_envs
+
+_NO_LIMIT = 2**31 - 1
+"""EnvPool's max_episode_steps of envs without a time limit."""
 
 
 class Ale(Backend):
@@ -65,14 +79,15 @@ class Ale(Backend):
 
 
 class EnvPool(Backend):
-    """envpool (arXiv:2206.10558): C++ implementations of MuJoCo, Box2D, Atari and classic control envs.
+    """EnvPool (arXiv:2206.10558): C++ implementations of MuJoCo, Box2D, Atari, classic control and twelve other suites.
 
-    envpool's time limit reports a termination on the last step as a truncation. Therefore envpool gets a limit one step longer, and this
-    class truncates and resets the env in the same step. Terminated envs are reset by the next step (dummy rows).
+    EnvPool's time limit reports a termination on the last step as a truncation. Therefore EnvPool gets a limit one step longer, and this
+    class truncates and resets the env in the same step. Terminated envs are reset by the next step (dummy rows). Suites whose envs count
+    steps themselves (`KEEPS_TIME`) keep their own limit: an episode that ends at it is truncated.
     """
 
     name = "envpool"
-    fresh = checks = True
+    fresh = checks = selects_parts = True
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
@@ -82,103 +97,138 @@ class EnvPool(Backend):
             return f"{target.id} is not one of Gymnasium's own envs; an env of that name in envpool may differ"
         if target.atari is not None and (target.atari.continuous or not target.atari.maxpool or not target.atari.grayscale):
             return "envpool supports Atari with discrete actions, max-pooling and grayscale images only"
-        import envpool
-
+        envpool = import_envpool()
         name, config = _pool_config(target)
         if name not in envpool.list_all_envs():
             return f"envpool has no env {target.plain_id}"
-        known = set(envpool.make_spec(name).config._fields)
-        unknown = [key for key in config if key not in known]
+        if target.registration is None:
+            return None  # its options were checked before
+        unknown = [key for key in config if key not in options_of(name, config)]
         return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """Prefer envpool if a step costs more than passing it to a thread, and the import (2 s): Acrobot gains 6 times, Pendulum hardly."""
+        """Prefer EnvPool for ids that only it has, and if a step costs more than passing it to a thread and the import (2 s).
+
+        Acrobot gains 6 times, Pendulum hardly.
+        """
         heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.classic_control.acrobot")
-        return target.num_envs > 1 and target.entry_point.startswith(heavy)
+        return target.registration is None or (target.num_envs > 1 and target.entry_point.startswith(heavy))
 
     def __init__(self, target: EnvRequest) -> None:
-        import envpool
-
-        name, self._config = _pool_config(target)
-        spec = envpool.make_spec(name, **self._config)
-        limit = spec.config.max_episode_steps
-        if target.atari is not None:
-            limit = -(-frame_limit(target.atari, None) // target.atari.frameskip)
-        own = target.time_limit or limit
-        self._limit = min(own, target.max_t or own)
+        name, config = _pool_config(target)
+        self._config = fitted_options(config, options_of(name, config))
+        with quiet_gymnasium():
+            spec = import_envpool().make_spec(name, **self._config)
+            space, self.action_space = spec.gymnasium_observation_space, fitted_action(spec.gymnasium_action_space)
+        env = pool_envs().get(name)
+        self._suite = "" if env is None else env.suite
+        self._own_limit = own = _own_limit(target, self._suite, spec.config)
+        limits = [limit for limit in (target.time_limit, own) if limit is not None]
+        self.max_steps = min(limits, default=None)
+        keeps = self._suite in KEEPS_TIME
+        # no limit of ours where the env's own ends the episode first
+        self._limit = target.max_t or _NO_LIMIT if keeps else self.max_steps or _NO_LIMIT
+        self._pool_limit = spec.config.max_episode_steps if keeps else min(self._limit + 1, _NO_LIMIT)
         self._name, self._num_envs = name, target.num_envs
         # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a
         # single core a second thread only adds context switches, 3 % of a step.
         self._threads = min(2 * target.threads, target.num_envs) if target.threads > 1 else 1
         self._pool: Any = None
         self._command: list[np.ndarray] | None = None
-        self._slots: list[int] = []
+        self._slots: dict[str, int] = {}
         self._state: Sequence[np.ndarray] = ()
-        self._info: dict[str, Any] = {}
         self._atari = target.atari is not None
+        self._folder = vizdoom_folder() if self._suite == "vizdoom" else None
         self._none_N = np.zeros(target.num_envs, np.bool_)
         self._none_N.flags.writeable = False
-        self.observation_space, self.action_space = spec.gymnasium_observation_space, spec.gymnasium_action_space
+        self._read = ObservationReader(space, spec._state_keys)
+        self.observation_space = self._read.space
+        for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
+            self._read.select(wrap.kwargs["keys"])
+            self.observation_space = self._read.space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        import envpool
-
-        with quiet_gymnasium():
+        with quiet_gymnasium(), nullcontext() if self._folder is None else chdir(self._folder.name):
             if seeds is not None or self._pool is None:
-                self.close()
-                # a pool's seeds are fixed when it is created
-                seeding = {} if seeds is None else {"env_seed": list(seeds)}
-                self._pool = envpool.make(
-                    self._name,
-                    env_type="gymnasium",
-                    num_envs=self._num_envs,
-                    num_threads=self._threads,
-                    max_episode_steps=min(self._limit + 1, 2**31 - 1),
-                    **seeding,
-                    **self._config,
-                )
-            return self._pool.reset()[0]
+                self._make(seeds)
+            return self._reset_rows(self._pool.all_env_ids)
+
+    def _make(self, seeds: Sequence[int] | None) -> None:
+        """Create the pool, whose seeds are fixed then."""
+        self.close()
+        seeding = {} if seeds is None else {"env_seed": list(seeds)}
+        self._pool = import_envpool().make(
+            self._name,
+            env_type="gymnasium",
+            num_envs=self._num_envs,
+            num_threads=self._threads,
+            max_episode_steps=self._pool_limit,
+            **seeding,
+            **self._config,
+        )
+
+    def _reset_rows(self, rows: np.ndarray) -> Any:
+        """Reset some envs and return their observations."""
+        self._pool._reset(rows)
+        return self._read(self._pool._recv())
 
     def step(self, action: np.ndarray) -> RawStep:
-        obs, reward, terminated, elapsed, lives = self._exchange(action)
-        out_of_time = elapsed >= self._limit
-        if 1 not in out_of_time.tobytes():  # takes a third of the time of .any()
-            return RawStep(obs, reward, terminated, self._none_N, None, lives)
-        truncated = out_of_time & ~terminated
-        rows = np.flatnonzero(truncated)
-        final = [(int(row), row_of(obs, int(row))) for row in rows]
-        if len(rows):
-            obs = _replaced(obs, rows, self._pool.reset(rows.astype(np.int32))[0])
-        return RawStep(obs, reward, terminated, truncated, final, lives)
-
-    def _exchange(self, action: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
-        """Step the pool; return observations, rewards, terminated, current episode lengths and lives."""
-        pool, names = self._pool, ["reward", "done", "trunc", "elapsed_step", "obs"]
-        keys = getattr(pool, "_state_keys", ())
-        if not set(names).issubset(keys) or not hasattr(pool, "_send"):  # Dict observations, or another version of envpool
-            obs, reward, terminated, _, info = pool.step(action)
-            self._info = info
-            return obs, reward, terminated, info["elapsed_step"], info["lives"] if self._atari else None
+        pool = self._pool
         # `pool.step` without building trees and dicts: 319 µs instead of 433 for 8 HalfCheetahs
         if self._command is None:
             self._command = pool._from(action)
-            self._slots = [keys.index(name) for name in (*names, "info:lives" if self._atari else "obs")]
+            keys = list(pool._state_keys)
+            self._slots = {name: keys.index(name) for name in ("reward", "done", "elapsed_step")}
+            self._lives = keys.index("info:lives") if self._atari else None
         self._command[-1] = np.ascontiguousarray(action, self._command[-1].dtype)
         pool._send(self._command)
         self._state = state = pool._recv()
-        reward, done, truncated, elapsed, obs, lives = (state[slot] for slot in self._slots)
-        return obs, reward, done & ~truncated, elapsed, lives if self._atari else None
+        reward, done, elapsed = (state[slot] for slot in self._slots.values())
+        obs, lives = self._read(state), None if self._lives is None else state[self._lives]
+        terminated, truncated = done, self._none_N
+        if self._suite in KEEPS_TIME and 1 in done.tobytes():
+            truncated = done & _out_of_time(self._suite, self._own_limit or 0, elapsed, reward)
+            terminated = done & ~truncated
+        out_of_time = elapsed >= self._limit
+        if 1 not in out_of_time.tobytes():  # takes a third of the time of .any()
+            return RawStep(obs, reward, terminated, truncated, None, lives)
+        late = out_of_time & ~done
+        rows = np.flatnonzero(late)
+        final = [(int(row), row_of(obs, int(row))) for row in rows]
+        if len(rows):
+            obs = _replaced(obs, rows, self._reset_rows(rows.astype(np.int32)))
+        return RawStep(obs, reward, terminated, truncated | late, final, lives)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         keys = getattr(self._pool, "_state_keys", ())
         infos = {key.removeprefix("info:"): values for key, values in zip(keys, self._state, strict=False) if key.startswith("info:")}
-        return row_info(infos or self._info, row)
+        return row_info(infos, row)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = self._command = None
+
+
+def _own_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
+    """Return the steps after which an env ends an episode by itself; None if it does not, or if it differs by episode (BabyAI)."""
+    if target.atari is not None:
+        return -(-frame_limit(target.atari, None) // target.atari.frameskip)
+    if suite == "highway":
+        return int(config.duration * config.policy_frequency)
+    limit = int(config.max_episode_steps)
+    return limit if 0 < limit < _NO_LIMIT else None
+
+
+def _out_of_time(suite: str, limit: int, elapsed: np.ndarray, reward: np.ndarray) -> np.ndarray:
+    """Return which of the episodes that ended did so by the env's own time limit.
+
+    MiniGrid gives a reward only for an end of another kind. BabyAI's limits differ by episode (`limit` is 0): an episode without a reward
+    counts as truncated, also after a wrong answer.
+    """
+    late = elapsed >= limit
+    return np.asarray(late & (reward == 0) if suite == "minigrid" else late)
 
 
 def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:

@@ -46,28 +46,40 @@ class Wrap:
             raise WrapperError(self.key, f"{name} cannot wrap {env}: {type(error).__name__}: {error}") from error
 
 
-class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
-    """Keep some parts of a Dict or Tuple observation (see `parts_of`); a single part becomes the observation itself."""
+class Parts:
+    """Selects some parts of a Dict or Tuple observation (see `parts_of`); a single part becomes the observation itself."""
 
-    def __init__(self, env: gym.Env[Any, Any], keys: list[str]) -> None:
-        super().__init__(env)
-        parts = parts_of(env.observation_space)
+    def __init__(self, space: spaces.Space[Any], keys: list[str]) -> None:
+        """Raises WrapperError for a space without parts and for unknown keys."""
+        parts = parts_of(space)
         if parts is None:
-            kind = type(env.observation_space).__name__
+            kind = type(space).__name__
             raise WrapperError("obs_keys", f"the observation space is a {kind}, which has no parts to choose from; expected Dict or Tuple")
         for index, key in enumerate(keys):
             if key not in parts:
                 raise WrapperError(f"obs_keys[{index}]", f"no part '{key}'{nearest(key, parts) or ';'} parts: {', '.join(parts)}")
-        indices = {key: int(key) if isinstance(env.observation_space, spaces.Tuple) else key for key in keys}
+        indices = {key: int(key) if isinstance(space, spaces.Tuple) else key for key in keys}
         self._only = indices[keys[0]] if len(indices) == 1 else None
         self._indices = indices
-        self.observation_space = parts[keys[0]] if len(indices) == 1 else spaces.Dict({key: parts[key] for key in indices})
+        self.space = parts[keys[0]] if len(indices) == 1 else spaces.Dict({key: parts[key] for key in indices})
 
-    def observation(self, observation: Any) -> Any:
-        """Return the selected parts."""
+    def __call__(self, observation: Any) -> Any:
         if self._only is not None:
             return observation[self._only]
         return {key: observation[index] for key, index in self._indices.items()}
+
+
+class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
+    """Apply `Parts` to each observation of an env."""
+
+    def __init__(self, env: gym.Env[Any, Any], keys: list[str]) -> None:
+        super().__init__(env)
+        self._parts = Parts(env.observation_space, keys)
+        self.observation_space = self._parts.space
+
+    def observation(self, observation: Any) -> Any:
+        """Return the selected parts."""
+        return self._parts(observation)
 
 
 def parts_of(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:

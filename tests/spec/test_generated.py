@@ -60,6 +60,14 @@ def test_known_envs_are_those_of_gymnasium() -> None:
     assert (SPEC_FOLDER / "compat" / "known_envs.json").read_text(encoding="utf-8") == generator.text()
 
 
+def test_known_envs_are_those_of_envpool() -> None:
+    envpool = pytest.importorskip("envpool")
+    generated = json.loads((SPEC_FOLDER / "compat" / "envpool_envs.json").read_text(encoding="utf-8"))
+    if envpool.__version__ == generated["_version"]:
+        ids = [name for envs in generated["_suites"].values() for names, *_ in envs for name in names]
+        assert sorted(ids) == sorted(envpool.list_all_envs())
+
+
 def test_shipped_schema_is_today_s() -> None:
     assert json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8")) == current_schema(), "run: python tools/generate.py"
 

@@ -183,6 +183,16 @@ def test_migrating_twice_changes_nothing_more() -> None:
         ("RoboschoolHumanoidFlagrun-v1", "RoboschoolHumanoidFlagrun-v1"),
         ("cartpole-v0", "cartpole-v0"),
         ("Nothing", "Nothing"),
+        ("Pong-v5", "ALE/Pong-v5"),
+        ("Taxi-v3", "Taxi-v4"),
+        ("CheetahRun-v1", "CheetahRun-v1"),
+        ("playground/CheetahRun", "CheetahRun-v1"),
+        ("playground/Go1Getup", "MuJoCoPlayground/Go1Getup-v1"),
+        ("playground/Nothing", "playground/Nothing"),
+        ("dm_control/cheetah-run", "CheetahRun-v1"),
+        ("dm_control/ball_in_cup-catch-v0", "BallInCupCatch-v1"),
+        ("dm_control/humanoid_CMU-run", "HumanoidCMURun-v1"),
+        ("dm_control/go1-getup", "dm_control/go1-getup"),
     ],
 )
 def test_old_env_ids(old: str, new: str) -> None:

@@ -215,10 +215,53 @@ def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name
 @pytest.mark.parametrize("installed", [True, False])
 def test_an_id_of_a_module_that_registers_it(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_ids, "_installed", lambda package: installed)
-    reason = env_ids.unavailable_reason("MiniGrid-Empty-5x5-v0") or ""
-    assert "'minigrid:MiniGrid-Empty-5x5-v0'" in reason
-    assert ("slm-lab[minigrid]" in reason) != installed
     assert ("slm-lab[minigrid]" in (env_ids.unavailable_reason("minigrid:MiniGrid-Empty-5x5-v0") or "")) != installed
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("CheetahRum-v1", "did you mean 'CheetahRun-v1'?"),
+        ("MetaWorld/Reech-v3", "did you mean 'MetaWorld/Reach-v3'?"),
+        ("FetchReach-v3", "did you mean 'FetchReach-v4'?"),
+        ("envpool:CartPol-v1", "EnvPool has no env 'CartPol-v1'; did you mean 'CartPole-v1'?"),
+        ("playground/CheetahRum", "did you mean 'playground/CheetahRun'?"),
+        ("ConnectFour-v1", "several agents together (2 players), which is not supported yet"),
+        ("intersection-multi-agent-v0", "several agents together (2 vehicles), which is not supported yet"),
+        ("Cig-v1", "for several players"),
+        ("Jumanji/Sudoku-v0", "a file of puzzles"),
+    ],
+)
+def test_ids_of_envpool_that_are_refused(name: str, words: str) -> None:
+    assert words in (env_ids.unavailable_reason(name) or "")
+
+
+def test_ids_of_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CheetahRun-v1", "envpool:CartPole-v1", "highway-fast-v0", "D1Basic-v1"):
+        assert env_ids.unavailable_reason(name) is None or not env_ids._installed("envpool")
+    assert env_ids.pool_id("CartPole-v1") is None
+    assert env_ids.pool_id("envpool:CartPole-v1") == "CartPole-v1"
+    installed = env_ids._installed
+    monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and installed(package))
+    assert env_ids.unavailable_reason("CheetahRun-v1") == "CheetahRun-v1 needs the package envpool: pip install 'slm-lab[envpool]'"
+    assert "did you mean 'CheetahRun-v1'?" in (env_ids.unavailable_reason("CheetahRum-v1") or "")
+
+
+def test_procgen_needs_qt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_ids, "_installed", lambda package: True)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(env_ids, "find_library", lambda library: None)
+    assert "apt-get install qtbase5-dev" in (env_ids.unavailable_reason("CoinrunHard-v0") or "")
+    monkeypatch.setattr(env_ids, "find_library", lambda library: "libQt5Gui.so.5")
+    assert env_ids.unavailable_reason("CoinrunHard-v0") is None
+
+
+@pytest.mark.parametrize(("version", "refused"), [("1.2.5", True), ("1.2.6", False), ("1.10.0", False)])
+def test_myosuite_is_refused_where_its_resets_are_the_same(version: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_ids, "_installed", lambda package: True)
+    monkeypatch.setattr(env_ids.metadata, "version", lambda package: version)
+    reason = env_ids.pool_envs()["myoElbowPose1D6MRandom-v0"].refusal
+    assert ("resets are the same each time" in (reason or "")) == refused
 
 
 def test_envs_that_others_registered_are_known() -> None:

@@ -8,8 +8,11 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from ctypes.util import find_library
+from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from slm_lab.spec.report import nearest
 
@@ -32,22 +35,90 @@ _PACKAGES = {
     "box2d": ("Box2D", "slm-lab[box2d]"),
     "mujoco": ("mujoco", "slm-lab[mujoco]"),
     "jax": ("jax", "gymnasium[jax]"),
+    "envpool": ("envpool", "slm-lab[envpool]"),
 }
 """Kind of env → the package it needs, and what to install for it."""
+POOL = "envpool:"
+"""Prefix of an id that names EnvPool's env where Gymnasium has the same id."""
+_ELSEWHERE = {"playground": ("dm_control", "mujoco_playground"), "dm_control": ("dm_control",)}
+"""Namespace of another library → EnvPool's suites that have its envs."""
+
+
+class PoolEnv(NamedTuple):
+    """An env of EnvPool."""
+
+    suite: str
+    ids: tuple[str, ...]
+    """Its id and the other ids of the same env."""
+    observation: str
+    """Sizes of the parts of its observation; "" if unknown."""
+    action: str
+    players: int
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the env is not supported; None if it is."""
+        if self.players > 1:
+            who = "vehicles" if self.suite == "highway" else "players"
+            return f"steps several agents together ({self.players} {who}), which is not supported yet"
+        if self.ids[0] in ("Cig-v1", "MultiDuel-v1"):
+            return "is a game for several players, which EnvPool 1.2.5 ends with a crash"
+        if self.ids[-1].startswith("Sudoku-"):
+            return "needs a file of puzzles that the packages of EnvPool 1.2.5 do not contain"
+        if self.suite == "myosuite" and not _mends_myosuite():
+            return "is a MyoSuite env, whose resets are the same each time in EnvPool before 1.2.6 (which needs Python 3.12)"
+        return None
+
+
+def _mends_myosuite() -> bool:
+    """Return whether the installed EnvPool seeds the resets of MyoSuite."""
+    found = re.match(r"(\d+)\.(\d+)\.(\d+)", metadata.version("envpool")) if _installed("envpool") else None
+    return found is not None and tuple(map(int, found.groups())) >= (1, 2, 6)
+
+
+@cache
+def pool_envs() -> dict[str, PoolEnv]:
+    """Return EnvPool's envs by id and alias (envpool_envs.json, written by tools/generate.py)."""
+    suites = json.loads((Path(__file__).parent / "envpool_envs.json").read_text(encoding="utf-8"))["_suites"]
+    envs = [PoolEnv(suite, tuple(ids), *rest) for suite, rows in suites.items() for ids, *rest in rows]
+    return {name: env for env in envs for name in env.ids}
+
+
+def pool_id(name: str) -> str | None:
+    """Return EnvPool's id of an env that EnvPool makes: `envpool:ID`, or an id that only EnvPool has; None for other envs."""
+    if name.startswith(POOL):
+        return name.removeprefix(POOL)
+    if ":" in name or name in KNOWN or name.startswith("ALE/") or name not in pool_envs() or _is_registered(name):
+        return None
+    return name
+
+
+_ALSO_IN_ENVPOOL = ("minigrid", "gymnasium_robotics", "highway_env", "metaworld", "myosuite")
+"""Packages whose envs EnvPool has by the same ids; "minigrid:ID" names the package's."""
+
+
+def _is_registered(name: str) -> bool:
+    """Return whether Gymnasium can create an id, by other packages than those in _ALSO_IN_ENVPOOL if EnvPool is installed."""
+    registered = _registered()
+    if name not in registered:
+        return False
+    place = str(registered[name]).partition(":")[0].partition(".")[0]
+    return place not in _ALSO_IN_ENVPOOL or not _installed("envpool")
 
 
 def current_id(name: str) -> str:
     """Return the current id for an old id; `name` itself if no rule applies.
 
-    Rules: a legacy Atari id becomes ALE/X-v5; an id that the installed packages can create is kept; a Roboschool or PyBullet id becomes the
-    MuJoCo id; an older version of one of Gymnasium's own envs, or an unsupported version, becomes the newest version.
+    Rules: an Atari id without ALE/ becomes ALE/X-v5; an id that the installed packages can create is kept; a Roboschool or PyBullet id
+    becomes the MuJoCo id; an older version of one of Gymnasium's own envs, or an unsupported version, becomes the newest version;
+    playground/X and dm_control/x-y become EnvPool's ids of the same envs.
     """
     match = _VERSIONED.fullmatch(name)
     if not match:
-        return name
+        return _of_other_library(name)
     base = match["base"]
     game = re.sub(r"(NoFrameskip|Deterministic)$", "", base)
-    if game in LEGACY_ATARI and match["version"] in ("0", "4"):
+    if (game in LEGACY_ATARI and match["version"] in ("0", "4")) or (game in ATARI and match["version"] == "5"):
         return f"ALE/{game}-v5"
     if name not in _NOT_SUPPORTED and (name in KNOWN or name in _registered()):
         return name
@@ -55,6 +126,21 @@ def current_id(name: str) -> str:
         return _newest(base.removeprefix("Roboschool").removesuffix("BulletEnv")) or name
     newest = _newest(base, exact=True)
     return newest if newest and _version(newest) > int(match["version"]) else name
+
+
+def _of_other_library(name: str) -> str:
+    """Return EnvPool's id for playground/CheetahRun or dm_control/cheetah-run; `name` itself if there is none."""
+    namespace, _, task = name.partition("/")
+    for suite in _ELSEWHERE.get(namespace, ()):
+        for env in dict.fromkeys(pool_envs().values()):
+            if env.suite == suite and _letters(env.ids[-1]) == _letters(task):
+                return env.ids[0]
+    return name
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of an id without its version, in lower case."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r"-v\d+$", "", name).lower())
 
 
 def _version(name: str) -> int:
@@ -82,16 +168,47 @@ def unavailable_reason(name: str) -> str | None:
     """
     if not name.strip():
         return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"
+    if (pool := pool_id(name)) is not None:
+        return _pool_reason(name, pool)
     if ":" in name:
         return missing_package(name) if _MODULE.fullmatch(name) else f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
     if kind is None:
         ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *_registered()]
-        return None if name in ids else _gone(name) or f"unknown env '{name}'{_module_hint(name) or _hint(name, ids)}"
-    if kind in _PACKAGES and not _installed(_PACKAGES[kind][0]):
-        package, extra = _PACKAGES[kind]
-        return f"{name} needs the package {package}: pip install '{extra}'"
+        return None if name in ids else _gone(name) or f"unknown env '{name}'{_hint(name, ids)}"
+    return _package_reason(name, kind)
+
+
+def _package_reason(name: str, kind: str) -> str | None:
+    """Return that the package of an env is missing; None if it is installed."""
+    if kind not in _PACKAGES or _installed(_PACKAGES[kind][0]):
+        return None
+    package, extra = _PACKAGES[kind]
+    return f"{name} needs the package {package}: pip install '{extra}'"
+
+
+def _pool_reason(name: str, pool: str) -> str | None:
+    """Return why an env of EnvPool cannot be created here; None if it can. `pool`: EnvPool's id of it."""
+    env = pool_envs().get(pool)
+    if env is None:
+        return f"EnvPool has no env '{pool}'{nearest(pool, pool_envs())}"
+    if env.refusal is not None:
+        return f"{pool} {env.refusal}"
+    if reason := _package_reason(name, "envpool"):
+        return reason
+    if env.suite == "procgen" and sys.platform == "linux" and find_library("Qt5Gui") is None:
+        return f"{pool} needs Qt 5: apt-get install qtbase5-dev (or dnf install qt5-qtbase)"
     return None
+
+
+_OF_GYMNASIUM = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
+"""EnvPool's suites whose ids Gymnasium and ALE have too, a few aside (Catch-v0, NChain-v0)."""
+
+
+def _own_ids() -> list[str]:
+    """Return the ids that only EnvPool has and that are supported, without those of Gymnasium's suites."""
+    left_out = _OF_GYMNASIUM if _mends_myosuite() else (*_OF_GYMNASIUM, "myosuite")
+    return [name for name, env in pool_envs().items() if env.suite not in left_out and not env.refusal]
 
 
 def kinds_here() -> dict[str, str | None]:
@@ -108,7 +225,7 @@ def other_ids() -> dict[str, list[str]]:
     the key is the part of the id before the slash, or "other packages". Imports Gymnasium and these packages.
     """
     found: dict[str, list[str]] = {}
-    for name in sorted(set(_registered()) - KNOWN.keys()):
+    for name in sorted(_registered().keys() - KNOWN.keys()):
         namespace, slash, _ = name.rpartition("/")
         if not name.startswith(("ALE/", "GymV21Environment", "GymV26Environment", *_MODULES)):
             found.setdefault(namespace if slash else "other packages", []).append(name)
@@ -142,21 +259,15 @@ def _gone(name: str) -> str:
     if origin is None:
         return ""
     if origin == "playground":
-        return f"'{name}' is an env of MuJoCo Playground, which is not supported; Gymnasium's MuJoCo envs are (Hopper-v5)"
+        names = {env.ids[-1].rpartition("-v")[0] for env in pool_envs().values() if env.suite in _ELSEWHERE["playground"]}
+        near = nearest(name.removeprefix("playground/"), names).replace("'", "'playground/", 1)
+        return f"'{name}' is no env of DeepMind Control or MuJoCo Playground in EnvPool{near}"
     return f"'{name}' is a {origin} env, which no package provides any more; Gymnasium has no equivalent"
-
-
-def _module_hint(name: str) -> str:
-    """Return a hint on how to name an env of a module in _MODULES."""
-    module = next((module for begin, module in _MODULES.items() if name.startswith(begin)), None)
-    if module is None:
-        return ""
-    return f"; did you mean '{module}:{name}'?" + ("" if _installed(module) else f" It needs pip install 'slm-lab[{module}]'")
 
 
 def _hint(name: str, ids: Iterable[str]) -> str:
     """Return a hint: the nearest current id, preferably of the same env, or how to name an env of another package."""
-    current = [known for known in ids if current_id(known) == known]
+    current = [*(known for known in ids if current_id(known) == known), *_own_ids()]
     same = [known for known in current if _base(known) == _base(name)]
     if same:
         return f"; did you mean '{max(same, key=_version)}'?"
@@ -185,12 +296,18 @@ def _installed(package: str) -> bool:
         return False
 
 
-def _registered() -> list[str]:
-    """Return the ids that the installed Gymnasium can create; [] without importing it (0.3 s) if they are the known ids."""
-    plugins = metadata.entry_points(group="gymnasium.envs")
-    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"] and not plugins:
-        return []
+def _registered() -> dict[str, object]:
+    """Return the ids that the installed Gymnasium can create with their entry points; {} without importing it (0.3 s) if they are KNOWN."""
+    if "gymnasium" not in sys.modules and not _has_plugins():
+        return {}
     import gymnasium
 
     # Hopper-v2 and similar ids need mujoco_py, which no longer exists; their entry point in Gymnasium raises an error
-    return [name for name, env in gymnasium.registry.items() if getattr(env.entry_point, "__module__", "") != gymnasium.envs.__name__]
+    entries = {name: env.entry_point for name, env in gymnasium.registry.items()}
+    return {name: entry for name, entry in entries.items() if getattr(entry, "__module__", "") != gymnasium.envs.__name__}
+
+
+@cache
+def _has_plugins() -> bool:
+    """Return whether the installed Gymnasium may have other ids than KNOWN."""
+    return metadata.version("gymnasium") != _GENERATED["_gymnasium_version"] or bool(metadata.entry_points(group="gymnasium.envs"))

@@ -13,7 +13,7 @@ from slm_lab.spec.compat.migrate import migrate
 from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Problem, Report, SpecError, nearest, show, show_path, value_at
 
 SPEC_FOLDER = Path(__file__).parent.parent
-_NO_SPECS = ("spec.schema.json", "known_envs.json", "torch_names.json")
+_NO_SPECS = ("spec.schema.json", "known_envs.json", "envpool_envs.json", "torch_names.json")
 """Files in SPEC_FOLDER that contain no specs."""
 Source = str | Path | Mapping[str, Any]
 """A spec file, its content, or one spec."""

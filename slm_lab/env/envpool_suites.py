@@ -1,0 +1,258 @@
+"""EnvPool's suites: corrections of their spaces, and checks of their options."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from ctypes import CDLL, RTLD_GLOBAL
+from ctypes.util import find_library
+from functools import cache
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.arguments import unknown_key_message
+from slm_lab.env.wrappers import Parts
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import Problem
+
+KEEPS_TIME = ("highway", "minigrid")
+"""Suites whose envs end episodes at a limit of their own, whatever EnvPool's limit is; MiniGrid's rewards depend on it."""
+_OWNED = {
+    "batch_size": "every step waits for all envs (env.num_envs)",
+    "num_threads": "use meta.threads",
+    "seed": "use meta.random_seed",
+    "env_seed": "use meta.random_seed, from which the seed of each env is derived",
+    "max_episode_steps": "use env.max_t",
+    "max_num_players": "several agents are not supported",
+    "base_path": "the assets of the installed package are used",
+    "gym_reset_return_info": "it is always true",
+    "render_mode": "use enjoy --video",
+    "render_env_id": "use enjoy --video",
+}
+"""Option of EnvPool that the backend sets → what to use instead."""
+_PIXELS = {"from_pixels": False, "render_width": 84, "render_height": 84, "render_camera_id": -1}
+"""Options for images as observations, with their defaults; `config` does not list them."""
+_CODES = (10, 5, 3)
+"""Largest object, colour and state in MiniGrid's grid of codes, whose space claims to be an image from 0 to 255."""
+_LETTER = 127
+"""Largest byte of MiniGrid's mission, an ASCII text padded with zeros."""
+
+
+def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return EnvPool's options of an env with their defaults. Raises ImportError, or RuntimeError without the files that an env needs.
+
+    Args: given: options of the spec, of which paths are used.
+    """
+    config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
+    return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}
+
+
+def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
+    """Return a problem for each key of the env section that is no option of EnvPool's env `name`, or whose value has another type.
+
+    Raises: see `options_of`.
+    """
+    if not spec.kwargs:
+        return []
+    known = options_of(name, spec.kwargs)
+    problems = []
+    for key, value in spec.kwargs.items():
+        if key in _OWNED:
+            problems.append(Problem(f"env.{key}", f"cannot be set here: {_OWNED[key]}"))
+        elif key not in known:
+            problems.append(Problem(f"env.{key}", unknown_key_message(key, list(known), name), "unknown"))
+        elif _fitted(value, known[key]) is None:
+            given = json.dumps(value, ensure_ascii=False)
+            problems.append(
+                Problem(f"env.{key}", f"invalid value {given}: expected {_KINDS[type(known[key])]}, such as {_example(known[key])}")
+            )
+        elif key == "from_pixels" and value and (reason := missing_opengl()):
+            problems.append(Problem(f"env.{key}", reason))
+    return problems
+
+
+def _example(default: Any) -> str:
+    """Return the JSON text of a default; of the first entry of an object."""
+    return json.dumps(dict(list(default.items())[:1]) if isinstance(default, dict) else default)
+
+
+@cache
+def import_envpool() -> Any:
+    """Return the module envpool. OpenGL is loaded first: the MuJoCo inside EnvPool finds it only then, and ends the process without it."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            CDLL("libGL.so.1", mode=RTLD_GLOBAL)
+    return importlib.import_module("envpool")
+
+
+def missing_opengl() -> str | None:
+    """Return why EnvPool's MuJoCo cannot draw here; None if it can."""
+    if sys.platform != "linux" or (find_library("GL") and find_library("EGL")):
+        return None
+    return "needs OpenGL to draw: install EGL and OpenGL (on Debian and Ubuntu: apt-get install libegl1 libgl1)"
+
+
+def fitted_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert checked options from JSON to the types of their defaults: lists to tuples, keys of objects to numbers."""
+    return {key: _fitted(value, defaults[key]) if key in defaults else value for key, value in kwargs.items()}
+
+
+def _fitted(value: Any, default: Any) -> Any:
+    """Convert a value to the type of an option's default; None if it has another type."""
+    match default:
+        case bool():
+            return value if isinstance(value, bool) else None
+        case int():
+            return int(value) if _is_number(value) and float(value).is_integer() else None
+        case float():
+            return float(value) if _is_number(value) else None
+        case str():
+            return _absolute(value) if isinstance(value, str) else None
+        case tuple():
+            fits = isinstance(value, list | tuple) and len(value) == len(default)
+            fitted = tuple(_fitted(one, of) for one, of in zip(value, default, strict=True)) if fits else (None,)
+            return None if None in fitted else fitted
+        case list():
+            sample = default[0] if default else None
+            return [one if sample is None else _fitted(one, sample) for one in value] if isinstance(value, list) else None
+        case dict():
+            return _fitted_dict(value, default) if isinstance(value, dict) else None
+    return value
+
+
+def _absolute(value: str) -> str:
+    """Return the absolute path of an existing file, since ViZDoom is built in another folder; other strings unchanged."""
+    return os.path.abspath(value) if os.sep in value and os.path.isfile(value) else value
+
+
+def _fitted_dict(value: dict[Any, Any], default: dict[Any, Any]) -> dict[Any, Any] | None:
+    if not default:
+        return value
+    key, sample = next(iter(default.items()))
+    try:
+        fitted = {type(key)(name): _fitted(one, sample) for name, one in value.items()}
+    except ValueError:  # a key that is no number
+        return None
+    return None if None in fitted.values() else fitted
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def vizdoom_folder() -> TemporaryDirectory[str]:
+    """Return a folder for the files of ViZDoom's envs, which crash if several of them create a folder in it at once."""
+    folder = TemporaryDirectory(ignore_cleanup_errors=True)
+    os.mkdir(os.path.join(folder.name, "_vizdoom"))
+    return folder
+
+
+_KINDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    tuple: "a list of as many numbers",
+    list: "a list",
+    dict: "an object",
+}
+"""Type of a default → what the option accepts, for messages."""
+
+
+def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
+    """Correct the observation space that EnvPool reports: bounds that mean none, codes that are no image, and counters of steps."""
+    match space:
+        case spaces.Dict():
+            grid = {"image", "mission", "direction"} <= space.spaces.keys()
+            fit = _grid_part if grid else fitted_observation
+            return spaces.Dict(OrderedDict((name, fit(part, name)) for name, part in space.items()))
+        case spaces.Discrete() if key in _COUNTERS:
+            return spaces.Box(0.0, 1.0, (1,), np.float32)
+        case spaces.Box():
+            return _without_false_bounds(space)
+    return space
+
+
+_COUNTERS = ("step_count", "step")
+"""Parts that count the steps of an episode: they become fractions of their largest number instead of one-hot vectors of up to 4,000."""
+
+
+def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
+    """Return the space of a part of MiniGrid's observation."""
+    if not isinstance(part, spaces.Box):
+        return part
+    high = np.broadcast_to(np.array(_CODES if name == "image" else _LETTER, np.uint8), part.shape)
+    return spaces.Box(np.zeros(part.shape, np.uint8), high, dtype=np.uint8)
+
+
+def _without_false_bounds(space: spaces.Box) -> spaces.Box:
+    """Replace C++'s smallest positive and largest number, which some suites report as bounds, by infinity."""
+    if space.dtype.kind != "f":
+        return space
+    limits = [np.finfo(dtype) for dtype in (np.float32, np.float64)]
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    low = np.where(np.isin(low, [float(one.tiny) for one in limits]), -np.inf, low)
+    high = np.where(np.isin(high, [float(one.max) for one in limits]), np.inf, high)
+    return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), space.shape, space.dtype.type)
+
+
+def fitted_action(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Correct the action space that EnvPool reports: a Box of whole numbers with bounds is a MultiDiscrete."""
+    if not isinstance(space, spaces.Box):
+        return space
+    if space.dtype.kind not in "iu":
+        return _without_false_bounds(space)
+    low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+    return spaces.MultiDiscrete(high - low + 1, dtype=space.dtype.type, start=low)
+
+
+class ObservationReader:
+    """Reads a batch of observations from the arrays of a pool, in the form of `space`."""
+
+    def __init__(self, space: spaces.Space[Any], keys: Sequence[str]) -> None:
+        """Args: space: as EnvPool reports it. keys: names of a pool's arrays, such as "obs", "obs:position", "obs:items.x_len"."""
+        self.space = fitted_observation(space)
+        slots = [slot for slot, key in enumerate(keys) if key.partition(":")[0] == "obs"]
+        self._plain = None if isinstance(space, spaces.Dict) else slots[0]
+        parts = dict(_leaves(space))
+        paths = {slot: tuple(re.split(r"[.:]", keys[slot])[1:]) for slot in slots}
+        self._parts = [(slot, path, _last_number(path, parts.get(path))) for slot, path in paths.items()]
+        self._selected: Parts | None = None
+
+    def select(self, keys: list[str]) -> None:
+        """Keep only these parts. Raises WrapperError for a key that is none."""
+        self._selected = Parts(self.space, keys)
+        self.space = self._selected.space
+
+    def __call__(self, state: Sequence[np.ndarray]) -> Any:
+        if self._plain is not None:
+            return state[self._plain]
+        found: dict[str, Any] = {}
+        for slot, path, last in self._parts:
+            inner = found
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[path[-1]] = state[slot] if last is None else (state[slot] / np.float32(last)).astype(np.float32).reshape(-1, 1)
+        return found if self._selected is None else self._selected(found)
+
+
+def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            yield from _leaves(part, (*path, key))
+    else:
+        yield path, space
+
+
+def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
+    """Return the largest number of a part that counts steps; None for other parts."""
+    return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None

@@ -1,0 +1,220 @@
+"""EnvPool's suites: ids, spaces, options, time limits, and every id."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from slm_lab.env.envpool_suites import ObservationReader, fitted_action, fitted_observation
+from slm_lab.env.make import choose_backend, find_target
+from slm_lab.spec.compat.env_ids import pool_envs
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import SpecError
+from tests.env.every_id import names
+from tests.env.test_step import build
+
+pytest.importorskip("envpool")
+
+TINY, HUGE = np.finfo(np.float64).tiny, np.finfo(np.float64).max
+
+
+def problems(name: str, **keys: Any) -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as error:
+        build(name, **keys)
+    return [(one.path, one.message) for one in error.value.problems]
+
+
+@pytest.mark.parametrize("name", ["CheetahRun-v1", "envpool:CartPole-v1", "MiniGrid-DoorKey-8x8-v0", "Jumanji/Game2048-v1"])
+def test_envpool_is_chosen_for_its_own_ids(name: str) -> None:
+    spec = EnvSpec(name=name, max_frame=1, num_envs=1)
+    assert choose_backend(spec, find_target(spec, 1)).name == "envpool"
+
+
+def test_gymnasium_s_ids_keep_their_meaning() -> None:
+    spec = EnvSpec(name="CartPole-v1", max_frame=1, num_envs=1)
+    assert find_target(spec, 1).registration is not None
+
+
+def test_bounds_that_mean_none() -> None:
+    fitted = fitted_observation(spaces.Dict(a=spaces.Box(TINY, HUGE, (2,), np.float64), b=spaces.Box(-1.0, 2.0, (1,), np.float64)))
+    assert isinstance(fitted, spaces.Dict)
+    assert (fitted["a"].low == -np.inf).all()
+    assert (fitted["a"].high == np.inf).all()
+    assert (fitted["b"].low[0], fitted["b"].high[0]) == (-1, 2)
+    single = np.finfo(np.float32)
+    actions = fitted_action(spaces.Box(float(single.tiny), float(single.max), (3,), np.float32))
+    assert (actions.low == -np.inf).all()
+
+
+def test_actions_below_zero_reach_vizdoom() -> None:
+    """Its bounds say that every action is positive."""
+    env = build("D1Basic-v1", 1)
+    assert not env.info.action.bounded
+    assert env._decode(np.array([[-1.0, 0.0, 1.0]])).tolist() == [[-1, 0, 1]]
+    env.close()
+
+
+def test_whole_numbers_are_choices() -> None:
+    fitted = fitted_action(spaces.Box(np.array([0, 1]), np.array([3, 9]), dtype=np.int32))
+    assert isinstance(fitted, spaces.MultiDiscrete)
+    assert (fitted.nvec.tolist(), fitted.start.tolist()) == ([4, 9], [0, 1])
+    env = build("Jumanji/Tetris-v0", 2)
+    assert (env.info.action.kind, env.info.action.nvec) == ("multi_discrete", (4, 10))
+    env.close()
+
+
+def test_codes_of_minigrid_are_no_image() -> None:
+    env = build("MiniGrid-Empty-5x5-v0", 2, obs_keys=["image"])
+    obs = env.reset()
+    assert obs.shape == (2, 147)
+    objects = (obs.reshape(2, 49, 3)[..., 0] * 10).round().astype(int)
+    floor, wall = 1, 2
+    assert {floor, wall} <= {*objects.ravel().tolist()} <= {*range(11)}
+    assert obs.max() <= 1
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("gfootball/academy_empty_goal-v1", "image 72 × 96, 4 channels last, 0 to 255"),
+        ("D1Basic-v1", "image 84 × 84, 4 channels first, 0 to 255"),
+        ("highway-fast-v0", "vector of 25 numbers (5 × 5)"),
+        ("racetrack-v0", "vector of 288 numbers (2 × 12 × 12)"),
+    ],
+)
+def test_images_and_vectors(name: str, text: str) -> None:
+    env = build(name, 1)
+    assert env.info.observation.text == text
+    env.close()
+
+
+def test_counters_are_fractions() -> None:
+    space = spaces.Dict({"step_count": spaces.Discrete(101), "room": spaces.Discrete(3)})
+    read = ObservationReader(space, ["reward", "obs:room", "obs:step_count"])
+    found = read([np.zeros(2), np.array([1, 2]), np.array([0, 50])])
+    assert found["step_count"].tolist() == [[0.0], [0.5]]
+    assert found["room"].tolist() == [1, 2]
+    assert isinstance(read.space, spaces.Dict)
+    assert read.space["step_count"].shape == (1,)
+
+
+def test_a_selected_part() -> None:
+    both, one = build("CheetahRun-v1", 2), build("CheetahRun-v1", 2, obs_keys=["velocity"])
+    np.testing.assert_array_equal(both.reset()[:, 8:], one.reset())
+    assert one.info.observation.shape == (9,)
+    both.close()
+    one.close()
+    assert problems("CheetahRun-v1", obs_keys=["velocty"])[0][0] == "env.obs_keys[0]"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "path", "words"),
+    [
+        ("CheetahRun-v1", {"frame_skp": 2}, "env.frame_skp", "did you mean 'frame_skip'?"),
+        ("CheetahRun-v1", {"frame_skip": "2"}, "env.frame_skip", 'invalid value "2": expected a whole number, such as 1'),
+        ("CheetahRun-v1", {"frame_skip": True}, "env.frame_skip", "expected a whole number"),
+        ("CheetahRun-v1", {"max_episode_steps": 9}, "env.max_episode_steps", "use env.max_t"),
+        ("CheetahRun-v1", {"env_seed": [9]}, "env.env_seed", "use meta.random_seed"),
+        ("MiniGrid-Empty-5x5-v0", {"agent_start_pos": [2]}, "env.agent_start_pos", "such as [1, 1]"),
+        ("D1Basic-v1", {"reward_config": {"HEALTH": 1}}, "env.reward_config", 'an object, such as {"AMMO0": ['),
+        ("CheetahRun-v1", {"backend": "sync"}, "env.backend", "it is an env of EnvPool"),
+        ("CheetahRun-v1", {"wrappers": [{"name": "ClipAction"}]}, "env.wrappers", "cannot be wrapped"),
+        ("envpool:CartPol-v1", {}, "env.name", "did you mean 'CartPole-v1'?"),
+        ("VizdoomCustom-v1", {"cfg_path": "no.cfg"}, "env.name", "does not exist"),
+    ],
+)
+def test_faults(name: str, keys: dict[str, Any], path: str, words: str) -> None:
+    ((found, message),) = problems(name, **keys)
+    assert found == path
+    assert words in message
+
+
+def test_options_reach_the_env() -> None:
+    env = build("D1Basic-v1", 1, use_combined_action=True, selected_weapon_reward_config={"0": 1}, reward_config={"HEALTH": [1, 2]})
+    assert env.info.action.kind == "discrete"
+    env.close()
+    slow, fast = build("CheetahRun-v1", 1), build("CheetahRun-v1", 1, frame_skip=2)
+    first, action = slow.reset(), slow.sample()
+    np.testing.assert_array_equal(first, fast.reset())
+    slow.step(action)
+    np.testing.assert_array_equal(slow.step(action).obs_N, fast.step(action).obs_N)
+    slow.close()
+    fast.close()
+
+
+def test_the_true_last_observation_of_a_truncated_episode() -> None:
+    short, long = build("CheetahRun-v1", 2, max_t=20), build("CheetahRun-v1", 2)
+    short.reset()
+    long.reset()
+    for t in range(1, 41):
+        action = long.sample()
+        ended, running = short.step(action), long.step(action)
+        assert ended.truncated_N.tolist() == [t % 20 == 0] * 2
+        if t <= 20:
+            np.testing.assert_array_equal(ended.last_obs_N, running.obs_N)
+    assert not running.truncated_N.any()
+    short.close()
+    long.close()
+
+
+def test_the_seed_of_an_env_does_not_depend_on_their_number() -> None:
+    few, many = build("CheetahRun-v1", 2), build("CheetahRun-v1", 4)
+    np.testing.assert_array_equal(few.reset(), many.reset()[:2])
+    assert not np.array_equal(many.reset()[0], many.reset()[1])
+    few.close()
+    many.close()
+
+
+def ends(name: str, steps: int, **keys: Any) -> set[tuple[bool, bool, bool]]:
+    """Return (truncated, with a reward, at the limit) of the episodes of random actions."""
+    env = build(name, 16, **keys)
+    limit = env._backend.max_steps
+    env.reset()
+    found = {(e.truncated, e.total_reward != 0, e.length == limit) for _ in range(steps) for e in env.step(env.sample()).episodes}
+    env.close()
+    return found
+
+
+def test_an_env_s_own_time_limit_truncates() -> None:
+    """These envs end episodes at a limit of their own, whatever limit EnvPool is given."""
+    assert {(late, truncated) for truncated, _, late in ends("highway-fast-v0", 200)} == {(True, True), (False, False)}
+    assert ends("MiniGrid-Empty-5x5-v0", 300) >= {(True, False, True), (False, True, False)}
+    assert {truncated for truncated, won, _ in ends("BabyAI-GoToObj-v0", 300) if won} == {False}
+    assert {truncated for truncated, won, _ in ends("BabyAI-GoToObj-v0", 300) if not won} == {True}
+
+
+def test_minigrid_s_reward_does_not_depend_on_max_t() -> None:
+    """It is 1 − 0.9 × steps / limit, and the limit is the env's own."""
+    env = build("MiniGrid-Empty-5x5-v0", 16, max_t=50)
+    env.reset()
+    won = [e for _ in range(300) for e in env.step(env.sample()).episodes if e.total_reward]
+    env.close()
+    assert won
+    for episode in won:
+        assert episode.total_reward == pytest.approx(1 - 0.9 * episode.length / 100)
+
+
+SUITES = sorted({env.suite for env in pool_envs().values()} - {"myosuite"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_id(suite: str, tmp_path: Path) -> None:
+    if suite == "procgen":
+        pytest.importorskip("envpool.procgen", reason="needs Qt 5", exc_type=ImportError)
+    command = [sys.executable, "-m", "tests.env.every_id", suite]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=tmp_path, env={"PYTHONPATH": str(root), "PATH": ""})
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {name: fault for name, fault in found.items() if fault} == {}
+    assert list(found) == names(suite)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,91 @@
+"""Generate slm_lab/spec/compat/envpool_envs.json: EnvPool's suites and ids, with the parts of their spaces."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import groupby
+from typing import Any
+
+from gymnasium import spaces
+
+SUITES = {
+    "envpool.mujoco.dmc": "dm_control",
+    "envpool.mujoco.playground": "mujoco_playground",
+    "envpool.mujoco.metaworld": "metaworld",
+    "envpool.mujoco.robotics": "robotics",
+    "envpool.mujoco.myosuite": "myosuite",
+    "envpool.jumanji": "jumanji",
+    "envpool.minigrid": "minigrid",
+    "envpool.highway": "highway",
+    "envpool.vizdoom": "vizdoom",
+    "envpool.gfootball": "gfootball",
+    "envpool.procgen": "procgen",
+    "envpool.pgx": "pgx",
+    "envpool.toy_text": "toy_text",
+    "envpool.classic_control": "classic_control",
+    "envpool.box2d": "box2d",
+    "envpool.mujoco.gym": "mujoco",
+    "envpool.atari": "atari",
+}
+"""EnvPool's module → name of its suite."""
+_NO_SPACES = ("myosuite", "procgen", "atari")
+"""Suites that are refused, that need packages that may be absent here, or whose spaces take 20 s."""
+
+
+def text() -> str:
+    """Return the text of the file: for each suite its envs, each as [ids, observation, action, players]; ids of one env are aliases."""
+    import envpool
+    from envpool.registration import registry
+
+    from slm_lab.env.single import quiet_gymnasium
+
+    suites: dict[str, list[Any]] = {name: [] for name in SUITES.values()}
+    with quiet_gymnasium():
+        for (module, *_), group in groupby(registry.specs, lambda name: (registry.specs[name][0], _identity(registry.specs[name]))):
+            suites[SUITES[module]].append(_env(SUITES[module], list(group)))
+    rows = [f"  {json.dumps(name)}: [\n" + ",\n".join(f"   {json.dumps(env)}" for env in envs) + "\n  ]" for name, envs in suites.items()]
+    return f'{{\n "_version": "{envpool.__version__}",\n "_suites": {{\n' + ",\n".join(rows) + "\n }\n}\n"
+
+
+def _identity(registered: tuple[str, str, dict[str, Any]]) -> str:
+    """Return what all aliases of an env have in common."""
+    return repr((registered[1], sorted(registered[2].items(), key=lambda item: item[0])))
+
+
+def _env(suite: str, ids: list[str]) -> list[Any]:
+    """Return the description of one env; the first of its ids is the one that the suite's own documentation uses."""
+    import envpool
+
+    from slm_lab.env.envpool_suites import fitted_action, fitted_observation
+
+    ids = sorted(ids, key=lambda name: ("/" not in name, name[0].isupper(), -int(name.rpartition("-v")[2])))
+    if suite in _NO_SPACES or ids == ["VizdoomCustom-v1"]:
+        return [ids, "", "", 1]
+    spec = envpool.make_spec(ids[0])
+    observation, action = fitted_observation(spec.gymnasium_observation_space), fitted_action(spec.gymnasium_action_space)
+    return [ids, _parts(observation), _parts(action), spec.config.max_num_players]
+
+
+def _parts(space: spaces.Space[Any], path: str = "") -> str:
+    if isinstance(space, spaces.Dict):
+        return ", ".join(_parts(part, f"{path}/{name}".lstrip("/")) for name, part in space.items())
+    name = f"{path} " if path else ""
+    match space:
+        case spaces.Discrete():
+            return f"{name}discrete {space.n}"
+        case spaces.MultiDiscrete():
+            return f"{name}discrete {' × '.join(map(str, space.nvec.tolist()))}"
+        case spaces.MultiBinary():
+            return f"{name}{_sizes(space.shape)} bits"
+    return f"{name}{_sizes(space.shape or ())}{' image' if _is_image(space) else ''}"
+
+
+def _is_image(space: spaces.Space[Any]) -> bool:
+    from slm_lab.env.layout import box_layout
+
+    return isinstance(space, spaces.Box) and box_layout(space).is_image
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape)) if math.prod(shape) > 1 else "1"

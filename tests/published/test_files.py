@@ -20,14 +20,14 @@ from tests.published.test_forms import enough, most_updates
 
 FOLDER = os.environ.get("SLM_LAB_SPECS", "")
 COUNT = 60
-ENVS = {"mujoco": "Hopper-v5", "atari": "ALE/Pong-v5"}
+ENVS = {"playground": "playground/CheetahRun", "mujoco": "Hopper-v5", "atari": "ALE/Pong-v5"}
 """Word in a file's path → what fills its ${env}."""
 
 
 def entries() -> Iterator[tuple[str, str]]:
-    """Yield file and name of each spec whose env is one of Gymnasium or ALE."""
+    """Yield file and name of each spec."""
     for file in sorted(Path(FOLDER).rglob("*.*")) if FOLDER else ():
-        if file.suffix in (".json", ".yaml") and "playground" not in str(file):
+        if file.suffix in (".json", ".yaml"):
             for name, raw in raw_entries(str(file))[1].items():
                 agent = json.dumps(raw["agent"]) if isinstance(raw, dict) and "agent" in raw else ""
                 if agent and not ("PPO" in agent and "OnPolicyReplay" in agent):
@@ -58,7 +58,7 @@ def values(file: str, name: str) -> list[str]:
     """Return what fills the variables of a spec."""
     text = json.dumps(raw_entries(file)[1][name])
     env = next((env for word, env in ENVS.items() if word in file), "CartPole-v1")
-    return [f"{key}={value}" for key, value in (("env", env), ("max_frame", 1_000_000)) if f"${{{key}}}" in text]
+    return [f"{key}={value}" for key, value in (("env", env), ("max_frame", 10_000_000)) if f"${{{key}}}" in text]
 
 
 def short(spec: Spec) -> list[str]:
@@ -67,6 +67,8 @@ def short(spec: Spec) -> list[str]:
     sets = ["meta.max_session=1"]  # mode dev runs one Session, which collects all frames, also with distributed
     if not algorithm.on_policy:
         return [*sets, "env.max_frame=1000000", "agent.algorithm.training_start_step=600", "agent.memory.max_size=5000"]
+    if spec.env.num_envs > 64:  # 2,048 envs of MuJoCo Playground
+        sets += ["env.num_envs=64", "agent.algorithm.minibatch_size=1024"]
     if not spec.agent.memory.episodes and spec.agent.rollout_len > 32:
         sets.append(f"agent.algorithm.{'time_horizon' if hasattr(algorithm, 'time_horizon') else 'training_frequency'}=32")
     return sets

@@ -361,6 +361,25 @@ def test_lookahead_of_a_global_net(specs: Specs) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "env", "keys", "words"),
+    [
+        ("playground/CheetahRun", "CheetahRun-v1", None, "physics is C MuJoCo, not MJX"),
+        ("playground/Go1Getup", "MuJoCoPlayground/Go1Getup-v1", ["state"], 'env.obs_keys is set to ["state"]'),
+        ("playground/PendulumSwingup", "PendulumSwingup-v1", None, "repeats each action four times"),
+    ],
+)
+def test_playground_envs_run_in_envpool(specs: Specs, name: str, env: str, keys: list[str] | None, words: str) -> None:
+    loaded = load(specs.file({"it": changed(V5, {"env.name": name})}), "it")
+    (spec,) = loaded.specs
+    assert (spec.env.name, spec.env.obs_keys) == (env, keys)
+    (note,) = [note for note in loaded.notes if "MJX" in note]
+    assert words in note
+    own = load(specs.file({"it": changed(V5, {"env.name": env})}), "it")
+    assert not [note for note in own.notes if "MJX" in note]
+    assert own.specs[0].env.obs_keys is None
+
+
+@pytest.mark.parametrize(
     "name",
     ["Unity3DBall-v0", "gridworld", "RoboschoolHumanoidFlagrun-v1", "RoboschoolPong-v1", "KukaBulletEnv-v0", "playground/Nothing"],
 )

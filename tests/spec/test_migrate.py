@@ -188,6 +188,8 @@ def test_migrating_twice_changes_nothing_more() -> None:
         ("CheetahRun-v1", "CheetahRun-v1"),
         ("playground/CheetahRun", "CheetahRun-v1"),
         ("playground/Go1Getup", "MuJoCoPlayground/Go1Getup-v1"),
+        ("playground/BallInCup", "BallInCupCatch-v1"),
+        ("playground/PointMass", "PointMassEasy-v1"),
         ("playground/Nothing", "playground/Nothing"),
         ("dm_control/cheetah-run", "CheetahRun-v1"),
         ("dm_control/ball_in_cup-catch-v0", "BallInCupCatch-v1"),

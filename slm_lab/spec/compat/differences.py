@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slm_lab.spec.compat.env_ids import KNOWN, current_id
+from slm_lab.spec.compat.env_ids import KNOWN, current_id, pool_envs
 from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, Schedule
 from slm_lab.spec.models.memory import PriorityKeys, SILReplayKeys
@@ -41,6 +41,7 @@ SIZES = ("time_horizon", "minibatch_size")
 def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; note what an old env id meant."""
     _old_atari(value_at(raw, ("env",)), report)
+    _playground(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
         if isinstance(net := value_at(raw, ("agent", key)), dict):
             _whole_frequency(net, ("agent", key), report)
@@ -73,6 +74,19 @@ def _old_atari(env: Any, report: Report) -> None:
     if "NoFrameskip" in old and not env.keys() & {"life_loss_info", "episodic_life", "obs_type"}:
         message = "a lost life does not end an episode; in training with SLM Lab v4 it does; set env.life_loss_info to true for that"
         report.differs(_ENV, "old Atari ids", message)
+
+
+def _playground(env: Any, report: Report) -> None:
+    """Note that a playground env has the physics of C MuJoCo, and observe only its state, as SLM Lab does."""
+    if not isinstance(env, dict) or not report.replaced.get(_ENV, "").startswith("playground/") or env.get("name") not in pool_envs():
+        return
+    only_state = ""
+    if "privileged_state" in pool_envs()[env["name"]].observation and not {"obs_keys"} & env.keys():
+        env["obs_keys"] = ["state"]
+        only_state = '; env.obs_keys is set to ["state"], the part that SLM Lab observes'
+    if env["name"] == "PendulumSwingup-v1" and "frame_skip" not in env:
+        only_state = "; SLM Lab repeats each action four times (env.frame_skip), and adds the rewards"
+    report.note(_ENV, f"runs in EnvPool on the CPU: physics is C MuJoCo, not MJX{only_state}")
 
 
 def _evaluation(meta: dict[str, Any], envs: Any, report: Report) -> None:

@@ -42,6 +42,8 @@ POOL = "envpool:"
 """Prefix of an id that names EnvPool's env where Gymnasium has the same id."""
 _ELSEWHERE = {"playground": ("dm_control", "mujoco_playground"), "dm_control": ("dm_control",)}
 """Namespace of another library → EnvPool's suites that have its envs."""
+_SHORTENED = {"ballincup": "ballincupcatch", "pointmass": "pointmasseasy"}
+"""Names of MuJoCo Playground that differ from those of DeepMind Control."""
 
 
 class PoolEnv(NamedTuple):
@@ -131,11 +133,11 @@ def current_id(name: str) -> str:
 def _of_other_library(name: str) -> str:
     """Return EnvPool's id for playground/CheetahRun or dm_control/cheetah-run; `name` itself if there is none."""
     namespace, _, task = name.partition("/")
-    for suite in _ELSEWHERE.get(namespace, ()):
-        for env in dict.fromkeys(pool_envs().values()):
-            if env.suite == suite and _letters(env.ids[-1]) == _letters(task):
-                return env.ids[0]
-    return name
+    suites, letters = _ELSEWHERE.get(namespace, ()), _letters(task)
+    if namespace == "playground":
+        letters = _SHORTENED.get(letters, letters)
+    envs = pool_envs().values() if suites else ()
+    return next((env.ids[0] for env in envs if env.suite in suites and _letters(env.ids[-1]) == letters), name)
 
 
 def _letters(name: str) -> str:

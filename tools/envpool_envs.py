@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -34,7 +35,7 @@ _NO_SPACES = ("myosuite", "procgen", "atari")
 
 
 def text() -> str:
-    """Return the text of the file: for each suite its envs, each as [ids, observation, action, players]; ids of one env are aliases."""
+    """Return the text of the file: for each suite its envs, as [ids, observation, action, players, success] with all ids of one env."""
     import envpool
     from envpool.registration import registry
 
@@ -61,10 +62,16 @@ def _env(suite: str, ids: list[str]) -> list[Any]:
 
     ids = sorted(ids, key=lambda name: ("/" not in name, name[0].isupper(), -int(name.rpartition("-v")[2])))
     if suite in _NO_SPACES or ids == ["VizdoomCustom-v1"]:
-        return [ids, "", "", 1]
+        return [ids, "", "", 1, "solved:max" if suite == "myosuite" else ""]
     spec = envpool.make_spec(ids[0])
     observation, action = fitted_observation(spec.gymnasium_observation_space), fitted_action(spec.gymnasium_action_space)
-    return [ids, _parts(observation), _parts(action), spec.config.max_num_players]
+    return [ids, _parts(observation), _parts(action), spec.config.max_num_players, _success(spec._state_keys)]
+
+
+def _success(keys: Sequence[str]) -> str:
+    """Return what meta.track_info is for this env by default: the success at the end of an episode (Fetch, Hand), or in any step."""
+    known = {"info:is_success": "is_success", "info:success": "success:max", "info:solved": "solved:max"}
+    return next((entry for key, entry in known.items() if key in keys), "")
 
 
 def _parts(space: spaces.Space[Any], path: str = "") -> str:

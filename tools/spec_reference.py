@@ -157,7 +157,7 @@ EXAMPLES: dict[str, Any] = {
     "stall_limit": 600.0,
     "max_seconds": 600.0,
     "observers": ["my_package.observers:Printer"],
-    "log_info": ["is_success"],
+    "track_info": ["is_success"],
     "matmul": "onednn",
     "run": [{"began": "2026-01-31T12:00:00+00:00"}],
     "max_trial": 16,

@@ -33,7 +33,7 @@ class EnvRequest:
     """Number of threads that a C++ backend may use."""
     wraps: tuple[Wrap, ...] = ()
     """Wrappers of each env, in order."""
-    log_info: tuple[str, ...] = ()
+    track_info: tuple[str, ...] = ()
     """Entries of the env's info to report at the end of an episode."""
 
     @property
@@ -112,7 +112,7 @@ class Backend(ABC):
     selects_parts: ClassVar[bool] = False
     """Whether the backend applies env.obs_keys, which is one of the `EnvRequest.wraps`, although it applies no other."""
     reports_info: ClassVar[bool] = True
-    """Whether `episode_info` can return anything; if not, meta.log_info is an error."""
+    """Whether `episode_info` can return anything; if not, meta.track_info is an error."""
     lone: LoneEnv | None = None
     """The single env, for callers that step it without a batch. None unless there is one env, with a Box observation space and an action
     that is a row of the batch of actions."""

@@ -256,3 +256,37 @@ def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tu
 def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
     """Return the largest number of a part that counts steps; None for other parts."""
     return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None
+
+
+OVER_STEPS = {"max": np.maximum, "min": np.minimum, "sum": np.add, "mean": np.add}
+"""Suffix of an entry of meta.track_info ("success:max") → how the values of an episode's steps are combined."""
+
+
+class InfoTracker:
+    """Combines entries of `info` over the steps of each env's episode."""
+
+    def __init__(self, entries: Sequence[str], keys: Sequence[str]) -> None:
+        """Args: entries: of meta.track_info; those without a suffix, or that no array of the pool has, are ignored. keys: see above."""
+        split = {entry: entry.rpartition(":") for entry in entries}
+        self._entries = {
+            entry: (list(keys).index(f"info:{key}"), kind)
+            for entry, (key, _, kind) in split.items()
+            if kind in OVER_STEPS and f"info:{key}" in keys
+        }
+        self._totals: dict[str, np.ndarray] = {}
+        self._elapsed: np.ndarray | None = None
+
+    def add(self, state: Sequence[np.ndarray], elapsed_N: np.ndarray) -> None:
+        """Add a step. Args: elapsed_N: steps of the current episodes, 1 in the first."""
+        self._elapsed = elapsed_N
+        for entry, (slot, kind) in self._entries.items():
+            value = state[slot].astype(np.float64)
+            before = self._totals.get(entry, value)
+            self._totals[entry] = np.where(elapsed_N > 1, OVER_STEPS[kind](before, value), value)
+
+    def of(self, row: int) -> dict[str, float]:
+        """Return the combined entries of an env's current episode."""
+        if self._elapsed is None:
+            return {}
+        steps = {entry: self._elapsed[row] if kind == "mean" else 1 for entry, (_, kind) in self._entries.items()}
+        return {entry: float(total[row] / steps[entry]) for entry, total in self._totals.items()}

@@ -124,14 +124,14 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
     Each worker leads a process group, so that processes started by its env (such as a simulator) end with it.
     """
 
-    def __init__(self, make: SingleEnv, num_envs: int, log_info: Sequence[str], shared_memory: bool = True) -> None:
+    def __init__(self, make: SingleEnv, num_envs: int, track_info: Sequence[str], shared_memory: bool = True) -> None:
         self.parent_pipes, self.processes = [], []
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would never return
         try:
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
-                worker: Any = functools.partial(_worker, os.getpid(), log_info)  # Gymnasium annotates it without the arguments
+                worker: Any = functools.partial(_worker, os.getpid(), track_info)  # Gymnasium annotates it without the arguments
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
@@ -188,9 +188,9 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
     A reset with a seed also seeds the spaces of the env and the random generators of this process.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], log_info: Sequence[str]) -> None:
+    def __init__(self, env: gym.Env[Any, Any], track_info: Sequence[str]) -> None:
         super().__init__(env)
-        self._log_info, self._space = log_info, env.observation_space
+        self._track_info, self._space = track_info, env.observation_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
@@ -207,7 +207,7 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
             obs, reward, terminated, truncated, info = checked(self.env.step(action))
             obs = fitted(self._space, obs)
             if terminated or truncated:
-                return copy.deepcopy(obs), reward, terminated, truncated, picked_numbers(info, self._log_info)
+                return copy.deepcopy(obs), reward, terminated, truncated, picked_numbers(info, self._track_info)
             return obs, reward, terminated, truncated, _lives(info)
         except Exception as error:
             reraise(error)
@@ -246,7 +246,7 @@ class _Errors:
 
 def _worker(
     parent: int,
-    log_info: Sequence[str],
+    track_info: Sequence[str],
     index: int,
     env_fn: Any,
     pipe: Any,
@@ -271,7 +271,7 @@ def _worker(
             kill_group(os.getpid())
         return
     try:
-        wrapped, errors = _InWorker(env, log_info), _Errors(error_queue)
+        wrapped, errors = _InWorker(env, track_info), _Errors(error_queue)
         _async_worker(index, lambda: wrapped, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)  # type: ignore[arg-type]
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
@@ -460,12 +460,12 @@ class Async(_GymVectorBackend):
         with _worker_death():
             make = SingleEnv.from_target(target)
             try:
-                vec = _Async(make, target.num_envs, target.log_info)
+                vec = _Async(make, target.num_envs, target.track_info)
             except ValueError as error:
                 if not isinstance(error.__cause__, gym.error.CustomSpaceError):
                     raise
                 # make_env raises an error for the unsupported space
-                vec = _Async(make, target.num_envs, target.log_info, shared_memory=False)
+                vec = _Async(make, target.num_envs, target.track_info, shared_memory=False)
         self._use(vec, target)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from slm_lab.env.arguments import accepted_arguments, boolean_arguments, env_creator, unexpected_argument, unknown_key_message
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
-from slm_lab.env.envpool_suites import option_problems
+from slm_lab.env.envpool_suites import OVER_STEPS, option_problems
 from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
@@ -54,7 +54,7 @@ def make_env(
     gamma: float = 0.99,
     training: bool = True,
     threads: int = 1,
-    log_info: Sequence[str] = (),
+    track_info: Sequence[str] = (),
     input: InputKind | None = None,
     few: bool = False,
 ) -> Env:
@@ -67,17 +67,20 @@ def make_env(
         training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`) and rewards are raw.
         threads: number of threads for a C++ backend.
         input: kind of observations that the spec's nets require (`AgentSpec.input`).
-        log_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
+        track_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
         few: build only as many envs as needed to inspect them, with the backend chosen for num_envs: two, or one if it steps them singly.
 
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
     _check_memory(spec, num_envs)
-    target = replace(find_target(spec, num_envs or spec.num_envs, threads), log_info=tuple(log_info))
+    target = replace(find_target(spec, num_envs or spec.num_envs, threads), track_info=tuple(track_info))
     chosen = choose_backend(spec, target)
-    if log_info and not chosen.reports_info:
+    if track_info and not chosen.reports_info:
         why = f"the backend {chosen.name} does not report the info of an episode's end; use another env.backend, such as sync"
-        raise SpecError(spec.name, [Problem("meta.log_info", why)])
+        raise SpecError(spec.name, [Problem("meta.track_info", why)])
+    if chosen is not EnvPool and (over := [key for key in track_info if key.rpartition(":")[2] in OVER_STEPS]):
+        why = f"'{over[0]}' is computed over the steps of an episode, which EnvPool alone does; use '{over[0].rpartition(':')[0]}'"
+        raise SpecError(spec.name, [Problem("meta.track_info", why)])
     if few and chosen in (Sync, Async, Ale, EnvPool):  # other backends may need the spec's number
         target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
@@ -98,7 +101,7 @@ def make_env(
     info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, backend.max_steps or target.max_steps, forms)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
-    return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, log_info=log_info)
+    return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, track_info=track_info)
 
 
 def _without_effect(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:

@@ -16,6 +16,7 @@ from slm_lab.env.atari import frame_limit
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.envpool_suites import (
     KEEPS_TIME,
+    InfoTracker,
     ObservationReader,
     fitted_action,
     fitted_options,
@@ -142,6 +143,7 @@ class EnvPool(Backend):
         self._folder = vizdoom_folder() if self._suite == "vizdoom" else None
         self._none_N = np.zeros(target.num_envs, np.bool_)
         self._none_N.flags.writeable = False
+        self._tracked = InfoTracker(target.track_info, spec._state_keys)
         self._read = ObservationReader(space, spec._state_keys)
         self.observation_space = self._read.space
         for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
@@ -185,6 +187,7 @@ class EnvPool(Backend):
         pool._send(self._command)
         self._state = state = pool._recv()
         reward, done, elapsed = (state[slot] for slot in self._slots.values())
+        self._tracked.add(state, elapsed)
         obs, lives = self._read(state), None if self._lives is None else state[self._lives]
         terminated, truncated = done, self._none_N
         if self._suite in KEEPS_TIME and 1 in done.tobytes():
@@ -203,7 +206,7 @@ class EnvPool(Backend):
     def episode_info(self, row: int) -> Mapping[str, Any]:
         keys = getattr(self._pool, "_state_keys", ())
         infos = {key.removeprefix("info:"): values for key, values in zip(keys, self._state, strict=False) if key.startswith("info:")}
-        return row_info(infos, row)
+        return {**row_info(infos, row), **self._tracked.of(row)}
 
     def close(self) -> None:
         if self._pool is not None:

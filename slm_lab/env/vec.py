@@ -36,7 +36,7 @@ class Env:
         name: str = "env",
         normalizers: Normalizers | None = None,
         life_loss: bool = False,
-        log_info: Sequence[str] = (),
+        track_info: Sequence[str] = (),
     ) -> None:
         self.normalizers = normalizers or Normalizers()
         self.info, self.name = info, name
@@ -50,7 +50,7 @@ class Env:
         self._reward_type = np.dtype(np.float64 if self._normalizes else np.float32)
         self._lone = None if life_loss else backend.lone  # stepping a lone env does not report lives
         self._checks = backend.checks
-        self._life_loss, self._log_info = life_loss, tuple(log_info)
+        self._life_loss, self._track_info = life_loss, tuple(track_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
         """Loaded episodes that were not yet resumed."""
@@ -239,7 +239,7 @@ class Env:
         return episodes
 
     def _episode_info(self, row: int) -> dict[str, float]:
-        return picked_numbers(self._backend.episode_info(row), self._log_info) if self._log_info else {}
+        return picked_numbers(self._backend.episode_info(row), self._track_info) if self._track_info else {}
 
     def _last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the true next observations, and a mask of the envs that were reset within the step."""

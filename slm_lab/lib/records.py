@@ -132,7 +132,7 @@ class Episode(NamedTuple):
     length: int
     """Steps taken."""
     info: dict[str, float] = {}
-    """Numbers from the env's `info` in the last step, by the names given to `make_env(log_info=…)`."""
+    """Numbers from the env's `info` in the last step, by the names given to `make_env(track_info=…)`."""
     truncated: bool = False
     """Whether it was cut, by a time limit for example, and did not terminate."""
 

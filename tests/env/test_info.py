@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.env import Env, make_env
+from slm_lab.env.envpool_suites import InfoTracker
 from slm_lab.env.outcome import picked_numbers, row_info
 from slm_lab.lib.records import Episode
 from slm_lab.spec.models.env import EnvSpec
@@ -48,7 +49,7 @@ def episodes(env: Env, steps: int = 40) -> list[Episode]:
 
 
 def built(name: str, backend: str, names: tuple[str, ...] = NAMES, num_envs: int = 2, **keys: Any) -> Env:
-    return make_env(EnvSpec(name=name, max_frame=1, num_envs=num_envs, backend=backend, **keys), 1, log_info=names)
+    return make_env(EnvSpec(name=name, max_frame=1, num_envs=num_envs, backend=backend, **keys), 1, track_info=names)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -75,7 +76,7 @@ def test_ale() -> None:
     names = ("episode_frame_number", "lives")
     with pytest.raises(SpecError) as error:  # it has only the reset's
         built("ALE/Pong-v5", "ale", names, max_t=20)
-    assert [problem.path for problem in error.value.problems] == ["meta.log_info"]
+    assert [problem.path for problem in error.value.problems] == ["meta.track_info"]
     for episode in episodes(built("ALE/Pong-v5", "sync", names, num_envs=1, max_t=20)):
         assert episode.info["episode_frame_number"] >= 80
 
@@ -85,6 +86,35 @@ def test_envpool() -> None:
     pytest.importorskip("mujoco")
     found = episodes(built("HalfCheetah-v5", "envpool", ("x_position", "x_velocity"), max_t=20))
     assert all(episode.info.keys() == {"x_position", "x_velocity"} for episode in found)
+
+
+def test_over_the_steps_of_an_episode() -> None:
+    pytest.importorskip("envpool")
+    names = ("reward_run", "reward_run:sum", "reward_run:mean", "reward_run:max", "reward_run:min")
+    env = built("HalfCheetah-v5", "envpool", names, max_t=5)
+    env.reset()
+    seen: list[list[float]] = [[], []]
+    for _ in range(12):
+        step = env.step(env.sample())
+        for row in range(2):
+            seen[row].append(float(env._backend.episode_info(row)["reward_run"]))
+        for episode in step.episodes:
+            values = seen[episode.env][-5:]
+            expected = (values[-1], sum(values), sum(values) / 5, max(values), min(values))
+            assert [episode.info[name] for name in names] == pytest.approx(expected)
+    env.close()
+    with pytest.raises(SpecError) as error:
+        built("HalfCheetah-v5", "sync", ("reward_run:sum",))
+    assert [problem.path for problem in error.value.problems] == ["meta.track_info"]
+
+
+def test_success_counts_in_any_step() -> None:
+    tracker = InfoTracker(["success:max", "success", "absent:max"], ["reward", "info:success"])
+    found = []
+    for elapsed, success in ((1, 0.0), (2, 1.0), (3, 0.0), (0, 1.0), (1, 0.0)):
+        tracker.add([np.zeros(1), np.array([success])], np.array([elapsed]))
+        found.append(tracker.of(0)["success:max"])
+    assert found == [0, 1, 1, 1, 0]
 
 
 def test_a_backend_without_infos() -> None:

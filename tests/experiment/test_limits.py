@@ -1,4 +1,4 @@
-"""How a Session ends early, what it evaluates and logs: meta.max_seconds, eval_deterministic, log_info; rewards that are not finite."""
+"""How a Session ends early, what it evaluates and logs: meta.max_seconds, eval_deterministic, track_info; rewards that are not finite."""
 
 from __future__ import annotations
 
@@ -138,19 +138,19 @@ def test_info_is_in_tables_and_graphs(make_spec: MakeSpec, tmp_path: Path, monke
 
     make_env = module.make_env
 
-    def informed(*args: Any, log_info: tuple[str, ...] = (), **kwargs: Any) -> Any:
+    def informed(*args: Any, track_info: tuple[str, ...] = (), **kwargs: Any) -> Any:
         env = make_env(*args, **kwargs)
         step = env.step
 
         def with_info(action_N: np.ndarray) -> Any:
             made = step(action_N)
-            return made._replace(episodes=[episode(**dict.fromkeys(log_info, float(one.length))) for one in made.episodes])
+            return made._replace(episodes=[episode(**dict.fromkeys(track_info, float(one.length))) for one in made.episodes])
 
         monkeypatch.setattr(env, "step", with_info)
         return env
 
     monkeypatch.setattr(module, "make_env", informed)
-    result = Trial(make_spec(meta={"log_info": ["steps"]}), tmp_path).run()
+    result = Trial(make_spec(meta={"track_info": ["steps"]}), tmp_path).run()
     assert result.train.columns[-1] == "info_steps"
     assert result.train.info_steps.iloc[-1] > 5
     panels = report_data(result.run)["panels"]

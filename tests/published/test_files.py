@@ -58,7 +58,8 @@ def values(file: str, name: str) -> list[str]:
     """Return what fills the variables of a spec."""
     text = json.dumps(raw_entries(file)[1][name])
     env = next((env for word, env in ENVS.items() if word in file), "CartPole-v1")
-    return [f"{key}={value}" for key, value in (("env", env), ("max_frame", 10_000_000)) if f"${{{key}}}" in text]
+    sets = [f"{key}={value}" for key, value in (("env", env), ("max_frame", 1_000_000)) if f"${{{key}}}" in text]
+    return [*sets, "env.num_envs=64"] if "playground" in env else sets  # rollouts of its 2,048 envs take 10 GB
 
 
 def short(spec: Spec) -> list[str]:
@@ -67,8 +68,6 @@ def short(spec: Spec) -> list[str]:
     sets = ["meta.max_session=1"]  # mode dev runs one Session, which collects all frames, also with distributed
     if not algorithm.on_policy:
         return [*sets, "env.max_frame=1000000", "agent.algorithm.training_start_step=600", "agent.memory.max_size=5000"]
-    if spec.env.num_envs > 64:  # 2,048 envs of MuJoCo Playground
-        sets += ["env.num_envs=64", "agent.algorithm.minibatch_size=1024"]
     if not spec.agent.memory.episodes and spec.agent.rollout_len > 32:
         sets.append(f"agent.algorithm.{'time_horizon' if hasattr(algorithm, 'time_horizon') else 'training_frequency'}=32")
     return sets

@@ -247,6 +247,21 @@ def test_ids_of_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "did you mean 'CheetahRun-v1'?" in (env_ids.unavailable_reason("CheetahRum-v1") or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "tracked"),
+    [
+        ("MetaWorld/Reach-v3", ["success:max"]),
+        ("FetchReach-v4", ["is_success"]),
+        ("AdroitHandDoor-v1", ["success:max"]),
+        ("CheetahRun-v1", []),
+        ("CartPole-v1", []),
+    ],
+)
+def test_success_is_tracked_by_default(specs: Specs, name: str, tracked: list[str]) -> None:
+    assert specs.load({"env.name": name}).meta.track_info == tracked
+    assert specs.load({"env.name": name, "meta.track_info": []}).meta.track_info == []
+
+
 def test_procgen_needs_qt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_ids, "_installed", lambda package: True)
     monkeypatch.setattr(sys, "platform", "linux")

@@ -233,7 +233,7 @@ class SessionParts:
             training=training,
             threads=self._cores,
             input=spec.agent.input,
-            log_info=spec.meta.log_info,
+            track_info=spec.meta.track_info,
         )
         self.context.beat(BUILDING)
         self._torch.restore()

@@ -25,7 +25,7 @@ from slm_lab.spec.report import flat
 
 _MAY_CHANGE = re.compile(
     r"env\.max_frame"
-    r"|meta\.(?!random_seed$|distributed$|sampler\b|rigorous_eval$|log_info$|init_from$).*"
+    r"|meta\.(?!random_seed$|distributed$|sampler\b|rigorous_eval$|track_info$|init_from$).*"
     r"|meta\.sampler\.(max_policy_lag|num_batches_to_accumulate)"
     r"|agent\.name"
     r"|agent\.algorithm\.(gamma|lam|\w*_coef(_spec\..*)?|clip_eps_spec\..*|explore_var_spec\..*|target_entropy(_ratio)?|entropy_anneal(\..*)?|alpha_lr"

@@ -94,8 +94,8 @@ class PolicyLearner:
         """Return the observers that produce the rows of training and of evaluation."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
-        columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *map(info_column, meta.log_info))))
-        recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.log_info, self.window)
+        columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *map(info_column, meta.track_info))))
+        recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.track_info, self.window)
         if self.evaluation is None:
             return recorder, None
         return recorder, Evaluator(clock, agent, self.evaluation.every, self._emit, self.evaluate, columns, self.table)

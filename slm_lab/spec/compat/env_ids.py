@@ -56,6 +56,8 @@ class PoolEnv(NamedTuple):
     """Sizes of the parts of its observation; "" if unknown."""
     action: str
     players: int
+    success: str
+    """Entry of meta.track_info with the success of an episode; "" if the env reports none."""
 
     @property
     def refusal(self) -> str | None:
@@ -97,6 +99,12 @@ def pool_id(name: str) -> str | None:
 
 _ALSO_IN_ENVPOOL = ("minigrid", "gymnasium_robotics", "highway_env", "metaworld", "myosuite")
 """Packages whose envs EnvPool has by the same ids; "minigrid:ID" names the package's."""
+
+
+def success_of(name: str) -> str:
+    """Return the entry of meta.track_info with the success of an episode; "" for envs that are not EnvPool's or report none."""
+    env = pool_envs().get(pool_id(name) or "")
+    return "" if env is None else env.success
 
 
 def _is_registered(name: str) -> bool:

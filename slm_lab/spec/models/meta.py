@@ -69,9 +69,11 @@ class MetaSpec(SpecModel):
     metrics from training episodes."""
     eval_deterministic: Flag = False
     """Evaluate with the mode of the action distribution instead of a sample."""
-    log_info: list[str] = []
-    """Entries of the env's `info` to log, by key or dotted path, such as "is_success". The mean over the last 100 episode ends is written
-    to the column info_{key} of the tables, which the page of the run draws."""
+    track_info: list[str] = []
+    """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the value in the last step of an episode. In EnvPool
+    also "success:max", "reward_forward:sum", ":min" or ":mean": over all steps of the episode. The mean over the last 100 episodes is
+    written to the column info_{key} of the tables, which the page of the run draws. Absent: the success of an episode where a suite of
+    EnvPool reports it."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; absent: no limit."""
     random_seed: Seed = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from slm_lab.spec.compat.env_ids import success_of
 from slm_lab.spec.models.algorithm import (
     ALGORITHMS,
     ActorCriticSpec,
@@ -94,8 +95,10 @@ def resolve(spec: Spec, report: Report) -> Spec:
 
 
 def _meta(draft: _Draft) -> None:
-    """Resolve keys of distributed training and rollout workers."""
+    """Resolve the tracked entries of info, and keys of distributed training and rollout workers."""
     agent, meta = draft.spec.agent, draft.spec.meta
+    if "track_info" not in meta.model_fields_set and (success := success_of(draft.spec.env.name)):
+        draft.set(("meta", "track_info"), [success], by=[("env", "name"), ("meta", "track_info")])
     for key, net in agent.nets.items():
         _global_optimizers(net, ("agent", key), bool(meta.distributed), draft.report)
     if meta.sampler is not None:

@@ -234,7 +234,7 @@ class RolloutWorker:
         count = sampler.num_envs_per_worker // num_splits(sampler)
         agent = spec.agent
         return make_env(
-            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, log_info=spec.meta.log_info
+            spec.env, self._env_seed(group), num_envs=count, gamma=agent.algorithm.gamma, input=agent.input, track_info=spec.meta.track_info
         )
 
     def collect(self, slot: int) -> Collected:

@@ -51,8 +51,8 @@ MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "lea
 
 
 def info_column(key: str) -> str:
-    """Return the column of an entry of the env's `info` (meta.log_info)."""
-    return f"info_{key}"
+    """Return the column of an entry of the env's `info` (meta.track_info)."""
+    return f"info_{key.replace(':', '_')}"
 
 
 @dataclass(frozen=True)

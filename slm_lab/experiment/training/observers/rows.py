@@ -136,7 +136,7 @@ class Recorder(Observer):
             self._write(last=True)
         for key, values in self.infos.items():
             if values and all(value is None for value in values):
-                notice(f"meta.log_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
+                notice(f"meta.track_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
         """Continue after the rows in the file; a row that was due when the previous process died is written now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -35,6 +35,8 @@ class EnvRequest:
     """Wrappers of each env, in order."""
     track_info: tuple[str, ...] = ()
     """Entries of the env's info to report at the end of an episode."""
+    action_mask: str | Literal[False] | None = None
+    """Entry of the observation or of the env's info with the action mask; False: none; None: not given."""
 
     @property
     def plain_id(self) -> str:
@@ -113,6 +115,8 @@ class Backend(ABC):
     """Whether the backend applies env.obs_keys, which is one of the `EnvRequest.wraps`, although it applies no other."""
     reports_info: ClassVar[bool] = True
     """Whether `episode_info` can return anything; if not, meta.track_info is an error."""
+    finds_masks: ClassVar[bool] = True
+    """Whether the backend adds EnvRequest.action_mask to the observations if it is an entry of info."""
     lone: LoneEnv | None = None
     """The single env, for callers that step it without a batch. None unless there is one env, with a Box observation space and an action
     that is a row of the batch of actions."""

@@ -494,6 +494,7 @@ class Native(Backend):
 
     name = "native"
     checks = True
+    finds_masks = False
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
+from slm_lab.env.agent_spaces import agent_spaces
 from slm_lab.env.arguments import accepted_arguments, boolean_arguments, env_creator, unexpected_argument, unknown_key_message
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
@@ -22,7 +23,7 @@ from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.outcome import described
 from slm_lab.env.single import quiet_gymnasium, register_atari
-from slm_lab.env.spaces import Codec, UnsupportedSpace, action_codec, observation_codec, space_to_dict
+from slm_lab.env.spaces import UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import KeepParts, WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
@@ -85,13 +86,17 @@ def make_env(
         target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
     try:
-        observation, encode = make_codec(spec, backend.observation_space, input, backend.fresh)
-        action, decode = action_codec(backend.action_space)
+        observation, encode, action, decode, space, *_ = agent_spaces(
+            spec, backend.observation_space, backend.action_space, input, backend.fresh
+        )
         _check_not_empty(backend)
-        forms = {"observation": space_to_dict(backend.observation_space), "action": space_to_dict(backend.action_space)}
+        forms = {"observation": space_to_dict(space), "action": space_to_dict(backend.action_space)}
     except UnsupportedSpace as error:
         close_backend(backend)
         raise _problem(spec, "name", f"{spec.name}: {error}{_supported_parts(backend.observation_space)}") from None
+    except SpecError:
+        close_backend(backend)
+        raise
     if target.atari is not None and not target.wraps:
         observation = replace(observation, stack=target.atari.stack_num)
     if (problem := _without_effect(spec, target, observation)) is not None:
@@ -122,15 +127,6 @@ def _check_not_empty(backend: Backend) -> None:
     for kind, space in (("observation", backend.observation_space), ("action", backend.action_space)):
         if not gym.spaces.flatdim(space):
             raise UnsupportedSpace(f"{kind} space {described(space)} is empty; expected one with at least one number")
-
-
-def make_codec(spec: EnvSpec, space: gym.Space[Any], input: InputKind | None, fresh: bool = False) -> tuple[ObservationSpace, Codec]:
-    """Return the result of `observation_codec` for the env section of a spec. Raises UnsupportedSpace."""
-    observation, encode = observation_codec(space, input, spec.channels, fresh)
-    if normalizes_obs(spec):  # normalised floats are not divided by their bounds again
-        parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in observation.parts)
-        observation = replace(observation, high=observation.high if observation.dtype == "uint8" else None, parts=parts)
-    return observation, encode
 
 
 def _supported_parts(space: gym.Space[Any]) -> str:
@@ -169,7 +165,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvRequest:
         atari, kwargs = _atari(spec), {}
     elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # user backends have their own
         _check_arguments(spec, registration)
-    return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec))
+    return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec), action_mask=spec.action_mask)
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
@@ -203,6 +199,8 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
     if wraps and not backend.applies_wraps:
         keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in wraps))
         return f"its envs cannot be wrapped ({keys})" + ("; remove it" if pool_id(target.id) else "; sync and async can")
+    if target.action_mask and not backend.finds_masks:
+        return "it does not read action masks from info" + ("" if pool_id(target.id) else "; sync and async can")
     return backend.unsupported_reason(target)
 
 

@@ -37,7 +37,7 @@ class Ale(Backend):
 
     name = "ale"
     fresh = checks = True
-    reports_info = False
+    reports_info = finds_masks = False
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

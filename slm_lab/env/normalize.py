@@ -133,14 +133,15 @@ def _moments(batch: np.ndarray) -> Moments:
 
 
 class ObsNormalizer:
-    """Apply normalize_obs and clip_obs to float32 observations and to the float32 entries of packed observations.
+    """Apply normalize_obs and clip_obs to float32 observations and to the float32 entries of packed observations, except action masks.
 
     `stats` is None if observations are only clipped.
     """
 
     def __init__(self, spec: EnvSpec, space: ObservationSpace, training: bool) -> None:
-        self._floats = space.packed_floats
-        self.stats = RunningStats((self._floats,) if space.parts else space.shape) if spec.normalize_obs else None
+        self._packed = bool(space.parts)
+        self._floats = space.packed_floats if space.parts or space.mask is None else space.mask[0]
+        self.stats = RunningStats((self._floats,) if self._floats or space.parts else space.shape) if spec.normalize_obs else None
         self.delta = self.stats
         """Statistics to which `update` adds samples: `stats`, unless deltas are accumulated separately."""
         self.frozen = not training
@@ -149,19 +150,19 @@ class ObsNormalizer:
     def update(self, obs: np.ndarray) -> None:
         """Add observations [B, *shape] to the statistics, unless frozen."""
         if self.delta is not None and not self.frozen and len(obs):
-            self.delta.update(self._unpacked(obs) if self._floats else obs)
+            self.delta.update(self._part(obs) if self._floats else obs)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Normalise by the current statistics and clip: [B, *shape] → a new array of the same shape."""
         if not self._floats:
             return self._scaled(obs)
-        packed = obs.copy()
-        self._unpacked(packed)[...] = self._scaled(self._unpacked(obs))
-        return packed
+        normalized = obs.copy()
+        self._part(normalized)[...] = self._scaled(self._part(obs))
+        return normalized
 
-    def _unpacked(self, packed: np.ndarray) -> np.ndarray:
-        """Return a view of the float32 values [B, floats] of packed observations."""
-        return packed[:, : 4 * self._floats].view(np.float32)
+    def _part(self, obs: np.ndarray) -> np.ndarray:
+        """Return a view of the float32 values [B, floats] to normalise."""
+        return obs[:, : 4 * self._floats].view(np.float32) if self._packed else obs[:, : self._floats]
 
     def _scaled(self, obs: np.ndarray) -> np.ndarray:
         scaled = obs if self.stats is None else (obs - self.stats.mean) * self.stats.inv_std

@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 
 from slm_lab.env.atari import AtariFrames, AtariSettings, frame_limit
 from slm_lab.env.backend import EnvRequest
 from slm_lab.env.layout import mark_stack
+from slm_lab.env.mask_from_info import with_mask
 from slm_lab.env.wrappers import Wrap
 from slm_lab.lib.log import notice
 
@@ -58,6 +59,8 @@ class SingleEnv:
     time_limit: int | None
     mujoco: bool
     wraps: tuple[Wrap, ...]
+    action_mask: str | Literal[False] | None
+    """See EnvRequest."""
     folder: str | None
     """Working directory when the vector env was built. Each env is constructed there, even if another env called os.chdir."""
 
@@ -69,7 +72,9 @@ class SingleEnv:
         except OSError:  # it was deleted
             folder = None
         mujoco = "mujoco" in target.entry_point
-        return cls(target.id, target.kwargs, target.atari, target.max_t, target.time_limit, mujoco, target.wraps, folder)
+        return cls(
+            target.id, target.kwargs, target.atari, target.max_t, target.time_limit, mujoco, target.wraps, target.action_mask, folder
+        )
 
     def __call__(self) -> gym.Env[Any, Any]:
         self.restore_folder()
@@ -82,7 +87,7 @@ class SingleEnv:
         for wrap in self.wraps:
             env = wrap(env)
         mark_stack(env)
-        return env
+        return with_mask(env, self.action_mask)
 
     def _plain(self) -> gym.Env[Any, Any]:
         try:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.layout import UNBOUNDED, BoxLayout, box_layout, is_stacked, set_stacked
-from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationPart, ObservationSpace
+from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationPart, ObservationSpace, Use
 
 Codec = Callable[[Any], np.ndarray]
 """Maps a batch [N, …] to a batch [N, …]."""
@@ -22,7 +23,11 @@ class UnsupportedSpace(ValueError):
 
 
 def observation_codec(
-    space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None, fresh: bool = False
+    space: spaces.Space[Any],
+    input: InputKind | None = None,
+    channels: Channels | None = None,
+    fresh: bool = False,
+    uses: Mapping[str, Use] = MappingProxyType({}),
 ) -> tuple[ObservationSpace, Codec]:
     """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
@@ -30,7 +35,8 @@ def observation_codec(
     one-hot vectors, MultiBinary a vector of 0.0 and 1.0. A Dict becomes the concatenation of its entries in the space's order; if it
     contains an image, the entries are packed (see ObservationSpace). A Tuple is treated as a Dict with keys "0", "1", ….
     The codec returns a new array that is not modified later. With `fresh` the backend already returns such arrays, and copies are skipped.
-    Args: input, channels: settings for images in the spec (see `layout.box_layout`).
+    Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of entries of a Dict, whose order is that of
+    USES (see `ordered`); without an entry: "all". An entry for the critic may be missing in a batch, then its numbers are 0.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -39,13 +45,33 @@ def observation_codec(
     if isinstance(space, spaces.Dict | spaces.Tuple):
         entries = laid_out(space, input, channels)
         if any(layout is not None and layout.is_image for _, _, layout in entries):
-            return _packed(entries)
-        size, codec = _joined({key: _flat(sub, f"observation[{key!r}]") for key, sub in _entries(space)}, type(space).__name__)
-        text = f"{type(space).__name__} of {len(entries)} entries, side by side: {size} numbers"
+            return _packed(entries, uses)
+        parts = {key: _flat(sub, f"observation[{key!r}]") for key, sub in _entries(space)}
+        size, codec = _joined(parts, type(space).__name__, {key for key in uses if uses[key] == "critic"})
+        text = f"{type(space).__name__} of {len(entries)} entries, side by side: {size} numbers{_uses_text(uses)}"
         ambiguities = tuple(one for _, _, layout in entries if layout is not None for one in layout.ambiguities)
-        return ObservationSpace((size,), ambiguities=ambiguities, text=text), codec
+        end = {use: sum(parts[key][0] for key in parts if USES.index(uses.get(key, "all")) <= index) for index, use in enumerate(USES)}
+        critic_begin = end["all"] if "critic" in uses.values() else None
+        mask = (end["critic"], end["mask"]) if "mask" in uses.values() else None
+        return ObservationSpace((size,), critic_begin=critic_begin, mask=mask, ambiguities=ambiguities, text=text), codec
     size, codec = _flat(space, "observation")
     return ObservationSpace((size,), text=_bits_text(space, size)), codec
+
+
+USES: tuple[Use, ...] = ("all", "critic", "mask")
+"""Uses in the order of the entries of an observation."""
+
+
+def ordered(space: spaces.Dict, uses: Mapping[str, Use]) -> spaces.Dict:
+    """Return the space with its entries in the order of USES; that of the mask becomes MultiBinary."""
+    keys = sorted(space.spaces, key=lambda key: USES.index(uses.get(key, "all")))
+    entries = [(key, spaces.MultiBinary(space[key].shape or ()) if uses.get(key) == "mask" else space[key]) for key in keys]
+    return spaces.Dict(OrderedDict(entries))
+
+
+def _uses_text(uses: Mapping[str, Use]) -> str:
+    texts = {"critic": "for the critic only", "mask": "the action mask"}
+    return "".join(f"; {key}: {texts[use]}" for key, use in uses.items() if use != "all")
 
 
 def _box(space: spaces.Box, layout: BoxLayout, fresh: bool) -> tuple[ObservationSpace, Codec]:
@@ -143,18 +169,21 @@ def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.S
     return list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
 
 
-def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]) -> tuple[ObservationSpace, Codec]:
+def _packed(
+    entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]], uses: Mapping[str, Use]
+) -> tuple[ObservationSpace, Codec]:
     """Place float32 entries before uint8 entries and pad to a multiple of 4 bytes, so that each entry is a view of the batch."""
     names = ["/".join(map(str, path)) for path, _, _ in entries]
+    use_of = [uses.get(path[0], "all") for path, _, _ in entries]
     known = [
-        _vector(leaf, name) if layout is None else _box(cast("spaces.Box", leaf), layout, False)
-        for name, (_, leaf, layout) in zip(names, entries, strict=True)
+        _mask(leaf) if use == "mask" else _vector(leaf, name) if layout is None else _box(cast("spaces.Box", leaf), layout, False)
+        for name, use, (_, leaf, layout) in zip(names, use_of, entries, strict=True)
     ]
     parts, begin = {}, 0
     for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
         entry = known[index][0]
         end = begin + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high, entry.text)
+        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high, entry.text, use_of[index])
         begin = end
     size = -(-begin // 4) * 4
     copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]
@@ -163,6 +192,8 @@ def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | 
         packed: np.ndarray | None = None
         for begin, end, codec, path in copies:
             entry = batch
+            if path[0] not in entry and uses.get(path[0]) == "critic":
+                continue
             for key in path:
                 entry = entry[key]
             row_N = codec(entry)
@@ -174,9 +205,15 @@ def _packed(entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | 
 
     ambiguities = tuple(one for space, _ in known for one in space.ambiguities)
     text = "; ".join(f"{name}: {space.text}" for name, (space, _) in zip(names, known, strict=True))
-    return ObservationSpace(
-        (size,), "uint8", parts=tuple(parts[index] for index in range(len(known))), ambiguities=ambiguities, text=text
-    ), encode
+    every = tuple(parts[index] for index in range(len(known)))
+    mask = next(((part.begin, part.end) for part in every if part.use == "mask"), None)
+    return ObservationSpace((size,), "uint8", parts=every, mask=mask, ambiguities=ambiguities, text=text + _uses_text(uses)), encode
+
+
+def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
+    """Return the form of an action mask in a packed observation: one byte per action."""
+    size, codec = _bits(math.prod(space.shape or ()))
+    return ObservationSpace((size,), "uint8"), lambda batch: codec(batch).astype(np.uint8)
 
 
 def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:
@@ -230,19 +267,30 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
     return size, encode
 
 
-def _joined(parts: dict[Any, tuple[int, Codec]], kind: str) -> tuple[int, Codec]:
+def _joined(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
+    """Args: optional: keys of entries that are 0 where a batch has no such entry."""
     if not parts:
         raise UnsupportedSpace(f"observation space {kind} is empty")
-    return sum(size for size, _ in parts.values()), lambda batch: np.concatenate(
-        [codec(batch[key]) for key, (_, codec) in parts.items()], axis=1
-    )
+
+    def encode(batch: Any) -> np.ndarray:
+        if optional and not batch.keys() >= parts.keys():
+            count = len(batch[next(key for key in parts if key not in optional)])
+            found = [codec(batch[key]) if key in batch else np.zeros((count, size), np.float32) for key, (size, codec) in parts.items()]
+            return np.concatenate(found, axis=1)
+        return np.concatenate([codec(batch[key]) for key, (_, codec) in parts.items()], axis=1)
+
+    return sum(size for size, _ in parts.values()), encode
 
 
-def action_codec(space: spaces.Space[Any]) -> tuple[ActionSpace, Codec]:
+def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionSpace, Codec]:
     """Return the agent's action space, and the function that converts its action_N (see ActionSpace) to actions of the env.
+
+    Args: joint: whether a multi-discrete action is one choice among all combinations of its components.
 
     Raises: UnsupportedSpace for Dict, Tuple and others.
     """
+    if joint and isinstance(space, spaces.MultiDiscrete):
+        return _combinations(space)
     match space:
         case spaces.Discrete():
             start = int(space.start)
@@ -260,6 +308,16 @@ def action_codec(space: spaces.Space[Any]) -> tuple[ActionSpace, Codec]:
             return _continuous(space)
     kind = type(space).__name__
     raise UnsupportedSpace(f"action space {kind} is not supported; allowed: Discrete, Box, MultiDiscrete, MultiBinary")
+
+
+def _combinations(space: spaces.MultiDiscrete) -> tuple[ActionSpace, Codec]:
+    nvec, first, shape, dtype = space.nvec.ravel(), space.start.ravel(), space.shape, space.dtype
+
+    def decode(action: Any) -> np.ndarray:
+        components = np.stack(np.unravel_index(np.asarray(action, np.int64), tuple(nvec)), axis=-1)
+        return (components + first).reshape(-1, *shape).astype(dtype)
+
+    return ActionSpace("discrete", (math.prod(nvec.tolist()),)), decode
 
 
 class BoxScale(NamedTuple):

@@ -10,10 +10,22 @@ import numpy as np
 
 from slm_lab.env.backend import Backend, LoneEnv, RawStep
 from slm_lab.env.normalize import Normalizers
-from slm_lab.env.outcome import FLAGS, NUMBERS, InvalidReward, closing_failed, fitted, fitted_step, picked_numbers, reraise, reraise_located
+from slm_lab.env.outcome import (
+    FLAGS,
+    NUMBERS,
+    InvalidOutcome,
+    InvalidReward,
+    closing_failed,
+    fitted,
+    fitted_step,
+    picked_numbers,
+    reraise,
+    reraise_located,
+)
 from slm_lab.env.snapshot import NotSavable
 from slm_lab.env.spaces import Codec, batch_of_one, lone_codec
 from slm_lab.lib.log import notice
+from slm_lab.lib.masks import draw_valid, has_action
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 
@@ -63,6 +75,10 @@ class Env:
         self._pending_N: np.ndarray | None = None
         """Envs whose row in the next step is a dummy."""
         self._lives_N: np.ndarray | None = None
+        self._mask = None if info.observation.mask is None else slice(*info.observation.mask)
+        """Columns of the action mask."""
+        self._valid_NA: np.ndarray | None = None
+        """Which actions are valid for the last observations."""
         self._none_N, self._all_N = np.zeros(count, bool), np.ones(count, bool)
         self._none_N.flags.writeable = self._all_N.flags.writeable = False
 
@@ -72,6 +88,7 @@ class Env:
         self._fresh_streams, self._saved_episodes = False, None
         self._return_N[:], self._begin_N[:] = 0.0, self._steps
         self._pending_N = self._lives_N = None
+        self._check_mask(obs)
         if self._normalize_reward is not None:
             self._normalize_reward.reset()
         if self._normalize_obs is not None:
@@ -146,6 +163,7 @@ class Env:
         ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()
         if ended or self._pending_N is not None or self._life_loss:
             return self._boundary(raw, obs_N, ended)
+        self._check_mask(obs_N)
         if self._normalizes:
             obs_N, reward_N = self._normalize_both(obs_N, reward_N)
         else:
@@ -194,6 +212,8 @@ class Env:
             waiting_N = over_N & ~reset_N
             first_N = first_N | reset_N
             self._pending_N = waiting_N if waiting_N.any() else None
+            last_obs, obs = self._with_masks(last_obs, over_N), self._with_masks(obs, waiting_N)
+        self._check_mask(obs)
         if self._life_loss:
             lost_N = self._lost_life(raw.lives_N, valid_N & ~over_N)
             terminated_N, first_N, over_N = terminated_N | lost_N, first_N | lost_N, over_N | lost_N
@@ -204,6 +224,22 @@ class Env:
             if self._pending_N is not None:
                 obs = self._finite(obs, self._pending_N)
         return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes)
+
+    def _check_mask(self, obs: np.ndarray) -> None:
+        """Store the action masks of the observations for `sample`. Raises InvalidOutcome if no action is valid."""
+        if self._mask is None:
+            return
+        self._valid_NA = obs[:, self._mask] != 0
+        for row in np.flatnonzero(~has_action(self._valid_NA, self.info.action.nvec))[:1]:
+            reraise(InvalidOutcome("the action mask has no valid action; at least one must be 1 until the episode ends"), int(row))
+
+    def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
+        """Make every action valid in these rows, where an episode has ended: no action follows, and masks are often empty there."""
+        if self._mask is None or not rows_N.any():
+            return obs
+        obs = obs.copy()
+        obs[rows_N, self._mask] = 1
+        return obs
 
     def _finite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
         """Replace numbers that are not finite in these rows by 0.
@@ -271,8 +307,11 @@ class Env:
         return normalizer(last_obs), normalizer(obs)
 
     def sample(self) -> np.ndarray:
-        """Draw random agent actions, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded."""
+        """Draw random valid agent actions, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded."""
         space, rng, count = self.info.action, self._sampler, self.info.num_envs
+        if self._valid_NA is not None:
+            action_ND = draw_valid(self._valid_NA, space.nvec, rng)
+            return action_ND[:, 0] if space.kind == "discrete" else action_ND
         match space.kind:
             case "discrete":
                 return rng.integers(space.nvec[0], size=count)

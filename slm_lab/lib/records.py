@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,6 +10,8 @@ import numpy as np
 ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary"]
 Dtype = Literal["float32", "uint8"]
 InputKind = Literal["image", "vector"]
+Use = Literal["all", "critic", "mask"]
+"""What reads a part of an observation: actor and critic, the critic only, or only the choice of actions (the action mask)."""
 Channels = Literal["first", "last"]
 
 
@@ -60,6 +62,7 @@ class ObservationPart:
     """See ObservationSpace."""
     text: str = field(default="", compare=False)
     """See ObservationSpace."""
+    use: Use = "all"
 
     @property
     def divisor(self) -> float:
@@ -72,7 +75,8 @@ class ObservationSpace:
     """Space of observations, per env: always one array.
 
     Discrete and MultiDiscrete observations are one-hot encoded. A Dict or Tuple is the concatenation of its flattened entries, or, if an
-    entry is an image, packed: one uint8 vector with the bytes of all entries, whose positions are in `parts`.
+    entry is an image, packed: one uint8 vector with the bytes of all entries, whose positions are in `parts`. Entries for the critic only
+    come after those for both nets, and an action mask comes last.
     """
 
     shape: tuple[int, ...]
@@ -84,6 +88,10 @@ class ObservationSpace:
     """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
     high: float | None = None
     """Upper bound of an image; None: 255 for uint8, 1 for float32."""
+    critic_begin: int | None = None
+    """First column of the entries for the critic only; None: there are none, or the observation is packed (see ObservationPart.use)."""
+    mask: tuple[int, int] | None = None
+    """Columns of the action mask (see ActionMask): numbers, or bytes if the observation is packed; None: every action is always valid."""
     ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
     """Guessed properties that the env's space does not determine; only nets that treat images and vectors differently need them."""
     text: str = field(default="", compare=False)
@@ -98,6 +106,20 @@ class ObservationSpace:
     def has_images(self) -> bool:
         """Whether the observation is an image, or contains one."""
         return any(len(part.shape) == 3 for part in self.parts or (self,))
+
+    def seen_by(self, critic: bool) -> ObservationSpace:
+        """Return the space of the observations that the critic, or the actor, reads: without a mask, and as leading columns."""
+        uses = ("all", "critic") if critic else ("all",)
+        if self.parts:
+            return replace(self, parts=tuple(part for part in self.parts if part.use in uses), mask=None)
+        ends = [None if critic else self.critic_begin, None if self.mask is None else self.mask[0]]
+        size = next((end for end in ends if end is not None), None)
+        return self if size is None else replace(self, shape=(size,), critic_begin=None, mask=None)
+
+    @property
+    def for_critic_only(self) -> bool:
+        """Whether some entries are for the critic only."""
+        return self.critic_begin is not None or any(part.use == "critic" for part in self.parts)
 
     @property
     def packed_floats(self) -> int:

@@ -13,6 +13,7 @@ from slm_lab.agent.net.layers import activation, init_output
 from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet, chain
 from slm_lab.agent.ops.arrays import array, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.masks import ActionMask, MaskedPass
 from slm_lab.lib.records import ObservationSpace
 from slm_lab.spec.models.net import NetSpec
 
@@ -71,6 +72,7 @@ class ActorCriticNet(PassNet):
             linear = nn.Linear(features, 1)
             init_output(linear, spec, spec.critic_init_std)
             self.critic_head = nn.Sequential(*tail, linear) if tail else linear
+        self.mask = ActionMask.of(obs)
         self.state_size = sum(body.state_size for body in self.bodies)
         """Size of the concatenated hidden states of all bodies; 0: feed-forward."""
 
@@ -88,7 +90,11 @@ class ActorCriticNet(PassNet):
 
     def actor(self, obs_B: Tensor) -> Tensor:
         """Return distribution parameters [B, P]; feed-forward nets only."""
-        return self.actor_head(self.actor_body(obs_B))
+        return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
+
+    def _masked(self, params: Tensor, obs: Tensor) -> Tensor:
+        """Return distribution parameters [..., P] with those of invalid actions replaced."""
+        return params if self.mask is None else self.mask(params, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
         """Return state values [B]; feed-forward nets only."""
@@ -119,7 +125,7 @@ class ActorCriticNet(PassNet):
         passed = DirectPass(chains, array(obs_B))
         if self.critic_head is None:
             passed.values += (np.zeros(len(obs_B), np.float32),)
-        return passed
+        return passed if self.mask is None else MaskedPass(passed, self.mask.valid(array(obs_B)))
 
     def values(self, obs_B: Tensor) -> Tensor:
         """Return state values [B], without gradients; feed-forward nets only. Call this inside `ignore_float_errors()`."""
@@ -134,7 +140,7 @@ class ActorCriticNet(PassNet):
         if self.critic_head is None or self.critic_body is not None:
             return self.actor(obs_B), self.critic(obs_B)
         features_BF = self.actor_body(obs_B)
-        return self.actor_head(features_BF), self.critic_head(features_BF).squeeze(1)
+        return self._masked(self.actor_head(features_BF), obs_B), self.critic_head(features_BF).squeeze(1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]; recurrent nets only."""
@@ -145,6 +151,6 @@ class ActorCriticNet(PassNet):
             out_TN, after_N = body.unroll(obs_TN, first_TN, state)
             features.append(out_TN.flatten(0, 1))
             states.append(after_N)
-        params = self.actor_head(features[0]).unflatten(0, (T, N))
+        params = self._masked(self.actor_head(features[0]).unflatten(0, (T, N)), obs_TN)
         value = self.critic_head(features[-1]).view(T, N) if self.critic_head else params.new_zeros(T, N)
         return params, value, torch.cat(states, dim=1)

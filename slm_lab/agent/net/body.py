@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
-from slm_lab.agent.net.layers import BatchNorm2d, Pixels, Unpack, activation, init_layer, init_layers, mlp
+from slm_lab.agent.net.layers import BatchNorm2d, Leading, Pixels, Unpack, activation, init_layer, init_layers, mlp
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.lib.records import ObservationSpace
@@ -261,13 +261,19 @@ def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError if it does not fit the observations.
 
     For user-defined nets, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). It
-    must be an nn.Module that maps obs_B [B, *shape] to features [B, F], with F in its attribute `features`.
+    must be an nn.Module that maps obs_B [B, *shape] to features [B, F], with F in its attribute `features`. It never reads action masks.
     """
     _check_input(spec, obs)
+    if role == "shared" and obs.for_critic_only:
+        message = "true lets actor and critic read the same inputs; env.critic_keys needs separate nets: set false"
+        raise SpecError("agent", [Problem("agent.net.shared", message)])
+    seen = obs.seen_by(critic=role == "critic")
     if type(spec) in BODIES:
-        body = BODIES[type(spec)](spec, obs, role)
+        body = BODIES[type(spec)](spec, seen, role)
     else:
-        module = type(spec).implementation()(spec, obs, role)  # a user's net
+        module = type(spec).implementation()(spec, seen, role)  # a user's net
         body = Body(nn.Sequential(module), module.features)
+    if seen.shape != obs.shape:
+        body.layers.insert(0, Leading(seen.shape[0]))
     body.matmul_mode = MatmulMode(bfloat16=spec.dtype == "bfloat16")
     return body

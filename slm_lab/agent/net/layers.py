@@ -151,6 +151,17 @@ class Pixels(nn.Module):
         return obs_B.to(torch.float32, memory_format=layout(obs_B)).mul_(self.scale)
 
 
+class Leading(nn.Module):
+    """Return the first `size` columns of vectors [B, F]."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return x_BF[:, : self.size]
+
+
 def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
     """Split packed observations, uint8 [B, bytes], into float32 entries [B, *shape]. With `normalize`, image values are at most 1."""
     entries = []

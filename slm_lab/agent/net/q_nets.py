@@ -20,6 +20,7 @@ from slm_lab.agent.ops.arrays import array, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, MatmulMode
+from slm_lab.agent.ops.masks import ActionMask, MaskedPass
 from slm_lab.lib.records import ActionSpace, ObservationSpace
 from slm_lab.spec.models.net import SHAPED, ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
 from slm_lab.spec.report import Problem, SpecError
@@ -37,7 +38,7 @@ class QNet(PassNet):
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...]) -> None:
         super().__init__()
-        self.nvec = nvec
+        self.nvec, self.mask = nvec, ActionMask.of(obs)
         self.actor_body: Body = build_body(spec, obs, "actor")
         self.actor_head = ActorHead(self.actor_body.features, sum(nvec), spec)
         self.value_head: nn.Linear | None = None
@@ -52,11 +53,15 @@ class QNet(PassNet):
 
     def actor(self, obs_B: Tensor) -> Tensor:
         """Return the outputs by which actions are chosen [B, A]: action values, or advantages if dueling; feed-forward nets only."""
-        return self.actor_head(self.actor_body(obs_B))
+        return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
+
+    def _masked(self, q: Tensor, obs: Tensor) -> Tensor:
+        """Return values [..., A] with those of invalid actions replaced."""
+        return q if self.mask is None else self.mask(q, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
         """Return action values [B, A]; feed-forward nets only."""
-        return self._values(self.actor_body(obs_B))
+        return self._values(self.actor_body(obs_B), obs_B)
 
     def chains(self) -> Sequence[DirectChain] | None:
         """Return the chain that computes action values; None if dueling or if a module is not supported."""
@@ -67,7 +72,8 @@ class QNet(PassNet):
         """Return the pass whose output is action values [B, A]; feed-forward nets only. Args: learn: whether gradients are needed."""
         chains = self.direct.get(learn)
         if chains is not None:
-            return DirectPass(chains, array(obs_B))
+            passed = DirectPass(chains, array(obs_B))
+            return passed if self.mask is None else MaskedPass(passed, self.mask.valid(array(obs_B)))
         with torch.set_grad_enabled(learn):
             return GraphPass(self.critic(tensor(obs_B)))
 
@@ -77,7 +83,8 @@ class QNet(PassNet):
         if chains is None:
             with torch.no_grad():
                 return self.critic(obs_B)
-        return chains[0].outputs(obs_B.numpy())
+        q_BA = chains[0].outputs(obs_B.numpy())
+        return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return action values [B, A] twice, as actor outputs and as values; feed-forward nets only."""
@@ -88,15 +95,25 @@ class QNet(PassNet):
         """Return action values [T, N, A], twice, and the state after the last step [N, S]; recurrent nets only."""
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
-        q_TNA = self._values(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
+        q_TNA = self._values(features_TN.flatten(0, 1), obs_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
         return q_TNA, q_TNA, state_NS
 
-    def _values(self, features_BF: Tensor) -> Tensor:
+    def _values(self, features_BF: Tensor, obs_B: Tensor) -> Tensor:
         q_BA = self.actor_head(features_BF)
-        if self.value_head is None:
-            return q_BA
-        centred = [part - part.mean(dim=1, keepdim=True) for part in (q_BA.split(self.nvec, dim=1) if len(self.nvec) > 1 else (q_BA,))]
-        return torch.add(self.value_head(features_BF), centred[0] if len(centred) == 1 else torch.cat(centred, dim=1))
+        if self.value_head is not None:
+            q_BA = torch.add(self.value_head(features_BF), self._centred(q_BA, obs_B))
+        return self._masked(q_BA, obs_B)
+
+    def _centred(self, advantage_BA: Tensor, obs_B: Tensor) -> Tensor:
+        """Return advantages minus their mean over the valid actions of each component."""
+        parts = advantage_BA.split(self.nvec, dim=1) if len(self.nvec) > 1 else (advantage_BA,)
+        if self.mask is None:
+            centred = [part - part.mean(dim=1, keepdim=True) for part in parts]
+        else:
+            weights = self.mask.valid(obs_B).to(advantage_BA.dtype).split(self.nvec, dim=1)
+            means = [(part * w).sum(1, True) / w.sum(1, True).clamp_min(1.0) for part, w in zip(parts, weights, strict=True)]
+            centred = [part - mean for part, mean in zip(parts, means, strict=True)]
+        return centred[0] if len(centred) == 1 else torch.cat(centred, dim=1)
 
 
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU, nn.Mish, nn.Softplus, nn.Sigmoid, nn.Identity)

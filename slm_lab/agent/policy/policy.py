@@ -29,8 +29,10 @@ from slm_lab.agent.ops.distributions import (
     ActionDistribution,
     Normal,
 )
+from slm_lab.agent.ops.masks import ActionMask, valid_outputs
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.log import notice
+from slm_lab.lib.masks import draw_valid, uniform_logp
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo
 from slm_lab.spec.models.algorithm import ALGORITHMS, ActionPolicy, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.models.net import NetSpec
@@ -53,8 +55,8 @@ class NumpyActor:
     It calls the modules instead if they were changed after it was built.
     """
 
-    def __init__(self, body: Body, head: ActorHead, chain: DirectChain) -> None:
-        self._body, self._head, self.layers = body, head, chain.outputs
+    def __init__(self, body: Body, head: ActorHead, chain: DirectChain, mask: ActionMask | None = None) -> None:
+        self._body, self._head, self.layers, self._mask = body, head, chain.outputs, mask
         """layers: the function in numpy, regardless of changes to the modules."""
         self._watch = ModuleMonitor([*body.modules(), *head.modules()], data=True)
         self._left, self.check_every = 0, CHECK_EVERY
@@ -65,6 +67,10 @@ class NumpyActor:
         Args: exact: whether every change of the modules is noticed immediately; if False, only added hooks are, and other changes after at
         most `check_every` calls.
         """
+        params_NP = self._params(obs_N, exact)
+        return params_NP if self._mask is None else self._mask(params_NP, obs_N)
+
+    def _params(self, obs_N: np.ndarray, exact: bool) -> np.ndarray:
         self._left -= 1
         if exact or self._left < 0 or RemovableHandle.next_id != self._watch.handles:
             held = self._watch.is_unchanged()
@@ -79,12 +85,12 @@ class NumpyActor:
         return params_NP
 
 
-def fast_actor(body: Body, head: ActorHead) -> NumpyActor | None:
-    """Return a NumpyActor for a body and its head, or None if they have no numpy implementation."""
+def fast_actor(body: Body, head: ActorHead, mask: ActionMask | None = None) -> NumpyActor | None:
+    """Return a NumpyActor for a body, its head and the mask of its outputs, or None if they have no numpy implementation."""
     if not NUMPY_ACTING or body.matmul_mode.bfloat16:
         return None
     chain = actor_chain(body, head)
-    return None if chain is None else NumpyActor(body, head, chain)
+    return None if chain is None else NumpyActor(body, head, chain, mask)
 
 
 class Policy:
@@ -98,6 +104,7 @@ class Policy:
             action; "boltzmann" divides its logits by `explore_var`; "random" ignores the distribution.
         logp: whether `act` returns log-probabilities of sampled actions; otherwise NaN, since on few envs they cost as much as the draw.
         flat: the parameters of the net in one vector.
+        mask: the action mask of the observations; None: every action is always valid.
     """
 
     def __init__(
@@ -109,8 +116,10 @@ class Policy:
         action_policy: ActionPolicy = "default",
         logp: bool = True,
         flat: FlatParams | None = None,
+        mask: ActionMask | None = None,
     ) -> None:
         self.action, self.rng, self.net, self.distribution, self.logp, self.flat = action, rng, net, distribution, logp, flat
+        self.mask = mask
         self.action_policy: ActionPolicy = "random" if net is None else action_policy
         self.explore_var: float = 0.0
         self.uniform = False
@@ -121,7 +130,7 @@ class Policy:
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
         """Number of actions, if they are countable."""
-        self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head)
+        self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head, mask)
         self._unknown_N = np.zeros(0, np.float32)
         self.env_action: Callable[[np.ndarray], np.ndarray] = (
             (lambda action_N: action_N) if distribution is None else distribution.env_action
@@ -131,7 +140,7 @@ class Policy:
             "default": self._sample if logp else self._draw,
             "boltzmann": self._boltzmann,
             "epsilon_greedy": self._epsilon_greedy,
-            "random": lambda params_NP: self._uniform(len(params_NP)),
+            "random": lambda params_NP: self._uniform(len(params_NP), self._valid_outputs(params_NP)),
         }[self.action_policy]
 
     def check_rarely(self, rarely: bool) -> None:
@@ -141,7 +150,7 @@ class Policy:
 
     def clone(self, rng: np.random.Generator) -> Policy:
         """Return a policy with the same net and the random stream `rng`."""
-        other = Policy(self.action, rng, self.net, self.distribution, self.action_policy, self.logp, self.flat)
+        other = Policy(self.action, rng, self.net, self.distribution, self.action_policy, self.logp, self.flat, self.mask)
         other.explore_var = self.explore_var
         return other
 
@@ -156,7 +165,7 @@ class Policy:
         (no effect on random policies).
         """
         if self.action_policy == "random" or self.uniform:
-            return ActOut(*self._uniform(len(obs_N)), state_N, self.version)
+            return ActOut(*self._uniform(len(obs_N), None if self.mask is None else self.mask.valid(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose
         if self._numpy_actor is not None:
             action_N, logp_N = choose(self._numpy_actor(obs_N, deterministic))
@@ -167,8 +176,12 @@ class Policy:
     def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
         """Choose actions from the outputs of `forward`, which may be computed in another process."""
         if self.uniform:
-            return ActOut(*self._uniform(len(params_NP)), state_N, self.version)
+            return ActOut(*self._uniform(len(params_NP), self._valid_outputs(params_NP)), state_N, self.version)
         return ActOut(*self._choose(params_NP), state_N, self.version)
+
+    def _valid_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
+        """Return which actions are valid, bool [N, P]; None if all always are."""
+        return None if self.mask is None else valid_outputs(params_NP)
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """Return a function (obs_N, first_N) → the env's actions: this policy (or its mode) with its own hidden state and random stream."""
@@ -236,19 +249,27 @@ class Policy:
         assert self.distribution is not None
         greedy_N = self.distribution.mode(params_NP)
         explore_N = self.rng.random(len(params_NP)) < self.explore_var
+        valid_NP, lucky = self._valid_outputs(params_NP), np.float32(self.explore_var / self._choices)
         if explore_N.any():
             wide_N = explore_N if greedy_N.ndim == 1 else explore_N[:, None]
-            action_N = np.where(wide_N, self._uniform(len(params_NP))[0], greedy_N)
+            action_N = np.where(wide_N, self._uniform(len(params_NP), valid_NP)[0], greedy_N)
             same_N = (action_N == greedy_N).reshape(len(action_N), -1).all(axis=1)
         else:
             action_N, same_N = greedy_N, True
+        if valid_NP is not None:
+            lucky = np.float32(self.explore_var) * np.exp(uniform_logp(valid_NP, self._nvec))
         # a random action may equal the greedy action
-        lucky = self.explore_var / self._choices
         return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
 
-    def _uniform(self, num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw uniform actions, or standard normal actions if a component is unbounded. Return them and their log-probabilities."""
+    def _uniform(self, num_envs: int, valid_NA: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Draw uniform actions, or standard normal actions if a component is unbounded. Return them and their log-probabilities.
+
+        Args: valid_NA: bool [N, A], which actions are valid; None: all.
+        """
         action, rng = self.action, self.rng
+        if valid_NA is not None:
+            action_ND = draw_valid(valid_NA, self._nvec, rng)
+            return action_ND[:, 0] if action.kind == "discrete" else action_ND, uniform_logp(valid_NA, self._nvec)
         if action.kind == "continuous":
             shape = (num_envs, action.dim)
             if action.bounded:
@@ -339,9 +360,9 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
 
     Args: rng: draws actions. device: device of the net. Raises SpecError if algorithm, net and env do not fit each other.
     """
-    algorithm = agent.algorithm
+    algorithm, mask = agent.algorithm, ActionMask.of(info.observation)
     if not algorithm.learns:
-        return Policy(info.action, rng)
+        return Policy(info.action, rng, mask=mask)
     assert agent.net is not None  # checked by the rules of specs
     set_tf32(device, agent.net.tf32)
     check_actions(algorithm, info.action)
@@ -358,7 +379,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     groups = [getattr(net, f"{part}_parameters")() for part in parts] if len(parts) > 1 else None
     flat = FlatParams(net, groups, device)
     net.eval()
-    return Policy(info.action, rng, net, distribution, algorithm.action_policy, algorithm.needs_logp, flat)
+    return Policy(info.action, rng, net, distribution, algorithm.action_policy, algorithm.needs_logp, flat, mask)
 
 
 def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.layers import Unpack
 from slm_lab.agent.ops.distributions import Normal
+from slm_lab.agent.ops.masks import MASKED
 from slm_lab.env.layout import BoxLayout
 from slm_lab.env.spaces import box_scale, leaves, observation_codec
 from slm_lab.experiment.deploy.load import LoadedAgent
 from slm_lab.experiment.plan import UserError
+from slm_lab.lib.records import Use
 
 
 class Entry(NamedTuple):
@@ -33,6 +35,7 @@ class Entry(NamedTuple):
     floats: slice
     """Slice of the normaliser's statistics for this entry; empty if the entry is not normalised."""
     is_image: bool
+    use: Use
 
 
 class ExportedPolicy(nn.Module):
@@ -56,7 +59,8 @@ class ExportedPolicy(nn.Module):
             self.distribution.log_std = self.head.log_std
         self.body: Body = copy.deepcopy(policy.net.actor_body)
         self.state_size = self.body.state_size
-        self.entries = _entries(agent.observation_space, agent.layouts)
+        self.entries = [entry for entry in _entries(agent) if entry.use != "critic"]
+        self.masked = any(entry.use == "mask" for entry in self.entries)
         self.packed = len(self.entries) > 1 and any(entry.is_image for entry in self.entries)
         if self.packed:
             first = next(iter(self.body.layers), None)
@@ -68,17 +72,18 @@ class ExportedPolicy(nn.Module):
         stats = None if normalizer is None else normalizer.stats
         self.register_buffer("mean", None if stats is None else torch.from_numpy(stats.mean.ravel().copy()))
         self.register_buffer("inv_std", None if stats is None else torch.from_numpy(stats.inv_std.ravel().copy()))
-        self.decode = _decoder(agent.action_space)
+        self.decode = _joint_decoder(agent.action_space) if agent.spaces.joint else _decoder(agent.action_space)
         self.eval().requires_grad_(False)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         encoded = [self._normalize(entry, entry.encode(x)) for entry, x in zip(self.entries, inputs, strict=False)]
+        mask_BP = encoded.pop().flatten(1) if self.masked else None  # the last entry
         flat = self.packed or len(encoded) > 1
         obs_B = torch.cat([x.to(torch.float32).flatten(1) for x in encoded], dim=1) if flat else encoded[0]
         if isinstance(self.body, RecurrentBody):
             features_1B, state_BS = self.body.run_cell(self.body.run_layers(obs_B).unsqueeze(0), inputs[-1])
-            return (*self._act(features_1B[0]), state_BS)
-        return self._act(self.body(obs_B))
+            return (*self._act(features_1B[0], mask_BP), state_BS)
+        return self._act(self.body(obs_B), mask_BP)
 
     def _normalize(self, entry: Entry, x: Tensor) -> Tensor:
         if entry.floats.start == entry.floats.stop or (self.mean is None and self.clip == math.inf):
@@ -88,8 +93,10 @@ class ExportedPolicy(nn.Module):
             x = (x.to(torch.float64) - self.mean[entry.floats].view(shape)) * self.inv_std[entry.floats].view(shape)
         return x.clamp(-self.clip, self.clip).to(torch.float32)
 
-    def _act(self, features_BF: Tensor) -> tuple[Tensor, Tensor]:
+    def _act(self, features_BF: Tensor, mask_BP: Tensor | None) -> tuple[Tensor, Tensor]:
         params_BP = self.head(features_BF)
+        if mask_BP is not None:
+            params_BP = torch.where(mask_BP != 0, params_BP, MASKED)
         action_B = self.decode(self.distribution.env_action(self.distribution.mode(params_BP)))
         return action_B, all_params(self.distribution, params_BP)
 
@@ -116,13 +123,14 @@ class _Join(nn.Module):
         return self.unpack.join([(x * scale).reshape(-1, *part.shape) for x, scale, part in zip(columns, scales, parts, strict=True)])
 
 
-def _entries(space: spaces.Space[Any], layouts: Sequence[BoxLayout | None]) -> list[Entry]:
-    entries, at = [], 0
-    for (path, leaf), layout in zip(leaves(space), layouts, strict=True):
+def _entries(agent: LoadedAgent) -> list[Entry]:
+    entries, at, uses = list[Entry](), 0, agent.spaces.uses
+    for (path, leaf), layout in zip(leaves(agent.observation_space), agent.layouts, strict=True):
+        use = uses.get(path[0], "all") if path else "all"
         known = observation_codec(leaf)[0] if layout is None else layout
-        size = math.prod(known.shape) if known.dtype == "float32" else 0
+        size = math.prod(known.shape) if known.dtype == "float32" and use != "mask" else 0
         name, is_image = ".".join(["obs", *map(str, path)]), layout is not None and layout.is_image
-        entries.append(Entry(name, path, leaf, _encoder(leaf, layout), slice(at, at + size), is_image))
+        entries.append(Entry(name, path, leaf, _encoder(leaf, layout), slice(at, at + size), is_image, use))
         at += size
     return entries
 
@@ -153,6 +161,15 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
         return (index_BK.unsqueeze(2) == columns).to(torch.float32).sum(1)
 
     return encode
+
+
+def _joint_decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
+    """Return the function from the number of a combination of a MultiDiscrete space to its components."""
+    assert isinstance(space, spaces.MultiDiscrete)
+    nvec, first = torch.from_numpy(space.nvec.ravel()).long(), torch.from_numpy(space.start.ravel()).long()
+    below = torch.cat([nvec[1:].flip(0).cumprod(0).flip(0), torch.ones(1, dtype=torch.int64)])
+    shape, dtype = space.shape, torch_dtype(space)
+    return lambda a: (a.unsqueeze(-1) // below % nvec + first).reshape(-1, *shape).to(dtype)
 
 
 def _decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:

@@ -10,10 +10,10 @@ import gymnasium as gym
 import numpy as np
 
 from slm_lab.agent.policy.policy import Policy, build_policy
+from slm_lab.env.agent_spaces import AgentSpaces, agent_spaces
 from slm_lab.env.layout import BoxLayout
-from slm_lab.env.make import make_codec
 from slm_lab.env.normalize import Normalizers, make_normalizers
-from slm_lab.env.spaces import Codec, action_codec, batch_of_one, laid_out, space_from_dict
+from slm_lab.env.spaces import batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import CheckpointName, Choice, Training, checkpoints, find_training, readable_checkpoint
 from slm_lab.experiment.files.storage import Location
@@ -30,6 +30,7 @@ class LoadedAgent:
     Attributes:
         policy: the policy. normalizers: its observation normaliser. observation_space, action_space: Gymnasium spaces of one env.
         path: the loaded checkpoint. description: what the agent is, in a line. saved: the entries of the checkpoint that acting needs.
+        spaces: the agent's spaces, and the functions between them and the env's.
         layouts: how each entry of an observation is converted; None for an entry that is not a Box.
     """
 
@@ -37,19 +38,17 @@ class LoadedAgent:
         self,
         policy: Policy,
         normalizers: Normalizers,
-        observation_space: gym.Space[Any],
+        known: AgentSpaces,
         action_space: gym.Space[Any],
         path: Location,
-        encode: Codec,
         layouts: Sequence[BoxLayout | None],
         obs_keys: Sequence[str] | None = None,
     ) -> None:
         self.policy, self.normalizers, self.path = policy, normalizers, path
         self._obs_key = obs_keys[0] if obs_keys is not None and len(obs_keys) == 1 else None
-        self.observation_space, self.action_space = observation_space, action_space
-        self._encode, self.layouts = encode, layouts
+        self.observation_space, self.action_space = known.space, action_space
+        self.spaces, self.layouts = known, layouts
         self.description, self.saved = str(path), dict[str, Any]()
-        _, self._decode = action_codec(action_space)
 
     def __repr__(self) -> str:
         return f"<LoadedAgent {self.description}>"
@@ -72,7 +71,7 @@ class LoadedAgent:
         if state is None:
             state = self.policy.initial_state(len(obs_N))
         out = self.policy.act(obs_N, state, deterministic)
-        action_N = self._decode(self.policy.env_action(out.action_N))
+        action_N = self.spaces.decode(self.policy.env_action(out.action_N))
         if batched:
             return action_N, out.state_N
         action = action_N[0]
@@ -80,7 +79,7 @@ class LoadedAgent:
 
     def encode(self, obs_N: Any) -> np.ndarray:
         """Convert a batch of the env's observations to the policy's input: one normalised array."""
-        encoded_N = self._encode(obs_N)
+        encoded_N = self.spaces.encode(obs_N)
         return encoded_N if self.normalizers.obs is None else self.normalizers.obs(encoded_N)
 
 
@@ -140,9 +139,8 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
         raise state.BundleError(f"{path} has no weights")
     spaces = bundle["spaces"]
     observation_space, action_space = space_from_dict(spaces["observation"]), space_from_dict(spaces["action"])
-    observation, encode = make_codec(spec.env, observation_space, spec.agent.input)
-    action, _ = action_codec(action_space)
-    info = EnvInfo(1, observation, action)
+    known = agent_spaces(spec.env, observation_space, action_space, spec.agent.input)
+    info = EnvInfo(1, known.observation, known.action)
     net = spec.agent.net  # float32, the dtype of its weights, on any processor and in an exported file
     float32 = spec.agent.model_copy(update={"net": None if net is None else net.model_copy(update={"dtype": "float32"})})
     policy = build_policy(float32, info, np.random.default_rng(), device)
@@ -154,7 +152,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"])
     layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
-    agent = LoadedAgent(policy, normalizers, observation_space, action_space, path, encode, layouts, spec.env.obs_keys)
+    agent = LoadedAgent(policy, normalizers, known, action_space, path, layouts, spec.env.obs_keys)
     agent.description, agent.saved = _description(spec, path, bundle, name), {key: bundle[key] for key in state.PLAYABLE if key in bundle}
     return agent
 

@@ -74,6 +74,12 @@ class EnvSpec(SpecModel):
     """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
     Absent: all."""
 
+    action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
+    """Entry of the observation (a Dict), or else of the env's info, that says which actions are valid; invalid ones are never taken. false:
+    none; absent: action_mask or legal_action_mask, if the observation has such an entry."""
+    critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
+    """Entries of a Dict observation that only the critic reads, such as privileged_state. Absent: none."""
+
     @property
     def kwargs(self) -> dict[str, Any]:
         """Return the arguments of the env's constructor."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
+from slm_lab.agent.net.layers import Leading
 from slm_lab.agent.net.passes.direct_layers import ALL, Activation, AnyLayer, DirectLayer, array_activation, direct_layer, is_supported
 from slm_lab.agent.net.passes.validity import FastPass, Vector
 from slm_lab.agent.ops.arrays import array
@@ -38,11 +39,11 @@ def chain(module: nn.Module) -> list[nn.Module]:
 class DirectChain:
     """Linear layers and norms, each optionally followed by an activation, and their gradients. Use it inside `ignore_float_errors()`.
 
-    Args: single: whether to return a single output as [B] instead of [B, 1].
+    Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading columns that are used; None: all.
     """
 
-    def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False) -> None:
-        self.layers, self.single = [layer for layer, _ in layers], single
+    def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False, inputs: int | None = None) -> None:
+        self.layers, self.single, self.inputs = [layer for layer, _ in layers], single, inputs
         self._forward = [(layer.forward, None if activation is None else activation.forward) for layer, activation in layers]
         self.outputs = self._outputs()
         """The function x float32 [B, I] → outputs [B, O]."""
@@ -56,8 +57,9 @@ class DirectChain:
 
         Args: matmul_mode: how products of the hidden layers are computed. The output layer uses float32.
         """
+        inputs = modules[0].size if modules and isinstance(modules[0], Leading) else None
         found: list[tuple[nn.Module, Activation | None]] = []
-        for module in modules:
+        for module in modules if inputs is None else modules[1:]:
             if is_supported(module):
                 found.append((module, None))
             elif (activation := array_activation(module)) and found and found[-1][1] is None:
@@ -70,16 +72,18 @@ class DirectChain:
             if layer is None:
                 return None
             layers.append((layer, activation))
-        return DirectChain(layers, single) if layers else None
+        return DirectChain(layers, single, inputs) if layers else None
 
     def _outputs(self) -> Callable[[np.ndarray], np.ndarray]:
-        steps, single, most = self._forward, self.single, -1
+        steps, single, inputs, most = self._forward, self.single, self.inputs, -1
         small = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, DirectLayer) and not layer.is_stack]
         if len(small) == len(steps):
             most = min(layer.small_forward_rows for layer in self.layers if isinstance(layer, DirectLayer))
         plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:
+            if inputs is not None:
+                x = x[:, :inputs]
             if len(x) <= most:  # the same as below, without a function call for each layer
                 for weight_t, bias, activate in plain:
                     x = x.dot(weight_t)
@@ -97,6 +101,8 @@ class DirectChain:
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Return the input of each layer, beginning with x float32 [B, I], followed by the outputs [B, O]."""
+        if self.inputs is not None:
+            x = x[:, : self.inputs]
         values = [x]
         for forward, activate in self._forward:
             x = forward(x)

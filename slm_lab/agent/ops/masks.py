@@ -1,0 +1,60 @@
+"""Action masks: the part of an observation that says which actions are valid.
+
+The net's outputs for invalid actions (logits, or action values) are replaced by MASKED. The probability of such an action is then exactly
+0, its gradient too, and it is never the best. Formulas of logits or action values are used unchanged: π(a|s) log π(a|s) is 0 · MASKED = 0
+(Huang & Ontañón 2020, arXiv:2006.14171).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from slm_lab.agent.ops.arrays import A, like, where
+from slm_lab.agent.ops.autograd import Pass
+from slm_lab.lib.records import ObservationSpace
+
+MASKED = -1e30
+"""Output of an invalid action: finite, since 0 · ∞ is NaN, and small enough to stay so after a division by a temperature."""
+
+
+class ActionMask:
+    """The columns [begin, end) of observations, one per output of the net, which are not 0 for valid actions."""
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._columns = slice(begin, end)
+
+    @staticmethod
+    def of(obs: ObservationSpace) -> ActionMask | None:
+        """Return the mask of a space; None if it has none."""
+        return None if obs.mask is None else ActionMask(*obs.mask)
+
+    def valid(self, obs: A) -> A:
+        """Return which actions are valid, bool [..., A]."""
+        return obs[..., self._columns] != 0
+
+    def __call__(self, outputs: A, obs: A) -> A:
+        """Return outputs [..., A] with those of invalid actions replaced by MASKED."""
+        return where(self.valid(obs), outputs, MASKED)
+
+
+def valid_outputs(outputs_NA: np.ndarray) -> np.ndarray:
+    """Return which actions are valid, bool [N, A], given masked outputs."""
+    return outputs_NA > MASKED / 2
+
+
+class MaskedPass:
+    """A pass whose first output is masked. Implements `ops.autograd.Pass`."""
+
+    def __init__(self, inner: Pass, valid_BA: Any) -> None:
+        first, *others = inner.values
+        self._inner, self._valid_BA = inner, like(first, valid_BA)
+        self.values: tuple[Any, ...] = (where(self._valid_BA, first, MASKED), *others)
+
+    def select(self, rows: Any) -> MaskedPass:
+        return MaskedPass(self._inner.select(rows), self._valid_BA[rows])
+
+    def backward(self, *grads: Any) -> None:
+        first, *others = grads
+        self._inner.backward(None if first is None else like(self._valid_BA, first) * self._valid_BA, *others)

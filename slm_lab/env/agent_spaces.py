@@ -1,0 +1,116 @@
+"""The spaces of an env as its agent sees them: which entries of a Dict observation are the action mask, or for the critic only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.normalize import normalizes_obs
+from slm_lab.env.spaces import Codec, action_codec, observation_codec, ordered
+from slm_lab.lib.records import ActionSpace, InputKind, ObservationSpace, Use
+from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.report import Problem, SpecError, nearest
+
+MASK_KEYS = ("action_mask", "legal_action_mask")
+"""Names of action masks that are recognised without env.action_mask."""
+
+
+class AgentSpaces(NamedTuple):
+    """The agent's spaces, and the functions between them and the env's."""
+
+    observation: ObservationSpace
+    encode: Codec
+    """Converts a batch of the env's observations."""
+    action: ActionSpace
+    decode: Codec
+    """Converts action_N (see ActionSpace) to a batch of the env's actions."""
+    space: spaces.Space[Any]
+    """The env's observation space, a Dict in the order of the agent's columns."""
+    uses: dict[str, Use]
+    """Use of each entry of the observation that is not for all nets."""
+    joint: bool
+    """Whether a multi-discrete action is one choice among all combinations of its components: the mask has a number for each."""
+
+
+def agent_spaces(
+    spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any], input: InputKind | None = None, fresh: bool = False
+) -> AgentSpaces:
+    """Return the agent's spaces for the spaces of an env.
+
+    Args: input: kind of observations that the spec's nets require. fresh: see `observation_codec`.
+
+    Raises: UnsupportedSpace; SpecError for invalid env.action_mask or env.critic_keys.
+    """
+    uses = _uses(spec, observation, action)
+    if uses:
+        assert isinstance(observation, spaces.Dict)
+        observation = ordered(observation, uses)
+    known, encode = observation_codec(observation, input, spec.channels, fresh, uses)
+    if normalizes_obs(spec):  # normalised floats are not divided by their bounds again
+        parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in known.parts)
+        known = replace(known, high=known.high if known.dtype == "uint8" else None, parts=parts)
+    mask = next((key for key in uses if uses[key] == "mask"), None)
+    joint = isinstance(observation, spaces.Dict) and mask is not None and is_joint(observation[mask], action)
+    return AgentSpaces(known, encode, *action_codec(action, joint), observation, uses, joint)
+
+
+def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
+    """Return the use of each entry of a Dict observation that is not for all nets. Raises SpecError."""
+    keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
+    problems = _unknown_keys(spec.critic_keys or (), keys, "critic_keys")
+    mask = spec.action_mask or None
+    if mask is not None:
+        problems += _unknown_keys([mask], keys, "action_mask")
+    elif spec.action_mask is None and isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
+        mask = next((key for key in MASK_KEYS if key in keys), None)
+    if mask in keys and (message := _misfit(mask, observation[mask], action)):  # type: ignore[index]  # a Dict
+        problems.append(Problem("env.action_mask", message))
+    uses: dict[str, Use] = {}
+    uses |= dict.fromkeys(spec.critic_keys or (), "critic")
+    uses |= {} if mask is None else {mask: "mask"}
+    if keys and not problems and not set(keys) - set(uses):
+        problems.append(Problem("env.critic_keys" if spec.critic_keys else "env.action_mask", "leaves no entry for the actor"))
+    if problems:
+        raise SpecError(spec.name, problems)
+    return uses
+
+
+def _unknown_keys(given: Sequence[str], keys: Sequence[str], name: str) -> list[Problem]:
+    """Return a problem for each given key that is no entry of the observation."""
+    entries = f"entries: {', '.join(keys)}" if keys else "the observation is not a Dict"
+    paths = [f"env.{name}" if name == "action_mask" else f"env.{name}[{index}]" for index in range(len(given))]
+    return [
+        Problem(path, f"no entry {key!r} in the observation{nearest(key, keys) or ';'} {entries}")
+        for path, key in zip(paths, given, strict=True)
+        if key not in keys
+    ]
+
+
+def is_joint(mask: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
+    """Return whether a mask has a number for each combination of the components of a multi-discrete action."""
+    return isinstance(action, spaces.MultiDiscrete) and mask.shape == tuple(action.nvec.ravel()) and not _is_flat(mask, action)
+
+
+def _is_flat(mask: spaces.Space[Any], action: spaces.MultiDiscrete) -> bool:
+    """Return whether a mask has a number for each choice of each component: in a row, or a row per component."""
+    nvec, shape = action.nvec.ravel(), tuple(mask.shape or ())
+    return shape in ((int(nvec.sum()),), (len(nvec), int(nvec[0]))) and (len(shape) == 1 or bool((nvec == nvec[0]).all()))
+
+
+def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str | None:
+    """Return why a mask does not fit the actions; None if it does."""
+    other = f"or set env.action_mask to false to use {key!r} as an ordinary entry"
+    kinds = isinstance(mask, spaces.MultiBinary) or (isinstance(mask, spaces.Box) and mask.shape)
+    match action:
+        case spaces.Discrete():
+            fits, wanted = kinds and np.prod(mask.shape or ()) == action.n, f"[{action.n}], one number per action"
+        case spaces.MultiDiscrete():
+            nvec = action.nvec.ravel().tolist()
+            fits, wanted = kinds and (_is_flat(mask, action) or is_joint(mask, action)), f"[{sum(nvec)}] or {nvec}"
+        case _:
+            return f"{key!r} masks discrete or multi-discrete actions; this env has {action}; set it to false"
+    return None if fits else f"the mask {key!r} is {mask}; expected the shape {wanted}; correct the env, {other}"

@@ -1,0 +1,56 @@
+"""Action masks from the info of an env."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.outcome import InvalidOutcome
+from slm_lab.env.wrappers import WrapperError
+
+
+class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
+    """Add an action mask from the env's info to its observations.
+
+    A Dict gets one more entry; another observation becomes the entry "observation" of a Dict. The mask has a number for each choice of each
+    component of the action, true or not 0 where it is valid.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], key: str) -> None:
+        super().__init__(env)
+        action, space = env.action_space, env.observation_space
+        if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
+            raise WrapperError("action_mask", f"masks discrete or multi-discrete actions; this env has {action}; set it to false")
+        self._key, self._is_dict = key, isinstance(space, spaces.Dict)
+        self._size = int(action.n if isinstance(action, spaces.Discrete) else action.nvec.sum())
+        entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+        self.observation_space = spaces.Dict({**entries, key: spaces.MultiBinary(self._size)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._joined(obs, info), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._joined(obs, info), reward, terminated, truncated, info
+
+    def _joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
+        if self._key not in info:
+            found = f"it has {', '.join(map(repr, info))}" if info else "it is empty"
+            raise InvalidOutcome(f"neither the observation nor info has an entry {self._key!r} (env.action_mask); info: {found}")
+        mask = np.asarray(info[self._key])
+        if mask.size != self._size or mask.dtype.kind not in "biuf":
+            shape = f"{mask.dtype} {list(mask.shape)}"
+            raise InvalidOutcome(f"the action mask info[{self._key!r}] is {shape}; expected {self._size} numbers, one per choice")
+        return {**(obs if self._is_dict else {"observation": obs}), self._key: (mask.ravel() != 0).astype(np.int8)}
+
+
+def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.Env[Any, Any]:
+    """Return the env with its action mask in the observation, if it is an entry of its info."""
+    space = env.observation_space
+    if not key or (isinstance(space, spaces.Dict) and key in space.spaces):
+        return env
+    return MaskFromInfo(env, key)

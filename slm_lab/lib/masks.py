@@ -1,0 +1,31 @@
+"""Action masks in numpy: bool [N, A], the choices of each component side by side, true for each valid one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def draw_valid(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw uniformly random valid actions, int64 [N, D], for D components with nvec[i] choices each."""
+    key_NA = np.where(valid_NA, rng.random(valid_NA.shape), -1.0)
+    action_ND: np.ndarray = np.stack([part.argmax(axis=1) for part in _components(key_NA, nvec)], axis=1)
+    return action_ND
+
+
+def uniform_logp(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the log-probability of each action that `draw_valid` draws, float32 [N]."""
+    counts_ND = np.stack([part.sum(axis=1) for part in _components(valid_NA, nvec)], axis=1)
+    logp_N: np.ndarray = -np.log(np.maximum(counts_ND, 1)).sum(axis=1)
+    return logp_N.astype(np.float32)
+
+
+def has_action(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return whether each row has a valid choice for every component, bool [N]."""
+    found_N: np.ndarray = np.logical_and.reduce([part.any(axis=1) for part in _components(valid_NA, nvec)])
+    return found_N
+
+
+def _components(x_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    return [x_NA] if len(nvec) == 1 else np.split(x_NA, np.cumsum(nvec)[:-1], axis=1)

@@ -9,14 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from slm_lab.env.mask_from_info import MASK_KEYS
 from slm_lab.env.normalize import normalizes_obs
 from slm_lab.env.spaces import Codec, action_codec, observation_codec, ordered
 from slm_lab.lib.records import ActionSpace, InputKind, ObservationSpace, Use
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
-
-MASK_KEYS = ("action_mask", "legal_action_mask")
-"""Names of action masks that are recognised without env.action_mask."""
 
 
 class AgentSpaces(NamedTuple):

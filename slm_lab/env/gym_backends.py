@@ -15,7 +15,7 @@ import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -26,6 +26,7 @@ from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
+from slm_lab.env.mask_from_info import check_masks
 from slm_lab.env.outcome import (
     FLAGS,
     NUMBERS,
@@ -131,7 +132,8 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
         try:
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
-                worker: Any = functools.partial(_worker, os.getpid(), track_info)  # Gymnasium annotates it without the arguments
+                # Gymnasium annotates it without the first arguments
+                worker: Any = functools.partial(_worker, os.getpid(), track_info, make.action_mask)
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
@@ -188,8 +190,9 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
     A reset with a seed also seeds the spaces of the env and the random generators of this process.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], track_info: Sequence[str]) -> None:
+    def __init__(self, env: gym.Env[Any, Any], track_info: Sequence[str], action_mask: str | Literal[False] | None) -> None:
         super().__init__(env)
+        self._action_mask = action_mask
         self._track_info, self._space = track_info, env.observation_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -198,6 +201,7 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
             _seed_process(seed)
         try:
             obs, info = unpacked_reset(self.env.reset(seed=seed, options=options))
+            check_masks(self.env, self._action_mask, info)
             return fitted(self._space, obs), _lives(info)
         except Exception as error:
             reraise(error)
@@ -247,6 +251,7 @@ class _Errors:
 def _worker(
     parent: int,
     track_info: Sequence[str],
+    action_mask: str | Literal[False] | None,
     index: int,
     env_fn: Any,
     pipe: Any,
@@ -271,7 +276,7 @@ def _worker(
             kill_group(os.getpid())
         return
     try:
-        wrapped, errors = _InWorker(env, track_info), _Errors(error_queue)
+        wrapped, errors = _InWorker(env, track_info, action_mask), _Errors(error_queue)
         _async_worker(index, lambda: wrapped, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)  # type: ignore[arg-type]
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
@@ -334,6 +339,7 @@ class Sync(_GymVectorBackend):
         vec = _Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self._use(vec, target)
         self._envs, self._obs = vec.envs, vec._observations
+        self._action_mask = target.action_mask
         self._plain = isinstance(self.observation_space, gym.spaces.Box)
         self._dtype, self._shape = self.observation_space.dtype, self.observation_space.shape
         in_rows = isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
@@ -351,7 +357,9 @@ class Sync(_GymVectorBackend):
         obs_list: list[Any] = []
         for env, one in zip(self._envs, seeds or repeat(None), strict=False):
             try:
-                obs_list.append(unpacked_reset(env.reset(seed=one, options=None))[0])
+                obs, info = unpacked_reset(env.reset(seed=one, options=None))
+                check_masks(env, self._action_mask, info)
+                obs_list.append(obs)
             except Exception as error:
                 reraise(error, len(obs_list))
         return self._stack(obs_list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -10,6 +11,9 @@ from gymnasium import spaces
 
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.wrappers import WrapperError
+
+MASK_KEYS = ("action_mask", "legal_action_mask")
+"""Names of action masks that are recognised without env.action_mask."""
 
 
 class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
@@ -54,3 +58,17 @@ def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.E
     if not key or (isinstance(space, spaces.Dict) and key in space.spaces):
         return env
     return MaskFromInfo(env, key)
+
+
+def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
+    """Raise InvalidOutcome if the info of a reset has an action mask, but neither the spec nor the observation says anything of masks.
+
+    Gymnasium's own envs are not checked: Taxi, which has a mask, is a benchmark without one.
+    """
+    if key is not None or info.keys().isdisjoint(MASK_KEYS):
+        return
+    space, entry = env.observation_space, getattr(env.spec, "entry_point", None)
+    known = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
+    if not known and not (isinstance(entry, str) and entry.startswith("gymnasium.envs.")):
+        found = next(name for name in MASK_KEYS if name in info)
+        raise InvalidOutcome(f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it")

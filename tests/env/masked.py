@@ -12,7 +12,7 @@ from gymnasium import spaces
 class Forbidding(gym.Env[Any, Any]):
     """Of 40 actions two are valid in each step, and the reward is 1 for the one whose number the observation shows.
 
-    Observations are a Dict with the mask, or with `where` "info" a vector, and the mask is in info. With `pixels` the observation is an image.
+    Observations are a Dict with the mask, or with `where` "info" a vector, and the mask is in info. With `pixels` the vector is an image.
     """
 
     ACTIONS = 40

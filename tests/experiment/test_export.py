@@ -53,6 +53,7 @@ class Camera(Spaced):
 gym.register("ExportCamera-v0", entry_point=Camera, max_episode_steps=20)
 POLICIES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     **CASES,
+    "masked image": ({"name": "tests.env.masked:Forbidding-v0", "pixels": True}, PPO, {"name": "ConvNet"}),
     "image and more": ({"name": "ExportCamera-v0", "normalize_obs": True}, PPO, {"name": "ConvNet"}),
     "planes": ({"name": CUE, "form": "planes"}, PPO, {"name": "ConvNet", "normalize": True}),
     "codes": ({"name": CUE, "form": "codes"}, PPO, NET),
@@ -76,7 +77,7 @@ def observations(space: gym.Space[Any], count: int) -> Any:
 
 def runner(path: Path, agent: LoadedAgent) -> Any:
     """Return the function (batch of observations, hidden state) → outputs of a file."""
-    entries = leaves(agent.observation_space)
+    entries = leaves(agent.acting_space)
 
     def inputs(obs: Any, state: np.ndarray | None) -> list[np.ndarray]:
         found = []
@@ -99,7 +100,7 @@ def never(*_: Any) -> bytes:
     raise AssertionError("the slow exporter is called")
 
 
-QUICK = {("normalised", "onnx"), ("recurrent", "torch"), ("dict to box", "torch")}
+QUICK = {("normalised", "onnx"), ("masked values", "onnx"), ("privileged", "onnx"), ("recurrent", "torch"), ("dict to box", "torch")}
 
 
 @pytest.mark.sampled(1)

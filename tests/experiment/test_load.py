@@ -93,6 +93,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "values": ({"name": "CartPole-v1"}, DQN, NET),
     "box": ({"name": "Pendulum-v1", "normalize_obs": True}, PPO, NET),
     "dict": ({"name": "LoadToy-v0"}, PPO, NET),
+    "masked": ({"name": "tests.env.masked:Forbidding-v0", "normalize_obs": True}, PPO, NET),
+    "masked values": ({"name": "tests.env.masked:Components-v0", "joint": True}, DQN, NET),
+    "privileged": ({"name": "tests.env.masked:Privileged-v0", "critic_keys": ["secret"], "normalize_obs": True}, PPO, NET),
     "dict to box": ({"name": "LoadToy-v0", "action": "box", "normalize_obs": True}, PPO, NET),
 }
 

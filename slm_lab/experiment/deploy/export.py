@@ -254,7 +254,7 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
     """
     rng = np.random.default_rng(0)
     inputs = [_observations(entry, policy, rng) for entry in policy.entries]
-    obs = _assembled(agent.observation_space, iter(inputs))
+    obs = _assembled(agent.acting_space, iter(inputs))
     state = agent.policy.initial_state(OBSERVATIONS)
     if state is not None:
         state = rng.uniform(-0.9, 0.9, state.shape).astype(np.float32)

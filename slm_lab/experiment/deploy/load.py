@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ class LoadedAgent:
         self.spaces, self.layouts = known, layouts
         self.description, self.saved = str(path), dict[str, Any]()
 
+    @property
+    def acting_space(self) -> gym.Space[Any]:
+        """The observation space without the entries that only the critic read, which an acting agent does not need."""
+        space, uses = self.observation_space, self.spaces.uses
+        if "critic" not in uses.values():
+            return space
+        assert isinstance(space, gym.spaces.Dict)
+        return gym.spaces.Dict(OrderedDict((key, inner) for key, inner in space.spaces.items() if uses.get(key) != "critic"))
+
     def __repr__(self) -> str:
         return f"<LoadedAgent {self.description}>"
 
@@ -66,7 +76,7 @@ class LoadedAgent:
         """
         if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
-        batched = _is_batch(self.observation_space, obs)
+        batched = _is_batch(self.acting_space, obs)
         obs_N = self.encode(obs if batched else batch_of_one(obs))
         if state is None:
             state = self.policy.initial_state(len(obs_N))

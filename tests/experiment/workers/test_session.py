@@ -325,3 +325,12 @@ def test_a_session_that_ends_leaves_threads_and_descriptors_as_they_were() -> No
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) <= len(before)
     torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("sections", [{}, {"net": RECURRENT, "sampler": {"inference": "central"}}], ids=["local", "central"])
+@pytest.mark.parametrize("async_rl", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_workers_obey_action_masks(sections: dict[str, Any], async_rl: bool, open_session: Open) -> None:
+    """The env raises an error for an invalid action."""
+    env = {"name": "tests.env.masked:Forbidding-v0", "max_frame": 512}
+    spec = worker_spec(net=sections.get("net", {}), env=env, sampler={"async_rl": async_rl} | sections.get("sampler", {}))
+    assert open_session(spec).build().run().frame >= 512

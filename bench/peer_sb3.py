@@ -1,7 +1,7 @@
-"""One speed case in Stable-Baselines3 or SBX, with the hyperparameters of specs.json: `python bench/peer_sb3.py CASE [THREADS]`.
+"""One speed case in Stable-Baselines3, its contrib package or SBX: `python bench/peer_sb3.py CASE [THREADS]`.
 
-Runs under the peer's own Python, so it does not import slm_lab: SBX where it is installed, else Stable-Baselines3. Prints
-{"fps": ..., "frames": ..., "version": ...} as its last line.
+Hyperparameters are those of specs.json. Runs under the peer's own Python, so it does not import slm_lab: SBX where it is installed, else
+Stable-Baselines3. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
 """
 
 import json
@@ -58,6 +58,8 @@ def make_env(spec: dict[str, Any]) -> VecEnv:
 
         gymnasium.register_envs(ale_py)
         return VecFrameStack(make_atari_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]), n_stack=4)
+    if ":" in env["name"]:  # an env of ours that needs Gymnasium alone
+        sys.path.insert(0, str(Path(__file__).parent.parent))
     made = make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"])
     obs, reward = env.get("normalize_obs", False), env.get("normalize_reward", False)
     return VecNormalize(made, norm_obs=obs, norm_reward=reward, gamma=spec["agent"]["algorithm"]["gamma"]) if obs or reward else made
@@ -116,7 +118,10 @@ def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
         common["policy_kwargs"]["optimizer_class"] = torch.optim.AdamW
     if algorithm["name"] == "ActorCritic":
         return library.A2C(n_steps=algorithm["training_frequency"], use_rms_prop=True, rms_prop_eps=net["optim_spec"]["eps"], **common)
-    return library.PPO(
+    kind = library.PPO
+    if spec["env"].get("action_mask"):
+        from sb3_contrib import MaskablePPO as kind
+    return kind(
         n_steps=algorithm["time_horizon"],
         batch_size=algorithm["minibatch_size"],
         n_epochs=algorithm["training_epoch"],

@@ -37,6 +37,9 @@ class Peer:
 GYMNASIUM = "gymnasium[mujoco]==1.4.0"
 ATARI = ("gymnasium[atari]==1.4.0", "opencv-python")
 SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI))
+CONTRIB = Peer(
+    "MaskablePPO", "contrib", "peer_sb3.py", ("sb3-contrib==2.9.2", "stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI)
+)
 SBX = Peer("SBX", "sbx", "peer_sb3.py", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
 RLLIB = Peer("RLlib", "rllib", "peer_rllib.py", ("ray[rllib]==2.60.0", "torch==2.13.0"), constrained=False)
 SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
@@ -60,6 +63,7 @@ class Case:
 
 CASES = {
     "ppo_cartpole": Case("PPO CartPole-v1, 8 envs × 128 steps, minibatch 256, 4 epochs", (SB3,)),
+    "ppo_masked": Case("PPO with action masks, two of 40 actions valid, 8 envs × 128 steps, minibatch 256, 4 epochs", (CONTRIB,)),
     "a2c_cartpole": Case("A2C CartPole-v1, 8 envs × 32 steps", (SB3,)),
     "a2c_one_env": Case("A2C CartPole-v1, 1 env × 32 steps", (SB3,)),
     "ppo_halfcheetah": Case("PPO HalfCheetah-v5, 8 envs × 256 steps, minibatch 256, 10 epochs", (SB3, SBX)),

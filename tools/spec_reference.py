@@ -149,6 +149,8 @@ EXAMPLES: dict[str, Any] = {
     "backend": "sync",
     "wrappers": ["FlattenObservation", {"name": "RescaleAction", "min_action": -1.0, "max_action": 1.0}],
     "obs_keys": ["image"],
+    "action_mask": "action_mask",
+    "critic_keys": ["privileged_state"],
     "random_seed": 7,
     "save_interval": 60.0,
     "checkpoint_frequency": 100_000,

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.outcome import InvalidOutcome
+from slm_lab.env.outcome import InvalidOutcome, shown
 from slm_lab.env.wrappers import WrapperError
 
 MASK_KEYS = ("action_mask", "legal_action_mask")
@@ -20,7 +20,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
     """Add an action mask from the env's info to its observations.
 
     A Dict gets one more entry; another observation becomes the entry "observation" of a Dict. The mask has a number for each choice of each
-    component of the action, true or not 0 where it is valid.
+    component of the action, true or not 0 where it is valid. As float32 it need not be checked for overflow when envs are stacked.
     """
 
     def __init__(self, env: gym.Env[Any, Any], key: str) -> None:
@@ -31,7 +31,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
         self._key, self._is_dict = key, isinstance(space, spaces.Dict)
         self._size = int(action.n if isinstance(action, spaces.Discrete) else action.nvec.sum())
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
-        self.observation_space = spaces.Dict({**entries, key: spaces.MultiBinary(self._size)})
+        self.observation_space = spaces.Dict({**entries, key: spaces.Box(0.0, 1.0, (self._size,))})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -45,11 +45,14 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
         if self._key not in info:
             found = f"it has {', '.join(map(repr, info))}" if info else "it is empty"
             raise InvalidOutcome(f"neither the observation nor info has an entry {self._key!r} (env.action_mask); info: {found}")
-        mask = np.asarray(info[self._key])
-        if mask.size != self._size or mask.dtype.kind not in "biuf":
-            shape = f"{mask.dtype} {list(mask.shape)}"
-            raise InvalidOutcome(f"the action mask info[{self._key!r}] is {shape}; expected {self._size} numbers, one per choice")
-        return {**(obs if self._is_dict else {"observation": obs}), self._key: (mask.ravel() != 0).astype(np.int8)}
+        mask = info[self._key]
+        if type(mask) is not np.ndarray or mask.shape != (self._size,):
+            mask = np.asarray(mask).ravel()
+        if len(mask) != self._size or mask.dtype.kind not in "biuf":
+            raise InvalidOutcome(
+                f"the action mask info[{self._key!r}] is {shown(info[self._key])}; expected {self._size} numbers, one per choice"
+            )
+        return {**(obs if self._is_dict else {"observation": obs}), self._key: (mask != 0).astype(np.float32)}
 
 
 def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.Env[Any, Any]:

@@ -230,8 +230,10 @@ class Env:
         if self._mask is None:
             return
         self._valid_NA = obs[:, self._mask] != 0
-        for row in np.flatnonzero(~has_action(self._valid_NA, self.info.action.nvec))[:1]:
-            reraise(InvalidOutcome("the action mask has no valid action; at least one must be 1 until the episode ends"), int(row))
+        found_N = has_action(self._valid_NA, self.info.action.nvec)
+        if 0 in found_N.tobytes():
+            message = "the action mask has no valid action; at least one must be 1 until the episode ends"
+            reraise(InvalidOutcome(message), int(found_N.argmin()))
 
     def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
         """Make every action valid in these rows, where an episode has ended: no action follows, and masks are often empty there."""

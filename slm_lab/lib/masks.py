@@ -23,6 +23,8 @@ def uniform_logp(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.n
 
 def has_action(valid_NA: np.ndarray, nvec: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return whether each row has a valid choice for every component, bool [N]."""
+    if len(nvec) == 1:
+        return np.asarray(valid_NA.any(axis=1))
     found_N: np.ndarray = np.logical_and.reduce([part.any(axis=1) for part in _components(valid_NA, nvec)])
     return found_N
 

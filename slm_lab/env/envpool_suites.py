@@ -14,12 +14,13 @@ from ctypes import CDLL, RTLD_GLOBAL
 from ctypes.util import find_library
 from functools import cache
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.arguments import unknown_key_message
+from slm_lab.env.mask_from_info import MASK_KEYS
 from slm_lab.env.wrappers import Parts
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem
@@ -218,8 +219,12 @@ def fitted_action(space: spaces.Space[Any]) -> spaces.Space[Any]:
 class ObservationReader:
     """Reads a batch of observations from the arrays of a pool, in the form of `space`."""
 
-    def __init__(self, space: spaces.Space[Any], keys: Sequence[str]) -> None:
-        """Args: space: as EnvPool reports it. keys: names of a pool's arrays, such as "obs", "obs:position", "obs:items.x_len"."""
+    def __init__(self, space: spaces.Space[Any], keys: Sequence[str], fills_masks: bool = False) -> None:
+        """Build the reader of a pool.
+
+        Args: space: as EnvPool reports it. keys: names of the pool's arrays, such as "obs", "obs:position", "obs:items.x_len". fills_masks:
+        whether every action is valid where the action mask is empty (Jumanji's Maze may begin between four walls).
+        """
         self.space = fitted_observation(space)
         slots = [slot for slot, key in enumerate(keys) if key.partition(":")[0] == "obs"]
         self._plain = None if isinstance(space, spaces.Dict) else slots[0]
@@ -227,6 +232,23 @@ class ObservationReader:
         paths = {slot: tuple(re.split(r"[.:]", keys[slot])[1:]) for slot in slots}
         self._parts = [(slot, path, _last_number(path, parts.get(path))) for slot, path in paths.items()]
         self._selected: Parts | None = None
+        self._infos = {key.removeprefix("info:"): slot for slot, key in enumerate(keys) if key.startswith("info:")}
+        self._mask: tuple[str, int] | None = None
+        self._fills_masks = fills_masks
+
+    def add_mask(self, wanted: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
+        """Add the action mask of the infos to the observations, if they have none.
+
+        Args: wanted: env.action_mask; None: any of MASK_KEYS.
+        """
+        entries = self.space.spaces if isinstance(self.space, spaces.Dict) else {}
+        names = [] if wanted is False else MASK_KEYS if wanted is None else [wanted]
+        found = next((name for name in names if name in self._infos), None)
+        if found is None or any(name in entries for name in names) or not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
+            return
+        size = int(action.n if isinstance(action, spaces.Discrete) else action.nvec.sum())
+        self._mask = found, self._infos[found]
+        self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(size)})
 
     def select(self, keys: list[str]) -> None:
         """Keep only these parts. Raises WrapperError for a key that is none."""
@@ -234,6 +256,15 @@ class ObservationReader:
         self.space = self._selected.space
 
     def __call__(self, state: Sequence[np.ndarray]) -> Any:
+        obs = self._observation(state)
+        if self._fills_masks and "action_mask" in obs:
+            obs["action_mask"] = _filled(obs["action_mask"])
+        if self._mask is None:
+            return obs
+        key, slot = self._mask
+        return {**(obs if isinstance(obs, dict) else {"observation": obs}), key: state[slot].reshape(len(state[slot]), -1)}
+
+    def _observation(self, state: Sequence[np.ndarray]) -> Any:
         if self._plain is not None:
             return state[self._plain]
         found: dict[str, Any] = {}
@@ -243,6 +274,16 @@ class ObservationReader:
                 inner = inner.setdefault(key, {})
             inner[path[-1]] = state[slot] if last is None else (state[slot] / np.float32(last)).astype(np.float32).reshape(-1, 1)
         return found if self._selected is None else self._selected(found)
+
+
+def _filled(mask: np.ndarray) -> np.ndarray:
+    """Return masks [N, …] with every action valid in empty ones."""
+    empty_N = ~mask.reshape(len(mask), -1).any(axis=1)
+    if not empty_N.any():
+        return mask
+    mask = mask.copy()
+    mask[empty_N] = 1
+    return mask
 
 
 def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:

@@ -144,11 +144,11 @@ class EnvPool(Backend):
         self._none_N = np.zeros(target.num_envs, np.bool_)
         self._none_N.flags.writeable = False
         self._tracked = InfoTracker(target.track_info, spec._state_keys)
-        self._read = ObservationReader(space, spec._state_keys)
-        self.observation_space = self._read.space
+        self._read = ObservationReader(space, spec._state_keys, fills_masks=self._suite == "jumanji")
         for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
             self._read.select(wrap.kwargs["keys"])
-            self.observation_space = self._read.space
+        self._read.add_mask(target.action_mask, self.action_space)
+        self.observation_space = self._read.space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         with quiet_gymnasium(), nullcontext() if self._folder is None else chdir(self._folder.name):

@@ -88,7 +88,6 @@ class Env:
         self._fresh_streams, self._saved_episodes = False, None
         self._return_N[:], self._begin_N[:] = 0.0, self._steps
         self._pending_N = self._lives_N = None
-        self._check_mask(obs)
         if self._normalize_reward is not None:
             self._normalize_reward.reset()
         if self._normalize_obs is not None:
@@ -99,7 +98,9 @@ class Env:
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
         try:
             obs = self._backend.reset(seeds)
-            return self._encoded(obs if self._checks else fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,)))
+            encoded = self._encoded(obs if self._checks else fitted(self._backend.observation_space, obs, lead=(self.info.num_envs,)))
+            self._check_mask(encoded)
+            return encoded
         except Exception as error:
             reraise_located(error, self.name, "reset", 0)
 

@@ -148,6 +148,27 @@ def test_taxi_has_a_mask_on_request() -> None:
         assert masked.step(masked.sample()).reward_N[0] != -10 or obs[0, 504:].any(), "a pickup where there is nobody"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind", "size"),
+    [
+        ("Jumanji/Snake-v1", "discrete", 4),
+        ("Play2048-v1", "discrete", 4),  # its mask is in info
+        ("Jumanji/BinPack-v2", "discrete", 800),  # a mask of all combinations
+        ("Jumanji/Connector-v2", "multi_discrete", 50),  # a row per component
+        ("Jumanji/Maze-v0", "discrete", 4),  # empty masks at first
+    ],
+)
+def test_masks_of_envpool(name: str, kind: str, size: int) -> None:
+    env = make_env(spec(name=name, num_envs=16), 0)
+    assert (env.info.action.kind, sum(env.info.action.nvec)) == (kind, size)
+    env.reset()
+    steps = [env.step(env.sample()) for _ in range(200)]
+    assert env.info.observation.mask is not None
+    masks = np.stack([step.obs_N[:, slice(*env.info.observation.mask)] for step in steps])
+    assert 0.0 < masks.mean() < 1.0
+
+
 def test_backends_without_wrappers() -> None:
     with pytest.raises(SpecError) as caught:
         make_env(spec(name="CartPole-v1", backend="native", action_mask="x"), 0)

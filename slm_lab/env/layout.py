@@ -1,8 +1,9 @@
 """Conversion of a Box to an image or a vector for agents, with the same rules for envs, nets, memories, exported files and `check`.
 
 - Channels are the first or the last axis, determined by `channels_axis`.
-- An image has integers from 0 to 255, or floats from 0 to 1, -1 to 1 or 0 to 255, and three axes including the channels; integers with two
-  axes are an image without channels. Everything else is a vector. `input` in the spec (or a net with convolutions) overrides this rule.
+- An image has integers from 0 to 255, or floats from 0 to 1, -1 to 1 or 0 to 255, or bools, and three axes including the channels; integers
+  from 0 to 255 with two axes are an image without channels. Everything else is a vector. `input` in the spec (or a net with convolutions)
+  overrides this rule.
 - Nets divide an image by its upper bound. In vectors of integers from 0 to at most 255 each number is divided by its own upper bound;
   other vectors are not changed.
 - A wrapper that stacks observations adds a first axis (`mark_stack`): frames of images become channels, and vectors are concatenated.
@@ -24,9 +25,9 @@ UNBOUNDED = 1e30
 """Bounds beyond this count as infinite: some envs use float32's largest number instead of infinity."""
 BYTE = 255.0
 _PICTURES = ((0.0, 1.0), (-1.0, 1.0), (0.0, BYTE))
-"""Bounds of float images."""
+"""Bounds of float images; those of bools are the first."""
 _SMALLEST_SIDE = 7
-"""Minimum side of a float image or an image without channels: smaller arrays are more often tables of numbers than images."""
+"""Minimum side of an image of floats or bools, or without channels: smaller arrays are more often tables of numbers than images."""
 _LARGE_SIDE = 32
 """Minimum side for which a Box with three axes and other bounds is ambiguous."""
 _USUAL_CHANNELS = (1, 3, 4)
@@ -102,7 +103,7 @@ def _kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKin
     """Return whether a Box [H, W], or [H, W, C] with channels first or last, is an image or a vector, and whether this is certain."""
     height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
     side, bounds = min(height, width), _bounds(space)
-    if _is_whole(space):
+    if _is_whole(space) and space.dtype.kind != "b":
         if bounds == (0.0, BYTE):
             return ("image", True) if len(shape) == 3 or side >= _SMALLEST_SIDE else ("vector", True)
     elif bounds in _PICTURES and side >= _SMALLEST_SIDE:

@@ -97,8 +97,8 @@ class NetSpec(Component):
 
     input: Literal["image", "vector"] | None = None
     """How observations with two or more axes are encoded: as images or flat vectors. Absent: as images if the net has convolutions,
-    otherwise depending on the env's space (integers from 0 to 255, and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes, are
-    images)."""
+    otherwise depending on the env's space (integers from 0 to 255, and bools and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes,
+    are images)."""
     shared: Flag = False
     """Share one body between actor and critic."""
     use_same_optim: Flag = True

@@ -3,7 +3,7 @@
 Of every env id that the extras install and that FILE (slm_lab/experiment/report/baselines.json) lacks; to measure one again, delete its
 line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than a minute of processor time, over as
 many as end in that time, at least 10.
-Uses backend sync for Gymnasium's and MiniGrid's envs and ALE's vector env for Atari.
+Uses backend sync for the envs of Gymnasium, MiniGrid and MinAtar, and ALE's vector env for Atari.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from slm_lab.experiment.report.baseline import SHIPPED, Baseline, baseline_key, measure
 from slm_lab.lib.files import replace_file
-from slm_lab.spec.compat.env_ids import ATARI, KNOWN, unavailable_reason
+from slm_lab.spec.compat.env_ids import ATARI, KNOWN, MINATAR, unavailable_reason
 from slm_lab.spec.models.env import EnvSpec
 
 LIMIT = 60.0
@@ -48,6 +48,7 @@ def all_envs() -> list[dict[str, Any]]:
         *({"name": name, "backend": "sync"} for name in ids),
         *OTHERS,
         *({"name": f"minigrid:{name}", "backend": "sync", "obs_keys": ["image"]} for name in _minigrid_ids()),
+        *({"name": name, "backend": "sync"} for name in MINATAR),
         *({"name": name, "backend": "ale"} for name in atari),
     ]
 

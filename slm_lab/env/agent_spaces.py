@@ -12,7 +12,7 @@ from gymnasium import spaces
 from slm_lab.env.mask_from_info import MASK_KEYS
 from slm_lab.env.normalize import normalizes_obs
 from slm_lab.env.spaces import Codec, action_codec, observation_codec, ordered
-from slm_lab.lib.records import ActionSpace, InputKind, ObservationSpace, Use
+from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationSpace, Use
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
 
@@ -47,13 +47,18 @@ def agent_spaces(
     if uses:
         assert isinstance(observation, spaces.Dict)
         observation = ordered(observation, uses)
-    known, encode = observation_codec(observation, input, spec.channels, fresh, uses)
+    known, encode = observation_codec(observation, input, image_channels(spec), fresh, uses)
     if normalizes_obs(spec):  # normalised floats are not divided by their bounds again
         parts = tuple(replace(part, high=None) if part.dtype == "float32" else part for part in known.parts)
         known = replace(known, high=known.high if known.dtype == "uint8" else None, parts=parts)
     mask = next((key for key in uses if uses[key] == "mask"), None)
     joint = isinstance(observation, spaces.Dict) and mask is not None and is_joint(observation[mask], action)
     return AgentSpaces(known, encode, *action_codec(action, joint), observation, uses, joint)
+
+
+def image_channels(spec: EnvSpec) -> Channels | None:
+    """Return the axis of an image's channels according to the spec, or for envs where it is known: Seaquest of MinAtar is 10 × 10 × 10."""
+    return "last" if spec.channels is None and "MinAtar/" in spec.name else spec.channels
 
 
 def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:

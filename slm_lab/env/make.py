@@ -22,13 +22,13 @@ from slm_lab.env.gym_backends import Async, Native, Sync
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.outcome import described
-from slm_lab.env.single import quiet_gymnasium, register_atari
+from slm_lab.env.single import quiet_gymnasium, register_envs
 from slm_lab.env.spaces import UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import KeepParts, WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
-from slm_lab.spec.compat.env_ids import pool_id, unavailable_reason
+from slm_lab.spec.compat.env_ids import pool_id, registering_module, unavailable_reason
 from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
@@ -43,6 +43,7 @@ _SHOWN = 10
 
 EXTRAS = {
     "ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool", "minigrid": "minigrid",
+    "minatar": "minatar", "gymnasium_robotics": "robotics",
 }  # fmt: skip
 """Package that an env needs → extra that installs it."""
 
@@ -237,6 +238,10 @@ def _registration(spec: EnvSpec) -> Registration | None:
     """Return Gymnasium's registration of the id; None for an id that only the spec's backend (envpool or a user's) may know."""
     module, _, name = spec.name.rpartition(":")
     before = set(gym.registry)
+    try:
+        register_envs(spec.name)
+    except ImportError as error:
+        raise _problem(spec, "name", _missing_package(error)) from None
     if module:
         try:
             importlib.import_module(module)
@@ -244,17 +249,12 @@ def _registration(spec: EnvSpec) -> Registration | None:
             raise _problem(spec, "name", f"{module} cannot be imported: {error}") from error
         except (Exception, SystemExit) as error:  # whatever the user's module raises
             raise _problem(spec, "name", f"importing {module} failed: {type(error).__name__}: {error}") from error
-    if name.startswith("ALE/"):
-        try:
-            register_atari()
-        except ImportError as error:
-            raise _problem(spec, "name", _missing_package(error)) from None
     try:
         return gym.spec(name)
     except gym.error.Error as error:
         if spec.backend == "envpool" or ":" in spec.backend:
             return None
-        if module:
+        if module := module or registering_module(name) or "":
             raise _problem(spec, "name", f"{module} registers no env {name!r}{_registered_by(module, name, before)}") from None
         hint = f'envs registered in a script exist only in that process; register it in a module and use "package.module:{name}"'
         raise _problem(spec, "name", f"unknown env {name!r}: {error} ({hint})") from None
@@ -321,7 +321,7 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
     except WrapperError as error:
         raise _problem(spec, *error.args) from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise _problem(spec, "name", _missing_package(error)) from error
+        raise _problem(spec, "name", f"{_missing_package(error)}{_pool_hint(target)}") from error
     except Exception as error:
         key = unexpected_argument(error)
         if key in target.kwargs and target.registration is not None:
@@ -330,8 +330,18 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
         kind, given = type(error).__name__, sorted(spec.kwargs)
         arguments = f" with its arguments {', '.join(given)}" if given else ""
         reason = str(error).partition(" The following argument types are supported")[0]  # C++ errors list all signatures
-        message = f"the backend {backend.name or spec.backend} cannot build {spec.name}{arguments}: {kind}: {reason}"
+        message = (
+            f"the backend {backend.name or spec.backend} cannot build {spec.name}{arguments}: {': '.join(filter(None, (kind, reason)))}"
+        )
+        message += _pool_hint(target)
         raise _problem(spec, given[0] if len(given) == 1 else "name", message) from error
+
+
+def _pool_hint(target: EnvRequest) -> str:
+    """Return a hint at EnvPool's env of the same id for envs of gymnasium-robotics, of which many fail with mujoco 4; "" for others."""
+    if not target.entry_point.startswith("gymnasium_robotics.") or target.plain_id.startswith("AntMaze_"):
+        return ""
+    return f'; EnvPool has the same env: "envpool:{target.plain_id}"'
 
 
 def _missing_package(error: BaseException) -> str:

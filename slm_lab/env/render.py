@@ -38,8 +38,9 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
     target = find_target(spec, 1)
     own: dict[str, Any] = {}
     wrappers: list[WrapperSpec] = []
-    if target.atari is not None:
-        wrappers = [WrapperSpec(name=f"{__name__}:AtariScreen"), *([WrapperSpec(name="HumanRendering")] if mode == "human" else [])]
+    screen = "AtariScreen" if target.atari is not None else "MinAtarScreen" if target.entry_point.startswith("minatar.") else None
+    if screen is not None:
+        wrappers = [WrapperSpec(name=f"{__name__}:{screen}"), *([WrapperSpec(name="HumanRendering")] if mode == "human" else [])]
     else:
         if target.registration is None:
             raise SpecError(spec.name, [Problem("env.name", f"{spec.name} is an env of envpool only, which cannot draw it")])
@@ -77,6 +78,27 @@ class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):
     def render(self) -> Any:
         """Return the screen, uint8 [210, 160, 3]."""
         return self._ale.getScreenRGB()
+
+
+class MinAtarScreen(gym.Wrapper[Any, Any, Any, Any]):
+    """Draw the channels of a MinAtar env in one colour each, the last on top."""
+
+    render_mode = "rgb_array"
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}
+    _SIZE = 24
+    """Pixels per cell."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._game: Any = env.get_wrapper_attr("game")
+        hues = np.linspace(0, 2 * np.pi, self._game.n_channels, endpoint=False)[:, None] + np.array([0, 2, 4]) * np.pi / 3
+        self._colours = np.concatenate([np.zeros((1, 3), np.uint8), (155 + 100 * np.cos(hues)).astype(np.uint8)])
+
+    def render(self) -> Any:
+        """Return the screen, uint8 [240, 240, 3]."""
+        state = self._game.state()
+        colours = self._colours[(state * np.arange(1, state.shape[2] + 1)).max(axis=2)]
+        return colours.repeat(self._SIZE, axis=0).repeat(self._SIZE, axis=1)
 
 
 class Record(gym.Wrapper[Any, Any, Any, Any]):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -17,6 +21,7 @@ from slm_lab.env.layout import mark_stack
 from slm_lab.env.mask_from_info import with_mask
 from slm_lab.env.wrappers import Wrap
 from slm_lab.lib.log import notice
+from slm_lab.spec.compat.env_ids import registering_module
 
 
 def quiet_mujoco() -> None:
@@ -46,6 +51,41 @@ def register_atari() -> None:
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     gym.register_envs(ale_py)
+
+
+def register_envs(id_: str) -> None:
+    """Register with Gymnasium the ids of the package that an id belongs to, if it is a package of `registering_module` or ALE.
+
+    Raises ImportError without this package.
+    """
+    module, _, name = id_.rpartition(":")
+    if name.startswith("ALE/"):
+        register_atari()
+        return
+    package = registering_module(name)
+    if package is None or module not in ("", package):
+        return
+    if package == "minatar":
+        _register_minatar()
+    else:
+        with redirect_stderr(io.StringIO()):  # gymnasium_robotics prints news about its envs
+            importlib.import_module(package)
+
+
+def _register_minatar() -> None:
+    """Register the ids MinAtar/… with Gymnasium. Raises ImportError without minatar.
+
+    seaborn, which MinAtar only draws with (see `render.MinAtarScreen`), is not loaded: that takes two thirds of the import, 2 s.
+    """
+    if "MinAtar/Breakout-v1" in gym.registry:
+        return
+    seaborn = ModuleType("seaborn")
+    present = sys.modules.setdefault("seaborn", seaborn)
+    try:
+        importlib.import_module("minatar.gym").register_envs()
+    finally:
+        if present is seaborn:
+            del sys.modules["seaborn"]
 
 
 @dataclass(frozen=True)
@@ -80,8 +120,7 @@ class SingleEnv:
         self.restore_folder()
         if self.mujoco:
             quiet_mujoco()
-        if "ALE/" in self.id:
-            register_atari()
+        register_envs(self.id)
         with quiet_gymnasium():
             env = self._plain() if self.atari is None else self._atari(self.atari)
         for wrap in self.wraps:

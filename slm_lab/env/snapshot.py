@@ -183,6 +183,9 @@ class _Encoder:
                 return "array", _array(value)
             case np.random.Generator():
                 return "generator", generator_state(value)
+            case np.random.RandomState():
+                name, key, *rest = value.get_state(legacy=True)
+                return "random_state", (name, _array(np.asarray(key)), rest)
             case list() | set() | deque() if type(value) in (list, set, deque):
                 length = value.maxlen if isinstance(value, deque) else None
                 return type(value).__name__, (length, [self._encode(item) for item in value])
@@ -255,6 +258,10 @@ class _Decoder:
                 rng = np.random.default_rng()
                 set_generator_state(rng, content)
                 return rng
+            case "random_state":
+                legacy, (name, key, rest) = np.random.RandomState(), content
+                legacy.set_state((name, _from_array(key), *rest))
+                return legacy
             case "dict":
                 return {self._decode(key): self._decode(item) for key, item in content}
             case "deque":

@@ -203,6 +203,8 @@ def test_whole_numbers_of_schedulers_and_optimizers(specs: Specs) -> None:
         ("ALE/Pong-v5", "ale_py", "slm-lab[atari]"),
         ("HalfCheetah-v5", "mujoco", "slm-lab[mujoco]"),
         ("LunarLander-v3", "Box2D", "slm-lab[box2d]"),
+        ("MinAtar/Breakout-v1", "minatar", "slm-lab[minatar]"),
+        ("AntMaze_UMaze-v5", "gymnasium_robotics", "slm-lab[robotics]"),
     ],
 )
 def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str) -> None:
@@ -213,9 +215,33 @@ def test_env_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, name
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_an_id_of_a_module_that_registers_it(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [
+        ("MiniGrid-MultiRoom-N4-S5-v1", "minigrid", "minigrid"),
+        ("MinAtar/Breakout-v0", "minatar", "minatar"),
+        ("AntMaze_UMaze-v5", "gymnasium_robotics", "robotics"),
+    ],
+)
+def test_an_id_of_a_package_with_and_without_its_module(
+    name: str, module: str, extra: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(env_ids, "_installed", lambda package: installed)
-    assert ("slm-lab[minigrid]" in (env_ids.unavailable_reason("minigrid:MiniGrid-Empty-5x5-v0") or "")) != installed
+    for written in (name, f"{module}:{name}"):
+        expected = None if installed else f"{name} needs the package {module}: pip install 'slm-lab[{extra}]'"
+        assert env_ids.unavailable_reason(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("MinAtar/Breakot-v1", "MinAtar/Breakout-v1"),
+        ("MinAtar/SpaceInvaders-v2", "MinAtar/SpaceInvaders-v1"),
+        ("Minatar/Asterix-v0", "MinAtar/Asterix-v1"),
+    ],
+)
+def test_a_misspelt_id_of_minatar(name: str, suggested: str) -> None:
+    assert f"unknown env '{name}'; did you mean '{suggested}'?" in (env_ids.unavailable_reason(name) or "")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from slm_lab.env.agent_spaces import image_channels
 from slm_lab.env.make import make_env
 from slm_lab.env.render import has_display, rendered
 from slm_lab.env.spaces import action_codec, same_form, space_from_dict
@@ -205,7 +206,7 @@ def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None
     assert env.info.spaces is not None
     observation, action = space_from_dict(env.info.spaces["observation"]), space_from_dict(env.info.spaces["action"])
     differing = []
-    if not same_form(agent.observation_space, observation, spec.agent.input, spec.env.channels):
+    if not same_form(agent.observation_space, observation, spec.agent.input, image_channels(spec.env)):
         differing.append(f"observations {agent.observation_space}; those of {played} are {observation}")
     if not same_form(agent.action_space, action) or action_codec(agent.action_space)[0] != action_codec(action)[0]:
         differing.append(f"actions {agent.action_space}; those of {played} are {action}")

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from slm_lab.agent.policy.policy import Policy, build_policy
-from slm_lab.env.agent_spaces import AgentSpaces, agent_spaces
+from slm_lab.env.agent_spaces import AgentSpaces, agent_spaces, image_channels
 from slm_lab.env.layout import BoxLayout
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import batch_of_one, laid_out, space_from_dict
@@ -161,7 +161,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"])
-    layouts = [layout for _, _, layout in laid_out(observation_space, spec.agent.input, spec.env.channels)]
+    layouts = [layout for _, _, layout in laid_out(known.space, spec.agent.input, image_channels(spec.env))]
     agent = LoadedAgent(policy, normalizers, known, action_space, path, layouts, spec.env.obs_keys)
     agent.description, agent.saved = _description(spec, path, bundle, name), {key: bundle[key] for key in state.PLAYABLE if key in bundle}
     return agent

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import json
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import redirect_stderr
 from ctypes.util import find_library
 from functools import cache
 from importlib import metadata
@@ -28,8 +30,17 @@ _VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
 _NOT_SUPPORTED = frozenset({"Pusher-v4"})
 """Gymnasium ids that need older packages than the newest version of the same env: mujoco < 3."""
-_MODULES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+_MODULES = {
+    "MiniGrid-": "minigrid", "BabyAI-": "minigrid", "MinAtar/": "minatar",
+    "AntMaze_": "gymnasium_robotics", "PointMaze_": "gymnasium_robotics",
+}  # fmt: skip
 """Beginning of an id → the module that registers it."""
+_EXTRAS = {"minigrid": "minigrid", "minatar": "minatar", "gymnasium_robotics": "robotics"}
+"""Module in _MODULES → the extra that installs it."""
+MINATAR = tuple(
+    f"MinAtar/{game}-v{version}" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders") for version in (0, 1)
+)
+"""Ids of MinAtar: v0 has all six actions, v1 those that the game uses."""
 _PACKAGES = {
     "atari": ("ale_py", "slm-lab[atari]"),
     "box2d": ("Box2D", "slm-lab[box2d]"),
@@ -184,7 +195,9 @@ def unavailable_reason(name: str) -> str | None:
         return missing_package(name) if _MODULE.fullmatch(name) else f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
     if kind is None:
-        ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *_registered()]
+        ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *MINATAR, *_registered()]
+        if (module := registering_module(name)) is not None and (name in MINATAR or module != "minatar"):
+            return missing_package(f"{module}:{name}")
         return None if name in ids else _gone(name) or f"unknown env '{name}'{_hint(name, ids)}"
     return _package_reason(name, kind)
 
@@ -225,24 +238,29 @@ def kinds_here() -> dict[str, str | None]:
     """Return each kind of env in KNOWN, "atari" and each module in _MODULES → what to install for it; None if it is installed."""
     kinds = {kind: _PACKAGES.get(kind) for kind in (*KNOWN.values(), "atari")}
     here = {kind: None if package is None or _installed(package[0]) else package[1] for kind, package in kinds.items()}
-    return here | {module: None if _installed(module) else f"slm-lab[{module}]" for module in _MODULES.values()}
+    return here | {module: None if _installed(module) else f"slm-lab[{extra}]" for module, extra in _EXTRAS.items()}
 
 
 def other_ids() -> dict[str, list[str]]:
     """Return the ids of envs of other packages, in the form for a spec.
 
-    Keys are the modules in _MODULES, with empty lists if they are not installed. For envs that installed packages register by themselves,
-    the key is the part of the id before the slash, or "other packages". Imports Gymnasium and these packages.
+    Keys are the modules in _MODULES, with empty lists if they are not installed (MinAtar's ids are known). For envs that installed packages
+    register by themselves, the key is the part of the id before the slash, or "other packages". Imports Gymnasium and these packages.
     """
     found: dict[str, list[str]] = {}
     for name in sorted(_registered().keys() - KNOWN.keys()):
         namespace, slash, _ = name.rpartition("/")
         if not name.startswith(("ALE/", "GymV21Environment", "GymV26Environment", *_MODULES)):
             found.setdefault(namespace if slash else "other packages", []).append(name)
-    for module in dict.fromkeys(_MODULES.values()):
+    for module in _EXTRAS:
         begins = tuple(begin for begin, of in _MODULES.items() if of == module)
         found[module] = [f"{module}:{name}" for name in _registered_by(module) if name.startswith(begins)]
-    return found
+    return found | {"minatar": list(MINATAR)}
+
+
+def registering_module(name: str) -> str | None:
+    """Return the module that registers an id of another package which needs no `module:` before it; None for other ids."""
+    return next((module for begin, module in _MODULES.items() if name.startswith(begin)), None)
 
 
 def _registered_by(module: str) -> list[str]:
@@ -252,7 +270,8 @@ def _registered_by(module: str) -> list[str]:
     import gymnasium
 
     try:
-        importlib.import_module(module)
+        with redirect_stderr(io.StringIO()):  # gymnasium_robotics prints news about its envs
+            importlib.import_module(module)
     except Exception:
         return []
     return sorted(gymnasium.registry)
@@ -280,7 +299,8 @@ def _hint(name: str, ids: Iterable[str]) -> str:
     current = [*(known for known in ids if current_id(known) == known), *_own_ids()]
     same = [known for known in current if _base(known) == _base(name)]
     if same:
-        return f"; did you mean '{max(same, key=_version)}'?"
+        namespace = name.lower().rpartition("/")[0]
+        return f"; did you mean '{max(same, key=lambda known: (known.lower().rpartition('/')[0] == namespace, _version(known)))}'?"
     foreign = f" (for an env of another package write 'package.module:{name}')"
     return nearest(name, current, cutoff=0.85) or nearest(name, current) + foreign
 
@@ -295,8 +315,9 @@ def missing_package(name: str) -> str | None:
     top = re.split(r"[.:]", name)[0]
     if _installed(top) or Path(top).is_dir() or Path(f"{top}.py").is_file():
         return None
-    extra = f"; pip install 'slm-lab[{top}]'" if top in _MODULES.values() else ""
-    return f"cannot import '{name}': no package '{top}' is installed or in the current folder{extra}"
+    if top in _EXTRAS:
+        return f"{name.partition(':')[2]} needs the package {top}: pip install 'slm-lab[{_EXTRAS[top]}]'"
+    return f"cannot import '{name}': no package '{top}' is installed or in the current folder"
 
 
 def _installed(package: str) -> bool:
@@ -308,16 +329,10 @@ def _installed(package: str) -> bool:
 
 def _registered() -> dict[str, object]:
     """Return the ids that the installed Gymnasium can create with their entry points; {} without importing it (0.3 s) if they are KNOWN."""
-    if "gymnasium" not in sys.modules and not _has_plugins():
+    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"]:
         return {}
     import gymnasium
 
     # Hopper-v2 and similar ids need mujoco_py, which no longer exists; their entry point in Gymnasium raises an error
     entries = {name: env.entry_point for name, env in gymnasium.registry.items()}
     return {name: entry for name, entry in entries.items() if getattr(entry, "__module__", "") != gymnasium.envs.__name__}
-
-
-@cache
-def _has_plugins() -> bool:
-    """Return whether the installed Gymnasium may have other ids than KNOWN."""
-    return metadata.version("gymnasium") != _GENERATED["_gymnasium_version"] or bool(metadata.entry_points(group="gymnasium.envs"))

@@ -24,6 +24,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.report.metrics import estimate
+from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.training.evaluate import MAX_STEPS, play
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.limits import cores
@@ -142,6 +143,8 @@ class Played(NamedTuple):
     returns: list[float]
     """Sum of raw rewards of each episode."""
     video: VideoFile | None = None
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest possible return of the env, if they are known."""
 
 
 def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
@@ -154,6 +157,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
     if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
     agent = load_trained(training, options.which, options.session, select_device(spec, plan, 0))
+    bounds = return_range({f"env.{key}": value for key, value in env_spec.model_dump(exclude_defaults=True).items()})
     video = _video(training.paths, agent, options) if options.show == "video" else None
     try:
         if options.show is not None:
@@ -167,7 +171,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
         raise
     if video is not None:
         video.close(keep=True)
-    return Played(agent.path, agent.description, returns, video)
+    return Played(agent.path, agent.description, returns, video, bounds)
 
 
 def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions) -> list[float]:
@@ -223,7 +227,7 @@ def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoF
 def summary(played: Played) -> str:
     """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the video file, if any."""
     returns, lines = played.returns, [played.description]
-    mean = estimate(returns)
+    mean = estimate(returns, played.bounds)
     assert mean is not None
     interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"
     count = f"{len(returns)} episode{'s' if len(returns) > 1 else ''}"

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.run.search.search import next_commands
 
 
 def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -34,3 +36,19 @@ def test_a_file_that_cannot_be_used_is_a_user_error(tmp_path: Path, content: str
 def test_the_file_is_json(tmp_path: Path) -> None:
     SearchState("strength", None, False).save(tmp_path / "state.json")
     assert json.loads((tmp_path / "state.json").read_text())["metric"] == "strength"
+
+
+def test_only_commands_that_work_are_named(tmp_path: Path) -> None:
+    """Nothing can be confirmed before a trial has ended, nor played without its checkpoint."""
+    paths = RunPaths(tmp_path, "small")
+    paths.make_dirs()
+    paths.session_df(0).write_text("frame\n")
+    state = SearchState("strength", None, False, [TrialState(0, {}, "running", metric=2.0)])
+    paths.checkpoint(0, "best").write_bytes(b"")
+    assert next_commands(state, paths) == []
+    state.trials[0].status = "stopped"
+    assert [line.split()[0] for line in next_commands(state, paths)] == ["play", "confirm:"]
+    paths.checkpoint(0, "best").unlink()
+    assert [line.split()[0] for line in next_commands(state, paths)] == ["confirm:"]
+    state.confirm = 3
+    assert next_commands(state, paths) == []

@@ -20,6 +20,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.execute.ray.connect import connected
 from slm_lab.experiment.execute.ray.local_cluster import check_installed
 from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
+from slm_lab.experiment.files.find import checkpoints
 from slm_lab.experiment.files.lock import ENDED, RunLock
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.provenance import provenance
@@ -393,14 +394,20 @@ class Search(Experiment):
         if self.paths.best_spec in summary.files:
             table.say(f"spec of the best trial: {shown(self.paths.best_spec)}")
         table.say(f"all files: {root}")
-        if summary.best is not None:
-            table.say(f"play it:   slm-lab enjoy@{root}")
-            if not self.state.confirm:
-                table.say(f"confirm:   slm-lab search@{root} --confirm 3")
+        for line in next_commands(self.state, self.paths):
+            table.say(line)
         unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
         if stop.requested and (unfinished or len(records) < self.space.trials):
             raise KeyboardInterrupt
         return SearchResult(self.paths, records, summary)
+
+
+def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
+    """Return lines with the commands that the trials allow: to play the best one, and to confirm the best ones."""
+    ended, root = best_first(state.trials), shown(paths.root)
+    playable = any(checkpoints(paths, trial=one.trial) for one in ended)
+    play = [f"play it:   slm-lab enjoy@{root}"] if playable else []
+    return [*play, f"confirm:   slm-lab search@{root} --confirm 3"] if ended and not state.confirm else play
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:

@@ -60,6 +60,9 @@ def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
     """Return FILE and NAME, with defaults for omitted arguments."""
     if not words:
         return DEMO
+    if len(words) == 2 and _is_mode_at(words[1]) and "." not in words[0] and not Path(words[0]).exists():
+        file, alone = next(map(str, _files_with(words[0])), "FILE"), "" if words[1].startswith("study@") else f" or {words[1]}"
+        raise UsageError(f"'{words[0]}' is not a spec file; expected {file} {words[0]} {words[1]}{alone}")
     file = check_file_argument(words[0])
     is_mode = len(words) > 1 and words[1].partition("@")[0] in MODES
     if len(words) > 1 and not is_mode:

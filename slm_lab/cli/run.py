@@ -157,11 +157,12 @@ def _study(request: Request, arguments: Namespace) -> None:
     from slm_lab.experiment.files.paths import about_study, find_study
     from slm_lab.experiment.run.study.study import StudyExperiment
     from slm_lab.lib.log import notice
-    from slm_lab.spec.load.study_file import load_study
+    from slm_lab.spec.load.study_file import load_study, study_entries
 
     file, name, _, where = request
     if name is None:
         raise UsageError(f"study@{where}: FILE and NAME are missing; a study is continued as its file says: FILE NAME study@{where}")
+    study_entries(file, name)  # raises an error if there is no such study in the file
     paths = find_study(where, name, arguments.data_dir) if where else None
     sets = arguments.set or ([] if paths is None else about_study(paths).get("set", []))
     if sets and not arguments.set:

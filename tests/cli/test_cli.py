@@ -47,6 +47,10 @@ USER_ERRORS = [
     "chek SPECS",
     "check",
     "run --jbos 2",
+    "--wrong",
+    "SPECS small study@latest",
+    "small study@latest",
+    "ppo_cartpole train@latest",
     "check SPECS small train",
     "SPECS train",
     "",
@@ -92,6 +96,12 @@ def test_an_error_of_the_user(
         "test_cli.test_an_error_of_the_user",
         [text.replace(str(tmp_path), "FOLDER").replace(f"see {sys.argv[0].rsplit('/')[-1]} --help", "see PROG --help")],
     )
+
+
+def test_an_error_without_notices_of_keys_that_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another algorithm ignores many keys; the error is about the memory."""
+    code, text = answer(capsys, "demo.json", "ppo_cartpole", "train", "-s", "agent.algorithm.name=DQN")
+    assert (code, text.count("\n"), "agent.memory.name" in text) == (2, 2, True)
 
 
 def test_check_names_the_valid_specs_beside_the_problems(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,15 +50,22 @@ def _is_default(path: str, value: Any, body: Any) -> bool:
     return bool(to_jsonable_python(fields[0].get_default(call_default_factory=True)) == value)
 
 
-def load_study(path: str | Path, name: str, sets: Sequence[str] = ()) -> Study:
-    """Load the study `name` of a file and the specs of all its runs. Raises SpecError with all problems."""
+def study_entries(path: str | Path, name: str) -> tuple[str, dict[str, Any]]:
+    """Return the source of a file and its entries, of which `name` is a study. Raises SpecError if it is none."""
     source, entries = raw_entries(path)
     if name not in entries:
         hint = nearest(name, entries) or f"; expected one of {', '.join(entries)}"
         raise SpecError(source, [Problem("", f"unknown study '{name}'{hint}")])
+    if not isinstance(entries[name], dict) or "study" not in entries[name]:
+        problem = Problem("", "is a spec, not a study: it has no 'study' object; its modes are train, dev and search")
+        raise SpecError(f"{source} {name}", [problem])
+    return source, entries
+
+
+def load_study(path: str | Path, name: str, sets: Sequence[str] = ()) -> Study:
+    """Load the study `name` of a file and the specs of all its runs. Raises SpecError with all problems."""
+    source, entries = study_entries(path, name)
     raw, where, report = entries[name], f"{source} {name}", Report()
-    if not isinstance(raw, dict) or "study" not in raw:
-        raise SpecError(where, [Problem("", "is a spec, not a study: it has no 'study' object; its modes are train, dev and search")])
     unknown = [key for key in raw if key not in ("study", "$schema")]
     beside = [Problem(key, f"unknown key beside 'study'{nearest(key, ['study'])}", "unknown") for key in unknown]
     body = _with_sets(json.loads(json.dumps(raw["study"])), sets, report)

@@ -27,7 +27,7 @@ def export(words: list[str], arguments: Namespace) -> int:
     """Write the policy of a run to a file, check it against the agent, and print how closely they agree."""
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
-        raise UsageError(f"export: {given}; expected export {{run folder | latest}}")
+        raise UsageError(f"export: {given}; expected export {{folder | model | latest}}")
     name = getattr(arguments, "as")
     if name is not None and arguments.out is not None:
         raise UsageError(f"--out {arguments.out} has no effect with --as {name}: the file is written to the folder of the model; remove it")

@@ -186,7 +186,7 @@ def test_crafted_files(published: Repo, tmp_path: Path, capsys: pytest.CaptureFi
         {"model.safetensors": with_weights(current_return="many", current_epi=[])},
     ):
         published.files = {**good, **changed}
-        assert "me/cart is not usable" in refused(data, capsys, "me/cart")
+        assert "me/cart cannot be used" in refused(data, capsys, "me/cart")
 
 
 def test_sizes(published: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,6 +210,7 @@ def test_who_may(hub: Hub, published: Repo, model: Path, tmp_path: Path, capsys:
     assert "write access" in push("someone/cart")
     assert "no model 'kart'" in (main(["push", "kart", "me/x", *words]) and capsys.readouterr().err)
     assert "USER/REPO" in push("cart")
+    assert "did you mean 'me/cart'?" in push("https://huggingface.co/me/cart")
     assert main(["push", "cart", *words]) == 2
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "token is not valid" in push("me/new")

@@ -98,7 +98,9 @@ def pull(where: str, data_dir: Path, name: str | None = None, *, replace: bool =
 
 def _check_repo(repo: str) -> None:
     if not _REPO.fullmatch(repo) or ".." in repo:
-        raise UserError(f"invalid repository {repo!r}; expected USER/REPO")
+        in_url = re.fullmatch(rf"https?://[^/]+/({_REPO.pattern})/?", repo)
+        hint = f"; did you mean '{in_url[1]}'?" if in_url else ""
+        raise UserError(f"invalid repository {repo!r}; expected USER/REPO, its name on the Hugging Face Hub, such as alice/cartpole{hint}")
 
 
 def _package() -> ModuleType:
@@ -181,7 +183,9 @@ def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
     except Exception as error:  # whatever a crafted or damaged file causes
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         kind = f"{WEIGHTS} " if isinstance(error, tensor_file.TensorFileError) else kind
-        raise UserError(f"{where} is not usable: {kind}{str(error).replace(f'{model.root}{os.sep}', '')}") from None
+        raise UserError(
+            f"{where} cannot be used, and was not registered: {kind}{str(error).replace(f'{model.root}{os.sep}', '')}"
+        ) from None
     return agent.description.removesuffix(f": {agent.path}")
 
 

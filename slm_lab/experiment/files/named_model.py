@@ -46,7 +46,6 @@ class ModelPaths(RunPaths):
     spec = FileIn(SPEC)
     model_dir = FileIn("")
     weights = FileIn(WEIGHTS)
-    card = FileIn(CARD)
 
     @cached_property
     def checkpoint_dir(self) -> Location:

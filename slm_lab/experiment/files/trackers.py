@@ -1,4 +1,4 @@
-"""Experiment trackers (meta.track): this module passes a Session's rows on to processes of slm_lab.experiment.track.
+"""Experiment trackers (meta.track): this module sends a Session's rows to processes of slm_lab.experiment.track.
 
 Each table has one process per tracker. A tracker's library therefore uses neither the random generators, the threads nor the signal
 handlers of a Session, and a tracker that fails or blocks cannot stop the Session: rows that its process does not read are kept here, and
@@ -93,14 +93,14 @@ class Trackers:
         self.links = [TrackerLink(name, paths, table, trial) for name in dict.fromkeys(names)]
 
     def add_row(self, row: Row) -> None:
-        """Pass a row on, without waiting."""
+        """Send a row to each tracker; does not block."""
         if self.links:
             message = {"step": step_of(row), "mode": row.mode, "values": tagged(row)}
             for link in self.links:
                 link.send(message)
 
     def end(self, status: Status) -> None:
-        """Pass on how the Session ended, without waiting."""
+        """Send to each tracker how the Session ended."""
         for link in self.links:
             link.end(status)
 
@@ -121,7 +121,7 @@ class TrackerLink:
             self._switch_off(f"its process cannot be started: {error.strerror or error}")
 
     def _start(self, about: Mapping[str, Any]) -> None:
-        """Start the process, and pass on which table it tracks. Raises OSError."""
+        """Start the process, and send it which table it tracks. Raises OSError."""
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with self.log.open("ab") as log, self.log.open("ab") as lock:
@@ -151,7 +151,7 @@ class TrackerLink:
         return self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Pass a row on. Switch the tracker off if it has failed, or has not taken an earlier row for too long."""
+        """Send a row. Switch the tracker off if it has failed, or has not taken an earlier row for too long."""
         self._receive()
         if self._waiting and time.monotonic() - self._waiting[0] > _HANG_SECONDS:
             self._switch_off(f"it has not taken a row for {_HANG_SECONDS:g} s")
@@ -160,7 +160,7 @@ class TrackerLink:
             self._write(message)
 
     def end(self, status: Status) -> None:
-        """Pass on how the Session ended, and close the connection: the process goes on by itself."""
+        """Send how the Session ended, and close the connection: the process goes on by itself."""
         self._receive()
         if self._process is not None:
             self._write({"end": status})

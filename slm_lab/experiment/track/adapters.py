@@ -26,7 +26,7 @@ Scalar = str | int | float | bool
 
 
 class _Place(NamedTuple):
-    """Where a run stands in its experiment."""
+    """The place of a run in its trial, search or study."""
 
     group: str
     """Name of the folder of the trial, search or study."""

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 class _Tracking:
-    """Passes the messages of a Session on to an adapter. Args: replies: descriptor of the pipe to the Session."""
+    """Gives the messages of a Session to an adapter. Args: replies: descriptor of the pipe to the Session."""
 
     def __init__(self, replies: int) -> None:
         self.replies = replies

@@ -19,7 +19,7 @@ from slm_lab.experiment.deploy import enjoy
 from slm_lab.experiment.deploy.load import LoadedAgent, load_agent
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training, find_weights
-from slm_lab.experiment.files.paths import RunPaths, new_run
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths, new_run
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
@@ -213,7 +213,7 @@ def test_what_is_no_run(tmp_path: Path) -> None:
         load_agent(paths.root)
 
 
-def searched(folder: Path, metrics: Sequence[float | None], confirmed: Sequence[float] = ()) -> RunPaths:
+def searched(folder: Path, metrics: Sequence[float | None], confirmed: Sequence[float | None] = ()) -> RunPaths:
     """A search whose trials have these metrics (None: failed), and nets of as many units as their numbers; the first ones confirmed."""
     runs = [trained(folder / str(trial), {"name": "CartPole-v1"}, net={**NET, "hid_layers": [trial + 1]}) for trial in range(len(metrics))]
     paths = new_run(folder, "small")
@@ -258,6 +258,24 @@ def test_the_agent_of_a_search_is_that_of_its_best_trial(tmp_path: Path, capsys:
     assert find_weights(str(root), tmp_path)[0] == agent.path
     assert cli.main(["export", str(root), "--trial", "0", "--format", "torch"]) == 0
     assert "trial 0 of the search" in capsys.readouterr().out
+    assert isinstance(agent.path, Path)
+    agent.path.write_bytes(agent.path.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"meta\.init_from: .*; this one can be read: .*_t1_s0_ckpt-last\.pt"):
+        find_weights(str(root), tmp_path)
+
+
+def test_a_failed_run_of_a_study_is_not_chosen(tmp_path: Path) -> None:
+    study = StudyPaths(tmp_path / "st_2026_01_03_120000", "st")
+    study.runs.mkdir(parents=True)
+    study.study.write_text("{}")
+    for seed, status in enumerate(("failed", "done")):
+        run = trained(tmp_path / str(seed), {"name": "CartPole-v1"}, net={**NET, "hid_layers": [seed + 1]})
+        run.trial_metrics().write_text(json.dumps({"status": status}))
+        folder = shutil.copytree(run.root, study.runs / str(seed) / run.root.name).parent
+        (folder / "study_run.json").write_text(json.dumps({"entry": "A", "env": "CartPole-v1", "random_seed": seed}))
+    assert units(load_agent(study.root)) == 2
+    with pytest.raises(UserError, match=r"seed 0: the runs of .* have 1"):
+        load_agent(study.root, seed=0)
 
 
 def test_a_confirmed_trial_comes_before_a_better_one_that_was_not(tmp_path: Path) -> None:
@@ -269,6 +287,8 @@ def test_a_confirmed_trial_comes_before_a_better_one_that_was_not(tmp_path: Path
     alone = searched(tmp_path / "alone", [1.0, 2.0], confirmed=[5.0])
     assert units(load_agent(alone.root)) == 1, "its own values, not those of the search's spec"
     assert units(load_agent(alone.confirmation)) == 1, "the folder of a single confirmation is not a run of train"
+    second = searched(tmp_path / "second", [1.0, 2.0], confirmed=[None, 5.0])
+    assert units(load_agent(second.confirmation)) == 2, "nor if its number is not 0"
 
 
 def test_a_search_none_of_whose_trials_has_ended(tmp_path: Path) -> None:

@@ -34,6 +34,16 @@ def test_sessions_with_a_table(tmp_path: Path) -> None:
     assert paths.sessions("eval") == [3]
 
 
+def test_the_folder_of_a_single_confirmation_holds_trials(tmp_path: Path) -> None:
+    search = new_run(tmp_path, "ppo")
+    search.search_state.touch()
+    for root, expected in ((search.confirmation, True), (tmp_path / "confirm", False)):
+        paths = RunPaths(root, "ppo")
+        paths.info_dir.mkdir(parents=True)
+        paths.session_df(0, t=3).touch()
+        assert (paths.trials(), paths.holds_trials) == ([3], expected)
+
+
 def test_policies_are_told_from_sessions(tmp_path: Path) -> None:
     paths = new_run(tmp_path, "ppo")
     paths.spec.write_text('{"ppo": {"meta": {"sampler": {"num_policies": 3}}}}')

@@ -220,6 +220,7 @@ def test_policies_of_one_session_and_of_failed_ones(paths: RunPaths, make_spec: 
         write_rows(paths, index, returns)
     one = analyze_trial(settled(make_spec(), num_policies=2), paths)
     assert (one["policies"], one["best_policy"], one["sessions"]) == ([20, 50], 1, 1)
+    assert (one["current_return"], one["current_return_se"]) == (35, None), "of one Session, not of two"
     assert [trace["name"] for trace in read_figure(paths.trial_graph("mean_returns", "html"))[0]][:2] == ["policy 0", "policy 1"]
     for index, returns in enumerate(([20.0, 40.0], [float("nan")] * 2), start=2):
         write_rows(paths, index, returns)

@@ -109,7 +109,7 @@ def test_return_axis_band_and_smoothing(report: Browser) -> None:
         last, share = 0.5 * last + 0.5 * y, 0.5 * share + 0.5
         smoothed.append(last / share)
     assert np.allclose(ys(report, "line")[0], smoothed)
-    choose(report, "return", "1")
+    choose(report, "return", "train total_reward")
     smooth(report, 0)
     assert ys(report, "line")[0] == [20, 60, 100, 200, 250, 300]  # total_reward is equal here
 
@@ -154,12 +154,15 @@ def test_print_has_every_graph_and_dark_ink(report: Browser) -> None:
 
 
 def test_newer_data_keep_the_choices(report: Browser, paths: RunPaths) -> None:
-    """As a server sends them."""
+    """As a server sends them. A return stays chosen when the first evaluation adds another one before it."""
     choose(report, "axis", "wall_t")
+    choose(report, "return", "train total_reward")
     write_rows(paths, 0, [20.0, 60.0, 100.0, 200.0, 250.0, 300.0, 310.0], columns={"wall_t": [1, 2, 3, 4, 5, 6, 7]})
-    data = json.dumps(report_data_module.report_data(report_data_module.Run(paths)))
-    report.run(f"SLMReport.update(document.getElementById('report'), {data})")
+    data = report_data_module.report_data(report_data_module.Run(paths))
+    data["returns"].insert(0, {"column": "total_reward", "label": "evaluation", "mode": "eval"})
+    report.run(f"SLMReport.update(document.getElementById('report'), {json.dumps(data)})")
     report.wait(f"{TRACES} !== undefined")
+    assert report.run("document.getElementById('choose-return').value") == "train total_reward"
     assert ys(report, "line")[0][-1] == 310
     assert report.run(f"{TRACES}.find(one => one.meta === 'line').x")[-1] == 7
 

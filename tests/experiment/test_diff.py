@@ -78,7 +78,7 @@ def test_the_first_row_that_differs(tmp_path: Path) -> None:
     assert first is not None
     assert first.session == 1
     assert first.rows.first is not None
-    assert first.rows.first.to_dict() == {"frame": 200, "row": 2, "column": "current_return", "a": "5", "b": "7"}
+    assert first.rows.first._asdict() == {"frame": 200, "row": 2, "column": "current_return", "a": "5", "b": "7"}
     assert [(table.rows.equal, table.rows.columns) for table in result.tables] == [
         (2, ("current_return", "loss")),
         (1, ("current_return", "loss")),
@@ -101,7 +101,7 @@ def test_rows_of_the_same_frame_are_compared() -> None:
     rows = compare_rows(one, other)
     assert (rows.rows, rows.first, rows.only, rows.only_columns, rows.same) == (2, None, ((100,), (400,)), (("old",), ()), False)
     rows = compare_rows({"frame": ["1", "2"], "loss": ["1", "2"]}, {"frame": ["1", "2"], "loss": ["1.0", "2.5"]})
-    assert (rows.equal, rows.first and rows.first.values) == (1, ("2", "2.5"))
+    assert (rows.equal, rows.first and rows.first[-2:]) == (1, ("2", "2.5"))
     assert compare_rows(one, other, after=200, up_to=300).rows == 1
 
 

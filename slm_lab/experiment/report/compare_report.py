@@ -166,7 +166,6 @@ class _Report:
                 html.section("Definitions", html.bullets(self._explanations()), html.definitions(TERMS)),
                 html.section("Runs", html.links(runs, paths.root)),
             ],
-            plots=True,
         )
 
 

@@ -1,4 +1,4 @@
-"""The parts of the pages of comparisons and studies: HTML that loads nothing except plotly.min.js beside it."""
+"""The parts of the page of a comparison: HTML that loads nothing except plotly.min.js beside it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ a { color: var(--accent); } .sentences { font-size: 15px; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 3px 16px 3px 0; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th { font-weight: 500; color: var(--soft); font-size: 12px; }
-pre { font: 12.5px/1.5 ui-monospace, monospace; background: var(--card); border: 1px solid var(--grid); border-radius: 6px; padding: 10px;
-  overflow-x: auto; }
 ul { padding-left: 18px; } dt { font-weight: 600; margin-top: 6px; } dd { margin: 0; }
 .card { background: var(--card); border: 1px solid var(--grid); border-radius: 6px; padding: 4px; margin: 0 0 12px; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 12px; }
-.grid > * { min-width: 0; } .grid img { width: 100%; height: auto; background: #fff; border-radius: 6px; }
 @media (max-width: 700px) { main { padding: 10px 10px 30px; } }
 """
 _SCRIPT = """
@@ -62,9 +58,8 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'self' file:; style-sr
 """Content security policy: nothing is loaded from another machine."""
 
 
-def page(title: str, sections: Iterable[str], *, plots: bool = False) -> str:
-    """Return a page. Args: plots: whether a section contains a `plot`, for which plotly.min.js is loaded."""
-    script = f'<script src="{PLOTLY_JS}"></script><script>{_SCRIPT}</script>' if plots else ""
+def page(title: str, sections: Iterable[str]) -> str:
+    """Return a page, for which plotly.min.js is loaded from its folder."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
@@ -72,7 +67,7 @@ def page(title: str, sections: Iterable[str], *, plots: bool = False) -> str:
 <style>{_STYLE}</style></head><body>
 <main><h1>{html.escape(title)}</h1>
 {"".join(sections)}</main>
-{script}
+<script src="{PLOTLY_JS}"></script><script>{_SCRIPT}</script>
 </body></html>
 """
 
@@ -106,11 +101,6 @@ def definitions(texts: Mapping[str, str]) -> str:
     return f"<dl>{''.join(f'<dt>{html.escape(term)}</dt><dd>{html.escape(text)}</dd>' for term, text in texts.items())}</dl>"
 
 
-def commands(lines: Iterable[str]) -> str:
-    """Return lines to copy into a terminal."""
-    return f"<pre>{html.escape(chr(10).join(lines))}</pre>"
-
-
 def links(targets: Iterable[tuple[str, Path]], root: Path) -> str:
     """Return a list of links to files and folders, relative to the folder of the page; names without a link for those that are gone."""
     shown = ((html.escape(name), target) for name, target in targets)
@@ -121,18 +111,6 @@ def links(targets: Iterable[tuple[str, Path]], root: Path) -> str:
 def link(target: Path, root: Path) -> str:
     """Return the relative URL of a file or folder."""
     return html.escape(quote(os.path.relpath(target, root)), quote=True)
-
-
-def pictures(files: Iterable[tuple[Path, str]]) -> str:
-    """Return PNG files below the folder of the page, two in a row; each is linked to its interactive page."""
-    shown = [(f"{file.parent.name}/{file.stem}", title) for file, title in files]
-    each = (f'<a href="{name}.html"><img src="{name}.png" alt="{html.escape(title)}" loading="lazy"></a>' for name, title in shown)
-    return f'<div class="grid">{"".join(each)}</div>' if shown else ""
-
-
-def paragraphs(texts: Iterable[str]) -> str:
-    """Return paragraphs of plain text."""
-    return "".join(f"<p>{html.escape(text)}</p>" for text in texts)
 
 
 def plot(figure: AnyFigure) -> str:

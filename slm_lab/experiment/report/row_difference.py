@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from slm_lab.experiment.training.observers.base import MEASURED
 
@@ -13,20 +13,16 @@ Columns = Mapping[str, Sequence[str]]
 """Column → cells as text, see run.read_columns."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell that differs, in the row of a frame."""
 
     frame: int
     row: int
     """Number of the row in the first table, from 1."""
     column: str
-    values: tuple[str, str]
-    """The cell in each table, as text."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the cell for JSON."""
-        return {"frame": self.frame, "row": self.row, "column": self.column, "a": self.values[0], "b": self.values[1]}
+    a: str
+    """The cell in the first table, as text."""
+    b: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +57,7 @@ def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: flo
     for count, frame in enumerate(frames):
         i, j = at_one[frame], at_other[frame]
         if differ := tuple(name for name in names if not _equal(one[name][i], other[name][j])):
-            cell = Cell(frame, i + 1, differ[0], (one[differ[0]][i], other[differ[0]][j]))
+            cell = Cell(frame, i + 1, differ[0], one[differ[0]][i], other[differ[0]][j])
             return RowComparison(len(frames), count, cell, differ, only, (only_columns[0], only_columns[1]))
     return RowComparison(len(frames), len(frames), None, (), only, (only_columns[0], only_columns[1]))
 

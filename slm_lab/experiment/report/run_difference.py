@@ -212,7 +212,7 @@ def _table_json(one: TableDifference) -> dict[str, Any]:
         "mode": one.mode,
         "rows": rows.rows,
         "equal": rows.equal,
-        "first": None if rows.first is None else rows.first.to_dict(),
+        "first": None if rows.first is None else rows.first._asdict(),
         "columns": list(rows.columns),
         "only_a": len(rows.only[0]),
         "only_b": len(rows.only[1]),
@@ -298,7 +298,7 @@ def _table_text(rows: RowComparison) -> str:
     if (cell := rows.first) is not None:
         more = f" and {len(rows.columns) - 1} more columns" if len(rows.columns) > 1 else ""
         first = f"first difference at frame {cell.frame:,} (row {cell.row}): {cell.column}{more}; {cell.column} is"
-        return f"{first} {cell.values[0] or 'empty'} in A, {cell.values[1] or 'empty'} in B"
+        return f"{first} {cell.a or 'empty'} in A, {cell.b or 'empty'} in B"
     extra = [f"{len(only):,} more row{'s' * (len(only) > 1)} in {name}" for name, only in zip("AB", rows.only, strict=True) if only]
     if not rows.rows:
         return f"no row of the same frame; {', '.join(extra)}" if extra else "no rows"

@@ -424,8 +424,8 @@ def _compare(result: Verification, again: _Again, copy: RunPaths) -> None:
 def _row_findings(name: str, found: RowComparison, window: Window) -> list[Finding]:
     findings = []
     if (cell := found.first) is not None:
-        text = f"frame {cell.frame:,} (row {cell.row}), {cell.column}: {cell.values[0]} in the run, {cell.values[1]} trained again"
-        findings.append(Finding("rows", name, text, cell.to_dict()))
+        text = f"frame {cell.frame:,} (row {cell.row}), {cell.column}: {cell.a} in the run, {cell.b} trained again"
+        findings.append(Finding("rows", name, text, cell._asdict()))
     only, missing = found.only[0], [frame for frame in found.only[1] if frame != window.end]
     for frames, what in ((only, "that training does not write"), (missing, "missing")):
         if frames:

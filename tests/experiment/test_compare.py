@@ -513,11 +513,11 @@ def test_evaluations_are_not_compared_with_training_episodes(tmp_path: Path) -> 
     found = comparison(words, labels=labels, out=tmp_path / "out")
     assert [row["final_return"] for row in found.content["settings"]] == [3, 5]
     assert [pair["difference"] for pair in found.content["pairs"]] == [2]
-    reason = "current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
+    reason = "Current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
     assert found.content["metric"] == "training_return"
     assert found.content["metric_reason"].startswith(reason)
     assert reason in " ".join(found.text.split())
-    assert reason in (tmp_path / "out/compare.html").read_text()
+    assert reason in (tmp_path / "out/compare.html").read_text().partition("<h2>")[0]
     assert comparison(words, metric="total_reward", out=tmp_path / "out").content["metric_reason"] is None
 
 

@@ -177,7 +177,7 @@ def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
     if len(found) < 2:
         return Comparable(metric)
     differing = "; ".join(f"{name}: {' and '.join(sorted(own))}" for name, own in sources.items())
-    return Comparable("training_return", f"current returns at the end differ in kind ({differing}); comparing those of training episodes")
+    return Comparable("training_return", f"Current returns at the end differ in kind ({differing}); comparing those of training episodes")
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,14 @@ class _Report:
     def text(self) -> str:
         keys = [lines[0].index("env") + 1 if "env" in lines[0] else 2 if lines[0][1] == "A" else 1 for lines in self.tables.values()]
         blocks = [aligned(lines, keys=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
-        explained = [line for text in self._explanations() for line in wrapped(text, indent="").splitlines()]
+        texts = [*self._reason, *explanations(self.summaries, self.found)]
+        explained = [line for text in texts for line in wrapped(text, indent="").splitlines()]
         return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])
 
-    def _explanations(self) -> list[str]:
-        return [*([f"{self.used.reason}."] if self.used.reason else []), *explanations(self.summaries, self.found)]
+    @property
+    def _reason(self) -> list[str]:
+        """Return the sentence on a metric that is not the requested one, if it is another."""
+        return [f"{self.used.reason}."] if self.used.reason else []
 
     def content(self) -> dict[str, Any]:
         """Return the content of the JSON file."""
@@ -160,10 +163,10 @@ class _Report:
         return html.page(
             "Comparison of " + (" and ".join(names) if len(names) < 4 else f"{len(names)} settings"),
             [
-                f'<div class="sentences">{html.bullets(answers(self.found))}</div>',
+                f'<div class="sentences">{html.bullets([*answers(self.found), *self._reason])}</div>',
                 *(html.section(title, html.table(lines)) for title, lines in self.tables.items()),
                 html.section("Graphs", *(html.plot(self.graphs[name]) for name in order)),
-                html.section("Definitions", html.bullets(self._explanations()), html.definitions(TERMS)),
+                html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definitions(TERMS)),
                 html.section("Runs", html.links(runs, paths.root)),
             ],
         )

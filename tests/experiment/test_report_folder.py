@@ -163,7 +163,9 @@ def test_runs_of_a_study_without_current_return_are_compared_by_total_reward(stu
     table.write_text(table.read_text().replace("current_return", "earlier_return"))
     write_result(result, Run(run), json.loads((folder.parent / "study_run.json").read_text()), 3.0)
     assert report(capsys, str(study.root)) == study.report
-    comparison, runs, *_ = data_of(study.report)["tables_of"]
+    data = data_of(study.report)
+    comparison, runs, *_ = data["tables_of"]
+    assert data["paragraphs"][0].startswith("A has no current_return; comparing total_reward")
     assert comparison["note"].startswith("Score: mean return of the last 100 episodes at the end")
     assert runs["rows"][0][4] == "30"
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slm_lab.experiment.report.compare import Setting, seeds_of
+from slm_lab.experiment.report.compare import Setting, comparable_metric, seeds_of
 from slm_lab.experiment.report.metrics import Estimate, average, usable_bounds
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.statistics import LEVEL, confidence_sequence, decided_after
@@ -50,7 +50,7 @@ def _end(value: float | None, infinite: str) -> str:
     return infinite if value is None else number(value)
 
 
-def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting], metric: str) -> list[Decision]:
+def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> list[Decision]:
     """Return a Decision for each env and entry, against the baseline of the study, or else against the first entry of the env.
 
     With probability 0.95, all intervals contain the true differences at every number of seeds: each has the level 0.05 / number of
@@ -60,6 +60,7 @@ def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting], metric
     """
     pairs = [(env, entry, _reference(study, env)) for env in study.envs for entry in _entries(study, env)]
     pairs = [pair for pair in pairs if pair[1] != pair[2]]
+    metric = comparable_metric(study.metric, found.values()).metric
     return [_decide(study, found, metric, LEVEL / len(pairs), *pair) for pair in pairs]
 
 

@@ -267,9 +267,9 @@ def study_data(
 ) -> dict[str, Any]:
     """Return the data of the page of a study (see report_data.py)."""
     found = study_settings(study, results)
-    study = with_usable_metric(study, found)
+    study, reason = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
-    decided = decisions(study, found, study.metric) if decide else []
+    decided = decisions(study, found) if decide else []
     sentences = findings(study, [row._replace(difference=None) for row in rows] if decided else rows)
     folder = shlex.quote(str(shown(paths.root)))
     commands = study_commands(study, paths)
@@ -284,7 +284,7 @@ def study_data(
             complete=complete,
         ),
         "facts": _study_facts(study, results, failed),
-        "paragraphs": [*decision_lines(study, decided), *sentences] if found else ["No run has ended yet."],
+        "paragraphs": [*([reason] if reason else []), *decision_lines(study, decided), *sentences] if found else ["No run has ended yet."],
         "tables_of": [_comparison(study, rows), _runs(study, paths, results), _definitions(study), _origins(results)],
         "figures": _study_figures(study, paths, found),
         "settings": {"spec": json.dumps({study.name: study.raw}, indent=2, ensure_ascii=False, default=str)},

@@ -26,7 +26,6 @@ from slm_lab.experiment.report.statistics import holm, probability_of_improvemen
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.lib.files import shown
-from slm_lab.lib.log import notice
 from slm_lab.lib.text import aligned, wrapped
 from slm_lab.spec.models.study import StudyPlan
 
@@ -107,7 +106,7 @@ def write_report(
     found = study_settings(study, results)
     if not found and not failed:
         return ["no run has ended yet: there is nothing to compare"]
-    study = with_usable_metric(study, found)
+    study, reason = with_usable_metric(study, found)
     rows = study_rows(study, found, failed)
     writer = Writer(paths.root)
     markdown = markdown_table(study, rows)
@@ -116,22 +115,21 @@ def write_report(
     with writer.drawing():
         writer.draw(figures, paths.graph)
     plain = [file_row(row._asdict()) for row in rows]
-    decided = decisions(study, found, study.metric) if decide else []
-    content = {"study": study.name, "metric": study.metric, "rows": plain, "decisions": [_decision_row(one) for one in decided]}
+    decided = decisions(study, found) if decide else []
+    about = {"study": study.name, "metric": study.metric, "metric_reason": reason or None}
+    content = {**about, "rows": plain, "decisions": [_decision_row(one) for one in decided]}
     writer.write("table not written", (paths.table("md"), markdown.encode))
     writer.write("table not written", (paths.table("json"), partial(json_bytes, content)))
     writer.write("table not written", (paths.table("csv"), partial(rows_csv, plain)))
     writer.close()
     table = paths.table("md")
-    return [*text_lines(study, rows, decided), *([str(shown(table))] if table.is_file() else [])]
+    return [*text_lines(study, rows, decided, reason), *([str(shown(table))] if table.is_file() else [])]
 
 
-def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> StudyPlan:
-    """Return the study with the metric by which all its runs can be compared, with a notice if it is another; see comparable_metric."""
+def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
+    """Return the study with the metric by which all its runs can be compared, and why it is another one; see comparable_metric."""
     metric, reason = comparable_metric(study.metric, found.values())
-    if reason:
-        notice(reason)
-    return replace(study, spec=study.spec.model_copy(update={"metric": metric}))
+    return replace(study, spec=study.spec.model_copy(update={"metric": metric})), f"{reason}." if reason else ""
 
 
 def _decision_row(one: Decision) -> dict[str, Any]:
@@ -305,9 +303,9 @@ def markdown_table(study: StudyPlan, rows: Sequence[Row]) -> str:
     return "\n".join([*table, "", f"{explanation(study, rows)} {_BOOTSTRAP}"]) + "\n"
 
 
-def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision] = ()) -> list[str]:
-    """Return the table and the decisions for the terminal."""
-    texts = [f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
+def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
+    """Return the table, why its metric is another one, and the decisions, for the terminal."""
+    texts = [*([reason] if reason else []), f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
     table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
     return [*table, *(line for text in texts for line in wrapped(text, indent="").splitlines())]
 

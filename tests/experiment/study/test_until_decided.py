@@ -19,7 +19,7 @@ from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.load.study_file import load_study
 from slm_lab.testing import FakeExecutor
-from tests.experiment.study.toys import STUDY, failing_run, made_up_run, results, write, write_made_up
+from tests.experiment.study.toys import STUDY, evaluated_run, failing_run, made_up_run, results, write, write_made_up
 from tests.experiment.test_report_folder import data_of
 
 
@@ -91,6 +91,20 @@ def test_only_undecided_entries_get_more_seeds_and_a_failure_ends_it(tmp_path: P
     assert {seed for _, seed in results(StudyPaths(failed, "small"))} == {0, 1}
 
 
+@pytest.mark.usefixtures("_no_processes")
+def test_decisions_do_not_compare_evaluations_with_training_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Decided by training episodes, as without evaluations; by evaluations of one entry, slow would be above fast."""
+    paths = study_until(tmp_path, max_seeds=20, target=evaluated_run, metric="current_return")
+    assert [(one["seeds"], one["decided_after"], one["difference"] > 0) for one in decided(paths)] == [(8, 8, True)]
+    table = json.loads(paths.table("json").read_text())
+    reason = "Current returns at the end differ in kind (slow: training episodes; fast: evaluation with deterministic actions)"
+    assert table["metric"] == "training_return"
+    assert table["metric_reason"].startswith(reason)
+    assert data_of(paths.report)["paragraphs"][0] == table["metric_reason"]
+    out, err = capsys.readouterr()
+    assert (" ".join(out.split()).count(reason), reason in err) == (1, False)
+
+
 def test_decisions_against_the_first_entry_without_a_baseline(tmp_path: Path) -> None:
     study = load_study(write(tmp_path, baseline=None, random_seed=[5, 3, 4]), "small")
     found = []
@@ -104,7 +118,7 @@ def test_decisions_against_the_first_entry_without_a_baseline(tmp_path: Path) ->
         }
         write_made_up(tmp_path / f"{index}.json", identity)
         found.append(ResultRun(tmp_path / f"{index}.json"))
-    (one,) = decisions(study, study_settings(study, found[1:]), "total_reward")
+    (one,) = decisions(study, study_settings(study, found[1:]))
     assert (one.entry, one.reference, one.pairs, one.after, one.bounded) == ("fast", "slow", 2, None, True)
     assert one.difference is not None
     assert one.difference.value == pytest.approx(460 - 2 * 3.5)

@@ -95,9 +95,18 @@ def failing_run(context: Context, job: RunJob) -> None:
     made_up_run(context, job)
 
 
-def write_made_up(file: Path, identity: dict[str, Any]) -> None:
+def evaluated_run(context: Context, job: RunJob) -> None:
+    """The same, and runs of the entry fast have evaluations, of return 0."""
+    identity = json.loads(job.folder.identity.read_text(encoding="utf-8"))
+    write_made_up(job.result, identity, {"0": {"frame": [200], "total_reward": [0.0]}} if identity["entry"] == "fast" else {})
+    context.send("outcome", "done", "")
+
+
+def write_made_up(file: Path, identity: dict[str, Any], evaluation: dict[str, Any] | None = None) -> None:
     value = RETURNS[identity["entry"]](identity["random_seed"])
     table = {"0": {"frame": [100, 200], "total_reward": [10.0, value], "current_return": [10.0, value]}}
     body = {"version": 1, **identity, "status": "done", "policies": 1, "seconds": 1.0, "failures": {}, "sessions": {"0": "done"}}
-    content = with_checksum({**body, "spec_name": "a2c", "versions": {}, "git": None, "processor": "", "train": table, "eval": {}})
+    content = with_checksum(
+        {**body, "spec_name": "a2c", "versions": {}, "git": None, "processor": "", "train": table, "eval": evaluation or {}}
+    )
     replace_file(file, json.dumps(content).encode())

@@ -398,7 +398,7 @@ class StudyExperiment(Experiment):
 
         if self.max_seeds is None or any(state.status != "done" for state in self.states):
             return False
-        found = decisions(self.study, study_settings(self.study, self._results(paths)[0]), self.study.metric)
+        found = decisions(self.study, study_settings(self.study, self._results(paths)[0]))
         undecided = [one for one in found if one.after is None]
         before = len(self.study.runs)
         while len(self.study.runs) - before < concurrent:

@@ -42,10 +42,6 @@ class Experiment:
     lock: RunLock | None = None
     display: Display | None = None
 
-    def _take_lock(self, path: Path, what: str = "run") -> None:
-        """Lock the folder that contains `path`. Raises UserError if the folder is in use or cannot be written."""
-        self.lock = lock_of(path, what)
-
     @contextmanager
     def _run_context(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
         """Convert signals to a stop request, and start processes by `method`, while the block runs; finally release the lock.

@@ -79,6 +79,8 @@ def test_nested_and_dotted_keys_are_one(specs: Specs) -> None:
         ({"agent.algorithm.lam_choice": [0.5, 0.6]}, "agent.algorithm.lam_choice"),
         ({"agent.algorithm.lam__uniform": [0.5, 0.6], "agent": {"algorithm": {"lam__choice": [0.5]}}}, "agent.algorithm.lam__choice"),
         ({"meta.max_trial__choice": [2, 3]}, "meta.max_trial__choice"),
+        ({"meta": {"eval_episodes__choice": [0, 3]}}, "meta.eval_episodes__choice"),
+        ({"meta.rigorous_eval__choice": [0, 3]}, "meta.rigorous_eval__choice"),
         ({"agent": {"net": {"hid_layers": [{}, {"x__choice": [1]}]}}}, "agent.net.hid_layers[1].x__choice"),
         ({"agent.net.optim_spec__choice": [{"name": "Adam", "lr__uniform": [-1, 1]}]}, "agent.net.optim_spec__choice[0].lr__uniform"),
         ({"agent.net.optim_spec__choice": [{"name": "Adam", "lr__unform": [0.1, 1]}]}, "agent.net.optim_spec__choice[0].lr__unform"),

@@ -17,6 +17,8 @@ _MOST_VALUES = 1000
 """Maximum number of values of one key that are checked."""
 _MOST_CONTEXTS = 8
 """Maximum number of combinations of the other keys' values in which a value is tried."""
+_EVALUATION = {"eval_episodes", "rigorous_eval", "eval_deterministic"}
+"""Keys of meta that determine what the return of a trial is measured on."""
 _ALGORITHM: KeyPath = ("agent", "algorithm")
 _REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
 """Searched key → the spec's own key that it replaces: SLM Lab uses lam if both are given."""
@@ -122,6 +124,8 @@ def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Key
         place, path = ("search", *key.where), tuple(map(str, key.path))
         if is_for_search(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
             report.fail(place, f"{key.text} cannot be searched")
+        elif key.path[0] == "meta" and key.path[-1] in _EVALUATION:
+            report.fail(place, f"{key.text} cannot be searched: trials are compared by evaluations of one kind; set it in the section meta")
         elif key.path[-1] == "arc_file":
             report.fail(place, "arc_file cannot be searched; give the contents of the files as values of arc")
         elif path in seen:

@@ -170,7 +170,20 @@ def test_runs_of_a_study_without_current_return_are_compared_by_total_reward(stu
     assert runs["rows"][0][4] == "30"
 
 
-@pytest.mark.parametrize("content", ["{", '{"st": {}, "$study": {"version": 1}}'])
-def test_a_damaged_study_file(content: str, study: StudyPaths, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("content", "why", "ends"),
+    [
+        ("{", "Expecting property name", ""),
+        ('{"st": {}, "$study": {"version": 1}}', "'scores' is missing", "; slm-lab FILE st study@ROOT writes it again"),
+        (
+            '{"st": {"study": {}}, "$study": {"source": "a.json", "set": [], "scores": [], "runs": []}}',
+            "2 validation errors",
+            "ROOT writes it again",
+        ),
+    ],
+)
+def test_a_damaged_study_file(content: str, why: str, ends: str, study: StudyPaths, capsys: pytest.CaptureFixture[str]) -> None:
     study.study.write_text(content)
-    assert f"{study.study} cannot be read as a study" in refused(capsys, str(study.root))
+    error = refused(capsys, str(study.root)).rstrip()
+    assert f"{study.study} cannot be read as a study: {why}" in error
+    assert error.endswith(ends.replace("ROOT", str(study.root)))

@@ -103,7 +103,9 @@ def _saved_study(paths: StudyPaths, about: Mapping[str, Any]) -> StudyPlan:
         runs, spec = tuple(PlannedRun(*run) for run in about["runs"]), StudySpec.model_validate(body["study"])
         return StudyPlan(paths.name, about["source"], spec, body, runs, scores, tuple(about["set"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{paths.study} cannot be read as a study: {error!r}; study@{paths.root} writes it again") from None
+        why = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        again = f"slm-lab {about.get('source', 'FILE')} {paths.name} study@{paths.root} writes it again"
+        raise UserError(f"{paths.study} cannot be read as a study: {why}; {again}") from None
 
 
 def _with_added_seeds(study: StudyPlan, results: Sequence[ResultRun]) -> StudyPlan:

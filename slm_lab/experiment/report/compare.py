@@ -97,8 +97,7 @@ class SeedResult:
         """Return the column of each table, or of each evaluation table."""
         if column == "evaluation" or (column == "current_return" and self.evaluation):
             return [_curve(table, "total_reward", x_column) for table in self._evaluation]
-        column = "current_return" if column == "training_return" else column
-        return [_curve(table, column, x_column) for table in self.tables]
+        return [_curve(table, column_of(column), x_column) for table in self.tables]
 
     @property
     def threshold_rule(self) -> str:
@@ -151,6 +150,11 @@ class SeedResult:
         steps = self._curves("opt_step", "wall_t")
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
+
+
+def column_of(metric: str) -> str:
+    """Return the column of a training table that has the values of a metric."""
+    return "current_return" if metric == "training_return" else metric
 
 
 class Comparable(NamedTuple):

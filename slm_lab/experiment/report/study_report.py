@@ -15,7 +15,7 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import StudyPaths, file_stem
 from slm_lab.experiment.report import compare_report as comparison
-from slm_lab.experiment.report.compare import RULES, Setting, comparable_metric, summarize
+from slm_lab.experiment.report.compare import RULES, Setting, column_of, comparable_metric, summarize
 from slm_lab.experiment.report.compare_report import Drawn, estimate_text, file_row, median_text, number_text, rows_csv
 from slm_lab.experiment.report.decision import Decision, decisions, scores_by_seed
 from slm_lab.experiment.report.decision import explanation as decision_explanation
@@ -317,7 +317,7 @@ def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
         how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
         parts.append(f"Difference to {study.spec.baseline}: {how}; P(higher): that a seed scores higher than one of it; p: Welch's t test.")
     if any(row.solved is not None for row in rows):
-        judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {study.metric}"
+        judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {column_of(study.metric)}"
         parts.append(f"Solved: {judged} at or above {_levels(study)}; seconds and frames are {comparison.MEDIANS}.")
     if any(row.published is not None for row in rows):
         signs = "≥ means that ours reaches it, ≈ that ours is lower but its interval contains it, below that neither holds"

@@ -94,11 +94,12 @@ def test_only_undecided_entries_get_more_seeds_and_a_failure_ends_it(tmp_path: P
 @pytest.mark.usefixtures("_no_processes")
 def test_decisions_do_not_compare_evaluations_with_training_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Decided by training episodes, as without evaluations; by evaluations of one entry, slow would be above fast."""
-    paths = study_until(tmp_path, max_seeds=20, target=evaluated_run, metric="current_return")
+    paths = study_until(tmp_path, max_seeds=20, target=evaluated_run, metric="current_return", solve=100)
     assert [(one["seeds"], one["decided_after"], one["difference"] > 0) for one in decided(paths)] == [(8, 8, True)]
     table = json.loads(paths.table("json").read_text())
     reason = "Current returns at the end differ in kind (slow: training episodes; fast: evaluation with deterministic actions)"
     assert table["metric"] == "training_return"
+    assert "the column current_return" in paths.table("md").read_text()
     assert table["metric_reason"].startswith(reason)
     assert data_of(paths.report)["paragraphs"][0] == table["metric_reason"]
     out, err = capsys.readouterr()

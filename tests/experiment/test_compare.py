@@ -483,6 +483,8 @@ def test_runs_without_the_column_are_compared_by_the_mean_that_all_have(tmp_path
     metric, reason = comparable_metric("current_return", settings)
     assert metric == "total_reward"
     assert reason.startswith("old has no current_return")
+    assert comparable_metric("training_return", settings) == (metric, reason)
+    assert comparable_metric("training_return", settings[:1]) == ("training_return", "")
     assert comparable_metric("return_new", settings) == ("return_new", "")
     assert comparable_metric("current_return", settings[:1]) == ("current_return", "")
     found = comparison([str(new), str(old)], labels=["new", "old"], out=tmp_path / "out")

@@ -166,19 +166,22 @@ class Comparable(NamedTuple):
 
 
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
-    """Return `metric`; in place of current_return, a column that all seeds have and that is measured in the same way in each of them.
+    """Return `metric`, or one that all seeds have and that is measured in the same way in each of them.
 
     The current return of a seed is that of its evaluation or of training episodes. If the seeds differ in this, the result is
-    training_return, the current return of training episodes; or total_reward, if a run has no such column.
+    training_return, the current return of training episodes; or total_reward, if a run has no column current_return.
     """
+    if column_of(metric) != "current_return":
+        return Comparable(metric)
     settings = list(settings)
     sources = {setting.name: {seed.source for seed in setting.seeds} for setting in settings}
-    if metric != "current_return" or (len(found := set().union(*sources.values())) < 2 and found != {TRAINING}):
+    found = set[str]().union(*sources.values())
+    if metric == "current_return" and len(found) < 2 and found != {TRAINING}:
         return Comparable(metric)
     for setting in settings:
         if not all("current_return" in table for seed in setting.all_seeds for table in seed.tables):
             return Comparable("total_reward", f"{setting.name} has no current_return; comparing {TOTAL}")
-    if len(found) < 2:
+    if metric == "training_return" or len(found) < 2:
         return Comparable(metric)
     differing = "; ".join(f"{name}: {' and '.join(sorted(own))}" for name, own in sources.items())
     return Comparable("training_return", f"Current returns at the end differ in kind ({differing}); comparing those of training episodes")

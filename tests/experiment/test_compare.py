@@ -530,6 +530,12 @@ def test_evaluations_with_and_without_sampled_actions_are_not_compared(tmp_path:
     for setting, seed in zip(runs, (few, rigorous), strict=True):
         setting.__dict__["all_seeds"] = [seed]
     assert comparable_metric("current_return", runs).metric == "training_return"
+    other_env = [Setting(name, []) for name in ("A", "B")]
+    for setting in other_env:
+        setting.__dict__["all_seeds"] = [few]
+    used = comparable_metric("current_return", [*runs, *other_env])
+    assert used.metric == "training_return"
+    assert "B: evaluation with deterministic actions and evaluation with sampled actions" in used.reason
     runs[1].__dict__["all_seeds"] = [replace(rigorous, deterministic=True)]
     assert comparable_metric("current_return", runs).metric == "current_return"
     assert [seed.final_return(metric) for seed in (few, rigorous) for metric in ("evaluation", "training_return")][1::2] == [2, 2]

@@ -174,7 +174,9 @@ def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
     if column_of(metric) != "current_return":
         return Comparable(metric)
     settings = list(settings)
-    sources = {setting.name: {seed.source for seed in setting.seeds} for setting in settings}
+    sources: dict[str, set[str]] = {}
+    for setting in settings:  # the settings of a study have the same names in each env
+        sources.setdefault(setting.name, set()).update(seed.source for seed in setting.seeds)
     found = set[str]().union(*sources.values())
     if metric == "current_return" and len(found) < 2 and found != {TRAINING}:
         return Comparable(metric)

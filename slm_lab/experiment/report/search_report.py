@@ -376,9 +376,9 @@ def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequenc
     return Scale(label, sorted(ticks)), (position_T - begin) / length
 
 
-def _ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers from low to high."""
-    raw = (high - low) / most
+def _ticks(low: float, high: float) -> list[float]:
+    """Return at most six round numbers from low to high."""
+    raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)

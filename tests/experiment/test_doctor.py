@@ -19,6 +19,7 @@ from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor
 from slm_lab.experiment.report.doctor import Finding, as_text, diagnose, examine, setting
+from slm_lab.experiment.report.report_data import diagnosis
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.spec.load.loader import dump_spec, load_spec
 
@@ -160,6 +161,10 @@ CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values]
     "bottleneck": ("appo", {"rollout_busy": 0.76, "learner_busy": 0.24}, {}, {"rollout_busy": 0.74, "learner_busy": 0.24}, {}),
     "episodes": ("ppo", {"epi": list(range(20))}, {}, {"epi": list(range(1, 21))}, {}),
 }
+
+
+def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:
+    return list(examine(run, checkpoints=checkpoints).findings)
 
 
 def of_rule(findings: Sequence[Finding], rule: str) -> Finding | None:
@@ -426,6 +431,7 @@ def test_a_run_without_rows_cannot_be_examined(tmp_path: Path, capsys: pytest.Ca
     assert f"{run.paths.root} has no rows to examine (status: done)" in err
     assert str(table) in err
     assert "no problem found" not in as_text(Run(run.paths), examine(Run(run.paths)))
+    assert diagnosis(Run(run.paths)) is None, "not [], which the page would show as no fault"
 
 
 def test_the_command_takes_the_trial_of_a_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from slm_lab.experiment.report.doctor_case import Case, NotApplicable, NotMeasur
 from slm_lab.experiment.report.doctor_finding import Finding, Severity
 from slm_lab.experiment.report.run import Run
 
-__all__ = ["Diagnosis", "Finding", "diagnose", "examine"]
+__all__ = ["Diagnosis", "Finding", "examine"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "remark")
 _WIDTH = 80
 Subject = TypeVar("Subject", Session, Case)
@@ -48,18 +48,13 @@ class Diagnosis:
     """Rules that would concern the run, but lack data → what is missing."""
 
 
-def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:
-    """Return what is wrong with a run, ranked; [] if nothing is. Files that are missing or torn only leave rules out.
+def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
+    """Return what is wrong with a run, ranked, and which rules could be applied. Files that are missing or torn only leave rules out.
 
     Args: checkpoints: whether to read the last checkpoint of each session too, which imports torch.
 
     Raises UserError if the spec of the run cannot be read.
     """
-    return list(examine(run, checkpoints=checkpoints).findings)
-
-
-def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
-    """Return the findings of a run, and which rules could be applied. Arguments and errors are those of `diagnose`."""
     case = Case(run, checkpoints=checkpoints)
     found, checked, missing = list[Finding](), list[str](), dict[str, str]()
     for rule in RULES:

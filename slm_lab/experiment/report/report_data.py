@@ -49,7 +49,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report.baseline import known_baseline
-from slm_lab.experiment.report.doctor import Finding, diagnose, sessions_text, setting
+from slm_lab.experiment.report.doctor import Finding, examine, sessions_text, setting
 from slm_lab.experiment.report.metrics import (
     Scalars,
     Strengths,
@@ -133,12 +133,13 @@ def report_data(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
-    """Return what the doctor finds in the tables of a run, worst first; None if it fails.
+    """Return what the doctor finds in the tables of a run, worst first; None if it fails, or if there are no rows.
 
     Checkpoints are not examined, since that loads torch.
     """
     try:
-        return [_finding(run, one) for one in diagnose(run, checkpoints=False)]
+        found = examine(run, checkpoints=False)
+        return [_finding(run, one) for one in found.findings] if found.checked else None
     except Exception as error:
         notice(f"cannot diagnose {run.paths.root}: {type(error).__name__}: {error}")
         return None

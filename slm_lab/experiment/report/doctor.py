@@ -75,7 +75,8 @@ def _apply(
     """Yield the result of a rule for each subject that has the data it needs; add what others miss to `missing`."""
     for subject in subjects:
         try:
-            yield subject, rule(subject)
+            finding = rule(subject)
+            yield subject, finding and replace(finding, rule=rule.__name__)
         except NotApplicable:
             pass
         except NotMeasured as error:

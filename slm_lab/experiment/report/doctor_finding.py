@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +18,8 @@ Severity = Literal["problem", "warning", "remark"]
 class Finding:
     """One fault that a rule found."""
 
-    rule: str
-    """Name of the rule."""
+    rule: str = field(default="", kw_only=True)
+    """Name of the rule, which `doctor.examine` adds."""
     title: str
     severity: Severity
     evidence: str

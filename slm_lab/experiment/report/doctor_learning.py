@@ -51,7 +51,6 @@ def clipping(session: Session) -> Finding | None:
     if not tight and not loose:
         return None
     return Finding(
-        "clipping",
         "The clip range stops nearly every update" if tight else "The clip range limits no update",
         "problem",
         f"clip_fraction {number_text(clipped.median)} (usual: 0.02 to 0.3) while approx_kl is {number_text(change.median)} "
@@ -78,7 +77,6 @@ def large_updates(session: Session) -> Finding | None:
     factor = min(max((change.median if often else peak) / 0.02, 3.0), 100.0)
     measured = f"{number_text(change.median)}" if often else f"{number_text(peak)} at frame {peak_frame:,}"
     return Finding(
-        "large_updates",
         "The policy changes too much in an update",
         "problem",
         f"approx_kl {measured} (usual: 0.001 to 0.05), clip_fraction {number_text(clipped.median)} (usual: 0.02 to 0.3) "
@@ -102,7 +100,6 @@ def small_updates(session: Session) -> Finding | None:
         return None
     path, rate = learning_rate_of(session)
     return Finding(
-        "small_updates",
         "The policy hardly changes",
         "problem",
         f"approx_kl is below {number_text(change.quantile(0.9))} in nine of ten rows (usual: 0.001 to 0.05), clip_fraction "
@@ -124,7 +121,6 @@ def entropy_high(session: Session) -> Finding | None:
     if coef <= 0.0 or entropy.median < 0.95 * largest or not at_baseline(session):
         return None
     return Finding(
-        "entropy_high",
         "The entropy bonus keeps the policy random",
         "problem",
         f"entropy {number_text(entropy.median)} of at most {number_text(largest)} {range_text(entropy)}; "
@@ -154,7 +150,6 @@ def entropy_lost(session: Session) -> Finding | None:
     sudden = frame <= 0.1 * session.last_frame or coef >= 0.01
     rate_path, rate = learning_rate_of(session)
     return Finding(
-        "entropy_lost",
         "The policy has stopped exploring",
         "problem",
         f"entropy is below {number_text(MIN_ENTROPY * first)}, {100 * MIN_ENTROPY:.0f} % of its largest value, since frame {frame:,}; the "
@@ -182,7 +177,6 @@ def saturated_actions(session: Session) -> Finding | None:
         return None
     free = not math.isnan(case.number("agent.net.log_std_init"))
     return Finding(
-        "saturated_actions",
         "Nearly all actions lie beyond the bounds",
         "warning",
         f"{100 * share:.0f} % of {action.size:,} components of the last actions are at or beyond the bounds (usual: under 70 %)",
@@ -209,7 +203,6 @@ def dead_units(session: Session) -> Finding | None:
     relu = str(session.case.setting("agent.net.hid_layers_activation", "")).lower() == "relu"
     path, rate = learning_rate_of(session)
     return Finding(
-        "dead_units",
         "Units of the net do not learn",
         "problem" if shares[layer] > 0.9 else "warning",
         f"{100 * shares[layer]:.0f} % of the units of {layer} receive no gradient (usual: under 30 %)",
@@ -239,7 +232,7 @@ def critic(session: Session) -> Finding | None:
     else:
         advice, key, value = "raise the learning rate", path, rounded(3.0 * rate)
     measured = f"explained_variance {number_text(explained.median)} {range_text(explained)} (usual: 0.3 to 1; 0 is a constant prediction)"
-    return Finding("critic", "The critic explains nothing", "warning", measured, advice, key, value, frames=explained.frames)
+    return Finding("The critic explains nothing", "warning", measured, advice, key, value, frames=explained.frames)
 
 
 def values(session: Session) -> Finding | None:
@@ -258,7 +251,6 @@ def values(session: Session) -> Finding | None:
     path, rate = learning_rate_of(session)
     single = case.setting("agent.algorithm.name") in ("DQN", "VanillaDQN")
     return Finding(
-        "values",
         "Values are far from the returns",
         "problem",
         f"q_mean {number_text(value.median)} {range_text(value)}; the largest return is {number_text(float(returns.max()))}",
@@ -292,7 +284,6 @@ def gradients(session: Session) -> Finding | None:
     path, rate = learning_rate_of(session)
     lower = exploding or math.isnan(clip)
     return Finding(
-        "gradients",
         "Gradients explode" if exploding else "Every gradient is clipped to a small part",
         "problem" if exploding else "warning",
         f"grad_norm {number_text(norm.median)} {range_text(norm)}, {number_text(early.median)} in the first quarter"
@@ -319,7 +310,6 @@ def learning_rate(session: Session) -> Finding | None:
     scheduler = own if session.case.setting(f"{own}.name") else "agent.net.lr_scheduler_spec"
     limited = not math.isnan(session.case.number(f"{scheduler}.frame"))
     return Finding(
-        "learning_rate",
         "The learning rate is at its lowest for long",
         "problem" if share > 0.5 else "warning",
         f"lr {number_text(float(rate.value[-1]))}, from {number_text(float(rate.value[0]))}, since frame {since:,.0f}: "

@@ -41,7 +41,6 @@ def discount(session: Session) -> Finding | None:
     if horizon >= min(MIN_HORIZON, max(0.1 * length, 2.0)) or length < 5.0:
         return None
     return Finding(
-        "discount",
         "The discount factor hides all but the next rewards",
         "problem",
         f"gamma counts rewards over 1 / (1 - gamma) = {number_text(horizon)} steps; episodes have {number_text(length)}",
@@ -61,7 +60,6 @@ def time_limit(session: Session) -> Finding | None:
     if truncated.median < 0.95 or limit >= 0.5 * min(horizon, MAX_HORIZON):
         return None
     return Finding(
-        "time_limit",
         "Episodes are cut before actions show their effect",
         "problem",
         f"{100 * truncated.median:.0f} % of the episodes are truncated after {number_text(limit)} steps or less; "
@@ -84,7 +82,6 @@ def truncation(session: Session) -> Finding | None:
     if truncated.curve.value.any() or limit < 20 or share < 0.5 or len(longest.curve.value) < 5:
         return None
     return Finding(
-        "truncation",
         "A time limit seems to be reported as termination",
         "warning",
         f"no episode is truncated, yet in {100 * share:.0f} % of the rows the longest episode has exactly {number_text(limit)} steps",
@@ -110,7 +107,6 @@ def reward_scale(session: Session) -> Finding | None:
         return None
     on_policy = case.algorithm.on_policy
     return Finding(
-        "reward_scale",
         "Rewards are large and not normalised",
         "problem",
         f"returns of {number_text(session.returns.median)} in episodes of {number_text(length)} steps: "
@@ -136,7 +132,6 @@ def observation_scale(session: Session) -> Finding | None:
     if not len(scale) or scale[largest] < MAX_OBSERVATION:
         return None
     return Finding(
-        "observation_scale",
         "Observations are large and not normalised",
         "problem" if scale[largest] > 2 * MAX_OBSERVATION else "warning",
         f"entry {largest} of the observation has a root mean square of {number_text(scale[largest])} over "
@@ -168,7 +163,6 @@ def replay_ratio(session: Session) -> Finding | None:
     if not few and repeat <= 1:
         key, value = "training_frequency", math.ceil(every * steps)
     return Finding(
-        "replay_ratio",
         "The agent learns rarely from what it collects" if few else "The agent learns very often from the same data",
         "problem" if steps * batch < 0.1 * MIN_REPLAYS or steps > 2 * MAX_STEPS_PER_FRAME else "warning",
         f"{number_text(steps)} gradient steps per frame with batches of {batch:.0f}: each transition is used "
@@ -194,7 +188,6 @@ def policy_lag(session: Session) -> Finding | None:
     waiting = case.number("meta.sampler.num_batches_to_accumulate", 2.0)
     fewer = waiting > 1
     return Finding(
-        "policy_lag",
         "The data is from an old policy",
         "problem" if masked >= 0.5 or lag.median > 4 * MAX_LAG * per_dataset else "warning",
         f"policy lag of {number_text(lag.median)} gradient steps, {number_text(lag.median / per_dataset)} datasets {range_text(lag)}; "
@@ -215,7 +208,6 @@ def staleness(session: Session) -> Finding | None:
     if stale.mean <= 2.0 * max(workers - 1.0, 1.0):
         return None
     return Finding(
-        "staleness",
         "Workers learn with outdated weights",
         "warning",
         f"{number_text(stale.mean)} updates of others on average between pull and push of a worker, of {workers:.0f} workers",
@@ -240,7 +232,6 @@ def baseline(session: Session) -> Finding | None:
         return None
     frames = session.case.number("env.max_frame", session.last_frame)
     return Finding(
-        "baseline",
         "The agent is no better than a random one",
         "problem",
         f"return {number_text(session.returns.median)} at the end; a random agent has {number_text(session.case.baseline)}",
@@ -265,7 +256,6 @@ def bottleneck(session: Session) -> Finding | None:
         return None
     workers = int(session.case.number("meta.sampler.num_workers", 1.0))
     return Finding(
-        "bottleneck",
         "The env is slower than the learner",
         "remark",
         f"workers step envs for {100 * busy['rollout']:.0f} % of the time, the learner trains for {100 * busy['learner']:.0f} %",
@@ -286,7 +276,6 @@ def episodes(session: Session) -> Finding | None:
         return None
     frames = session.case.number("env.max_frame", session.last_frame)
     return Finding(
-        "episodes",
         "Too few episodes to tell",
         "remark",
         f"{count:.0f} episodes have ended in {session.last_frame:,} frames; at least {MIN_EPISODES} are needed for a mean return",
@@ -308,7 +297,6 @@ def seeds(case: Case) -> Finding | None:
     if count >= MIN_SEEDS:
         return None
     return Finding(
-        "seeds",
         "Too few seeds to tell",
         "remark",
         f"{count} session{'s' if count > 1 else ''}: another seed may give another result",

@@ -116,6 +116,18 @@ def test_a_difference_of_pairs(tmp_path: Path) -> None:
     assert verdict(result.returns).startswith("Difference shown with 3 seeds: A − B = −3 (95 %:")
 
 
+def test_an_evaluation_is_not_compared_with_training_episodes(tmp_path: Path) -> None:
+    a, b = (made(tmp_path / name, [[1, 2, 4], [1, 2, 6]]) for name in "ab")
+    assert difference_json(found(a, b))["returns"]["metric_reason"] is None
+    for session in range(2):
+        RunPaths(a, "a2c").session_df(session, "eval").write_text("frame,total_reward\n300,70\n")
+    returns = difference_json(result := found(a, b))["returns"]
+    assert (returns["metric"], returns["difference"]["value"]) == ("training_return", 0)
+    reason = "Current returns at the end differ in kind (A: evaluation with deterministic actions; B: training episodes)"
+    assert returns["metric_reason"].startswith(reason)
+    assert reason in " ".join(difference_text(result).split())
+
+
 def test_other_seeds_are_no_pairs(tmp_path: Path) -> None:
     result = found(made(tmp_path / "a", [[10], [50], [90]]), made(tmp_path / "b", [[12], [54], [93]], meta={"random_seed": 9}))
     assert result.returns is not None

@@ -58,12 +58,14 @@ def list_names(words: list[str], arguments: Namespace) -> int:
         raise UsageError(_nothing(search, found))
     if arguments.json:
         return print_json({kind: [entry.to_dict(kind) for entry in entries] for kind, entries in shown.items()})
+    if not search and "envs" in shown:  # names alone: 1,000 envs with their spaces are 2,500 lines
+        shown["envs"] = [entry._replace(text="") for entry in shown["envs"] if not entry.text.startswith(_REFUSED)]
     width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
     parts = [_table(entries, width, kind if len(kinds) > 1 else "") for kind, entries in shown.items() if entries]
     if shown.get("specs"):
         parts.append(textwrap.fill("Columns: NAME of the spec in FILE, algorithm, frames, env. slm-lab FILE NAME runs it.", width))
     if shown.get("envs") and not search:
-        parts.append(textwrap.fill("An env of any other package is named package.module:EnvId, by the module that registers it.", width))
+        parts.append(textwrap.fill(_ABOUT_ENVS, width))
     return print_result("\n\n".join(parts))
 
 
@@ -185,10 +187,32 @@ def _envs() -> Iterator[Entry]:
         heading = _installed(kind, missing)
         for name in sorted(name for name in names if current_id(name) == name):
             yield Entry(heading, (name,), keywords="installed" if not missing else "")
+    yield from _pool_envs(here.get("envpool"))
     for module, names in other_ids().items():
         for name in names or [f"{module}:…"]:
             yield Entry(_installed(module, here.get(module)), (name,))
     yield Entry("backends installed (env.backend)", (vector,))
+
+
+_REFUSED = "not supported: "
+_ABOUT_ENVS = (
+    "--search WORD shows the parts of the observations → actions of EnvPool's envs, and why some are not supported. "
+    "An env of any other package is named package.module:EnvId, by the module that registers it."
+)
+
+
+def _pool_envs(missing: str | None) -> Iterator[Entry]:
+    """Yield an entry for each env that only EnvPool has, with the parts of its spaces; its other ids are search words."""
+    from slm_lab.spec.compat.env_ids import pool_envs, pool_id
+
+    for env in dict.fromkeys(pool_envs().values()):
+        ids = [name for name in env.ids if pool_id(name)]
+        if not ids or env.suite in ("atari", "box2d", "classic_control", "mujoco"):
+            continue
+        spaces = f"{env.observation} → {env.action}" if env.observation else ""
+        refused = f"{_REFUSED}{env.refusal}" if env.refusal else ""
+        heading = f"{env.suite}, backend envpool" + (f": not installed; pip install '{missing}'" if missing else " (installed)")
+        yield Entry(heading, (ids[0],), refused or spaces, " ".join((*ids, spaces, "" if missing or refused else "installed")))
 
 
 def _installed(what: str, missing: str | None) -> str:

@@ -91,7 +91,21 @@ def test_every_env_by_what_is_installed(listed: Listed, monkeypatch: pytest.Monk
     text = listed("envs")
     assert "box2d: not installed; pip install 'slm-lab[box2d]'" in text
     assert "minigrid: not installed; pip install 'slm-lab[minigrid]'" in text
-    assert "MiniGrid-Empty-5x5-v0" not in text
+    assert "minigrid:MiniGrid-Empty-5x5-v0" not in text
+
+
+def test_envs_of_envpool(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
+    every = listed("envs").split()
+    assert {"CheetahRun-v1", "MetaWorld/Reach-v3", "MiniGrid-Empty-5x5-v0", "D1Basic-v1"} <= set(every)
+    assert not {"ConnectFour-v1", "Hopper-v3", "Pong-v5"} & set(every)
+    found = listed("envs", "--search", "CheetahRun")
+    assert "dm_control, backend envpool (installed)" in found
+    assert "position 8, velocity 9 → 6" in found
+    assert "several agents together (2 players)" in " ".join(listed("envs", "--search", "ConnectFour").split())
+    assert "MuJoCoPlayground/Go1Getup-v1" in listed("envs", "--search", "Go1Getup-v1")
+    real = env_ids._installed
+    monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and real(package))
+    assert "pip install 'slm-lab[envpool]'" in listed("envs", "--search", "CheetahRun")
 
 
 def test_what_a_package_registers_by_itself_is_listed(listed: Listed) -> None:

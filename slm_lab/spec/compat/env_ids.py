@@ -75,7 +75,7 @@ class PoolEnv(NamedTuple):
         """Why the env is not supported; None if it is."""
         if self.players > 1:
             who = "vehicles" if self.suite == "highway" else "players"
-            return f"steps several agents together ({self.players} {who}), which is not supported yet"
+            return f"steps several agents together ({self.players} {who}), and only one per env is supported so far"
         if self.ids[0] in ("Cig-v1", "MultiDuel-v1"):
             return "is a game for several players, which EnvPool 1.2.5 ends with a crash"
         if self.ids[-1].startswith("Sudoku-"):
@@ -235,8 +235,8 @@ def _own_ids() -> list[str]:
 
 
 def kinds_here() -> dict[str, str | None]:
-    """Return each kind of env in KNOWN, "atari" and each module in _MODULES → what to install for it; None if it is installed."""
-    kinds = {kind: _PACKAGES.get(kind) for kind in (*KNOWN.values(), "atari")}
+    """Return each kind of env in KNOWN, "atari", "envpool" and each module in _MODULES → what to install for it; None if it is installed."""
+    kinds = {kind: _PACKAGES.get(kind) for kind in (*KNOWN.values(), "atari", "envpool")}
     here = {kind: None if package is None or _installed(package[0]) else package[1] for kind, package in kinds.items()}
     return here | {module: None if _installed(module) else f"slm-lab[{extra}]" for module, extra in _EXTRAS.items()}
 

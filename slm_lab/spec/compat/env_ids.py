@@ -235,7 +235,7 @@ def _own_ids() -> list[str]:
 
 
 def kinds_here() -> dict[str, str | None]:
-    """Return each kind of env in KNOWN, "atari", "envpool" and each module in _MODULES → what to install for it; None if it is installed."""
+    """Return each kind of env, "envpool" and each module in _MODULES → what to install for it; None if it is installed."""
     kinds = {kind: _PACKAGES.get(kind) for kind in (*KNOWN.values(), "atari", "envpool")}
     here = {kind: None if package is None or _installed(package[0]) else package[1] for kind, package in kinds.items()}
     return here | {module: None if _installed(module) else f"slm-lab[{extra}]" for module, extra in _EXTRAS.items()}

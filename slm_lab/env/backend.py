@@ -50,6 +50,11 @@ class EnvRequest:
         return entry if isinstance(entry, str) else ""
 
     @property
+    def vector_only(self) -> bool:
+        """Whether the id is registered with a vector env, and without an env to step alone."""
+        return self.registration is not None and self.registration.entry_point is None
+
+    @property
     def main_module_reason(self) -> str | None:
         """Why other processes cannot build the env (its class is defined in the main script); None if they can."""
         entry = self.registration.entry_point if self.registration else None

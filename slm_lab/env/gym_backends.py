@@ -15,7 +15,7 @@ import traceback
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -497,47 +497,32 @@ def _worker_death() -> Iterator[None]:
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 
-class Native(Backend):
-    """The vector env registered with an id (vector_entry_point), such as Gymnasium's CartPoleVectorEnv."""
+class VectorBackend(Backend):
+    """A gymnasium.vector.VectorEnv with any autoreset mode, which its metadata names.
 
-    name = "native"
+    NEXT_STEP resets an env in the step after the end of its episode (dummy rows), SAME_STEP in the same step, with the last observation in
+    `info["final_obs"]`. With DISABLED this class resets it, in the same step: `reset(options={"reset_mask": bool [N]})`.
+    """
+
     checks = True
-    finds_masks = False
+    _own = False
+    """Whether the vector env returns new arrays of the right shapes and types."""
 
-    @classmethod
-    def unsupported_reason(cls, target: EnvRequest) -> str | None:
-        registration = target.registration
-        if registration is None or registration.vector_entry_point is None:
-            return f"{target.id} has no vector env of its own"
-        if target.plain_id.startswith("ALE/"):
-            return f"{target.id} is stepped by the backend ale"
-        if registration.additional_wrappers:
-            return f"{target.id} is registered with wrappers"
-        try:
-            known, open_ended = accepted_arguments(env_creator(registration, vector=True))
-        except ImportError as error:
-            return f"the vector env of {target.id} cannot be imported: {error}"
-        wanted = [*target.kwargs, *(["max_episode_steps"] if target.max_t is not None else [])]
-        unknown = [key for key in wanted if key not in known and not open_ended]
-        return f"the vector env of {target.id} has no argument {', '.join(unknown)}" if unknown else None
-
-    @classmethod
-    def preferred(cls, target: EnvRequest) -> bool:
-        """A step of CartPoleVectorEnv takes as long for one env as for eight; Sync takes 0.4 of that for one env, the same for four."""
-        return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
-
-    def __init__(self, target: EnvRequest) -> None:
-        limit: dict[str, Any] = {"max_episode_steps": target.time_limit} if target.max_t is not None else {}
-        vec = gym.make_vec(target.id, target.num_envs, vectorization_mode="vector_entry_point", **limit, **target.kwargs)
+    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
+        """Step a vector env. Raises ValueError if its autoreset mode is unknown or its number of envs is another one."""
         self._vec = vec
-        mode = vec.metadata.get("autoreset_mode")
-        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+        name, mode, modes = type(vec.unwrapped).__name__, vec.metadata.get("autoreset_mode"), [*AutoresetMode]
+        wrong = ""
+        if mode not in modes:
+            allowed = ", ".join(f"AutoresetMode.{known.name}" for known in modes)
+            wrong = f'{name}.metadata["autoreset_mode"] is {mode!r}; expected {allowed} (gymnasium.vector)'
+        elif vec.num_envs != num_envs:
+            wrong = f"{name}.num_envs is {vec.num_envs}; expected its argument num_envs, {num_envs}"
+        if wrong:
             vec.close()
-            raise ValueError(f'unsupported metadata["autoreset_mode"] {mode}, expected NEXT_STEP or SAME_STEP; use "backend": "sync"')
-        self._same_step = mode == AutoresetMode.SAME_STEP
+            raise ValueError(wrong)
+        self._mode = mode
         self._info: Mapping[str, Any] = {}
-        assert target.registration is not None
-        self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE  # returns new arrays that match its spaces
         # decoded actions are always valid; CartPole's own check takes a quarter of its step
         vec.action_space.contains = lambda x: True  # type: ignore[method-assign]
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
@@ -554,21 +539,31 @@ class Native(Backend):
         return RawStep(obs, reward_N, terminated_N, truncated_N, None)
 
     def _checked(self, outcome: Any) -> RawStep:
-        """Check a step and return it as arrays, with the last observations of ended episodes. Raises InvalidOutcome."""
+        """Check a step and return it as arrays, with the last observations of episodes that were reset. Raises InvalidOutcome."""
         obs, reward_N, terminated_N, truncated_N, info = unpacked(outcome)
         if not isinstance(info, Mapping):
             raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
         self._info = info
         raw = fitted_step(RawStep(obs, reward_N, terminated_N, truncated_N, None), self.observation_space, self._vec.num_envs)
-        over = np.flatnonzero(raw.terminated_N | raw.truncated_N) if self._same_step else ()
-        if not len(over):
+        over_N = raw.terminated_N | raw.truncated_N
+        if self._mode == AutoresetMode.NEXT_STEP or not over_N.any():
             return raw
+        if self._mode == AutoresetMode.DISABLED:
+            return self._reset_rows(raw, over_N)
         if "final_obs" not in info:
             raise InvalidOutcome('step returned no info["final_obs"] where an episode ended, as autoreset_mode SAME_STEP requires')
-        return raw._replace(final=[fitted_final(int(i), row_of(info["final_obs"], int(i)), self.observation_space) for i in over])
+        last = [(int(row), row_of(info["final_obs"], int(row))) for row in np.flatnonzero(over_N)]
+        return raw._replace(final=[fitted_final(row, obs, self.observation_space) for row, obs in last])
+
+    def _reset_rows(self, raw: RawStep, over_N: np.ndarray) -> RawStep:
+        """Reset the envs whose episode ended, and return the step with copies of the arrays that the reset may change."""
+        last = [(int(row), copy.deepcopy(row_of(raw.obs, int(row)))) for row in np.flatnonzero(over_N)]
+        reward_N, terminated_N, truncated_N = raw.reward_N.copy(), raw.terminated_N.copy(), raw.truncated_N.copy()
+        obs, _ = unpacked_reset(self._vec.reset(options={"reset_mask": over_N}))
+        return RawStep(fitted(self.observation_space, obs, lead=(len(over_N),)), reward_N, terminated_N, truncated_N, last)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
-        return row_info(self._info.get("final_info", {}) if self._same_step else self._info, row)
+        return row_info(self._info.get("final_info", {}) if self._mode == AutoresetMode.SAME_STEP else self._info, row)
 
     def rng_states(self) -> list[dict[str, Any]] | None:
         return [generator_state(rng) for rng in self._rngs()]
@@ -576,6 +571,75 @@ class Native(Backend):
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
         for rng, state in zip(self._rngs(), states, strict=True):
             set_generator_state(rng, state)
+
+    def _rngs(self) -> tuple[np.random.Generator, ...]:
+        """Return one generator for all envs, or one for each env."""
+        rng = self._vec.np_random
+        return rng if isinstance(rng, tuple) else (rng,)
+
+    def close(self) -> None:
+        self._vec.close()
+
+
+def _vector_arguments(target: EnvRequest) -> dict[str, Any]:
+    """Return the arguments of a vector env, apart from num_envs."""
+    return {**target.kwargs, **({"max_episode_steps": target.time_limit} if target.max_t is not None else {})}
+
+
+class OwnVector(VectorBackend):
+    """Base class of the backends of users' classes of vector env, see `vector_backend`."""
+
+    creator: ClassVar[type[gym.vector.VectorEnv[Any, Any, Any]]]
+
+    @classmethod
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
+        known, open_ended = accepted_arguments(cls.creator)
+        if target.max_t is None or open_ended or "max_episode_steps" in known:
+            return None
+        return f"{cls.creator.__name__} has no argument max_episode_steps, which env.max_t sets; remove env.max_t"
+
+    def __init__(self, target: EnvRequest) -> None:
+        creator: Any = self.creator
+        self._use(creator(num_envs=target.num_envs, **_vector_arguments(target)), target.num_envs)
+
+
+def vector_backend(creator: type[gym.vector.VectorEnv[Any, Any, Any]]) -> type[OwnVector]:
+    """Return a backend of a user's class of vector env."""
+    return type(creator.__name__, (OwnVector,), {"creator": creator})
+
+
+class Native(VectorBackend):
+    """The vector env registered with an id (vector_entry_point), such as Gymnasium's CartPoleVectorEnv."""
+
+    name = "native"
+    finds_masks = False
+
+    @classmethod
+    def unsupported_reason(cls, target: EnvRequest) -> str | None:
+        registration = target.registration
+        if registration is None or registration.vector_entry_point is None:
+            return f"{target.id} has no vector env of its own"
+        if target.plain_id.startswith("ALE/"):
+            return f"{target.id} is stepped by the backend ale"
+        if registration.additional_wrappers:
+            return f"{target.id} is registered with wrappers"
+        try:
+            known, open_ended = accepted_arguments(env_creator(registration, vector=True))
+        except ImportError as error:
+            return f"the vector env of {target.id} cannot be imported: {error}"
+        unknown = [key for key in _vector_arguments(target) if key not in known and not open_ended]
+        return f"the vector env of {target.id} has no argument {', '.join(unknown)}" if unknown else None
+
+    @classmethod
+    def preferred(cls, target: EnvRequest) -> bool:
+        """A step of CartPoleVectorEnv takes as long for one env as for eight; Sync takes 0.4 of that for one env, the same for four."""
+        return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
+
+    def __init__(self, target: EnvRequest) -> None:
+        vec = gym.make_vec(target.id, target.num_envs, vectorization_mode="vector_entry_point", **_vector_arguments(target))
+        self._use(vec, target.num_envs)
+        assert target.registration is not None
+        self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE
 
     def episode_state(self) -> Any:
         if not isinstance(self._vec, CartPoleVectorEnv):
@@ -587,11 +651,3 @@ class Native(Backend):
         vec: Any = self._vec
         vec.state, vec.steps = np.array(state["state"]), np.array(state["steps"], np.int32)
         vec.prev_done = np.array(state["ended"], np.bool_)
-
-    def _rngs(self) -> tuple[np.random.Generator, ...]:
-        """Return one generator for all envs, or one for each env."""
-        rng = self._vec.np_random
-        return rng if isinstance(rng, tuple) else (rng,)
-
-    def close(self) -> None:
-        self._vec.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from slm_lab.env.arguments import accepted_arguments, boolean_arguments, env_cre
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
 from slm_lab.env.envpool_suites import OVER_STEPS, option_problems
-from slm_lab.env.gym_backends import Async, Native, Sync
+from slm_lab.env.gym_backends import Async, Native, OwnVector, Sync, vector_backend
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.outcome import described
@@ -164,7 +164,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvRequest:
         _check_pool(spec, pool)
     elif is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
-    elif registration is not None and registration.entry_point is not None and ":" not in spec.backend:  # user backends have their own
+    elif registration is not None and ":" not in spec.backend:  # user backends have their own
         _check_arguments(spec, registration)
     return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec), action_mask=spec.action_mask)
 
@@ -183,6 +183,8 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
     """Return the spec's backend; for "auto" the first in BACKENDS that supports the target and is preferred. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
+        if issubclass(backend, OwnVector):
+            _check_creator(spec, backend.creator)
         reason = _unsupported_reason(backend, target)
         if reason:
             raise _problem(spec, "backend", f"cannot use backend {spec.backend!r}: {reason}")
@@ -192,7 +194,12 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
             return backend
     if pool_id(spec.name):
         raise _problem(spec, "wrappers", f"{spec.name} runs in EnvPool: {_unsupported_reason(EnvPool, target)}")
-    raise _problem(spec, "name", f"no backend supports {spec.name}: {Sync.unsupported_reason(target)}")
+    if target.vector_only and target.wraps:
+        key = target.wraps[0].key.partition("[")[0]
+        why = f"has no effect on {spec.name}: it is registered as a vector env only, whose envs cannot be wrapped; remove it"
+        raise _problem(spec, key, why)
+    last = Native if target.vector_only else Sync
+    raise _problem(spec, "name", f"no backend supports {spec.name}: {last.unsupported_reason(target)}")
 
 
 def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | None:
@@ -220,11 +227,13 @@ def _check_pool(spec: EnvSpec, pool: str) -> None:
 
 
 def _import_backend(spec: EnvSpec) -> type[Backend]:
-    """Import a user's backend, "package.module:Class". Raises SpecError."""
+    """Import a user's backend or vector env, "package.module:Class". Raises SpecError."""
     try:
-        found: type[Backend] = import_class(spec.backend, Backend)
+        found: type[Any] = import_class(spec.backend, Backend, " or gymnasium.vector.VectorEnv", (gym.vector.VectorEnv,))
     except ExtensionError as error:
         raise _problem(spec, "backend", str(error)) from error
+    if issubclass(found, gym.vector.VectorEnv):
+        return vector_backend(found)
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise _problem(spec, "backend", f"{spec.backend} does not implement {', '.join(missing)}")
     return found
@@ -291,13 +300,17 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
     if not spec.kwargs:
         return
     try:
-        creator = env_creator(registration)
-        known, open_ended = accepted_arguments(creator)
-        flags = boolean_arguments(creator)
+        creator = env_creator(registration, vector=registration.entry_point is None)
     except ImportError as error:
         raise _problem(spec, "name", _missing_package(error)) from None
+    _check_creator(spec, creator)
+
+
+def _check_creator(spec: EnvSpec, creator: Callable[..., Any]) -> None:
+    """Raise SpecError for keys that are not arguments of the env's constructor."""
+    known, open_ended = accepted_arguments(creator)
     problems = [] if open_ended else _unknown(spec, known)  # open_ended: the constructor checks them, see _build
-    if problems := problems + _texts(spec, flags):
+    if problems := problems + _texts(spec, boolean_arguments(creator)):
         raise SpecError(spec.name, problems)
 
 
@@ -325,7 +338,7 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
     except Exception as error:
         key = unexpected_argument(error)
         if key in target.kwargs and target.registration is not None:
-            known, _ = accepted_arguments(env_creator(target.registration))
+            known, _ = accepted_arguments(env_creator(target.registration, vector=target.vector_only))
             raise _problem(spec, str(key), unknown_key_message(str(key), known, spec.name)) from error
         kind, given = type(error).__name__, sorted(spec.kwargs)
         arguments = f" with its arguments {', '.join(given)}" if given else ""

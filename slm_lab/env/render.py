@@ -44,6 +44,8 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
     else:
         if target.registration is None:
             raise SpecError(spec.name, [Problem("env.name", f"{spec.name} is an env of envpool only, which cannot draw it")])
+        if target.vector_only:
+            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} is registered as a vector env only, which cannot be drawn")])
         creator = env_creator(target.registration)
         known, open_ended = accepted_arguments(creator)
         modes = list((getattr(creator, "metadata", None) or {}).get("render_modes", [mode]))

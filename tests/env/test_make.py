@@ -150,7 +150,21 @@ def problem(**keys: Any) -> str:
             "env.backend",
             ["cannot use backend", "not a counting env"],
         ),
-        ({"name": PREFIX + "ToyDisabled-v0"}, "env.name", ['"backend": "sync"']),
+        (
+            {"name": "Any-v0", "backend": "tests.env.toys:Unnamed"},
+            "env.name",
+            ['Unnamed.metadata["autoreset_mode"] is None; expected AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, '],
+        ),
+        ({"name": "Any-v0", "backend": "tests.env.toys:Unnamed", "size": 2}, "env.size", ["Unnamed.num_envs is 2; expected", "3"]),
+        ({"name": "Any-v0", "backend": "tests.env.toys:ToyVector", "mean_lenght": 2}, "env.mean_lenght", ["did you mean 'mean_length'"]),
+        (
+            {"name": "Any-v0", "backend": "tests.env.toys:Unnamed", "max_t": 5},
+            "env.backend",
+            ["no argument max_episode_steps", "env.max_t"],
+        ),
+        ({"name": PREFIX + "ToyVectorOnly-v0", "mean_lenght": 2}, "env.mean_lenght", ["did you mean 'mean_length'"]),
+        ({"name": PREFIX + "ToyVectorOnly-v0", "wrappers": ["TimeAwareObservation"]}, "env.wrappers", ["vector env only", "remove it"]),
+        ({"name": PREFIX + "ToyVectorOnly-v0", "backend": "sync"}, "env.backend", ["registered as a vector env only"]),
     ],
 )
 def test_user_errors(keys: dict[str, Any], path: str, words: list[str]) -> None:

@@ -34,14 +34,27 @@ def acted(actions: list[np.ndarray], row: int, valid: list[bool], start: int = 0
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("name", "backend"),
-    [("Toy-v0", "sync"), ("Toy-v0", "async"), ("ToyNextStep-v0", "native"), ("ToySameStep-v0", "native")],
+    ("name", "backend", "keys"),
+    [
+        ("Toy-v0", "sync", {}),
+        ("Toy-v0", "async", {}),
+        ("ToyNextStep-v0", "native", {}),
+        ("ToySameStep-v0", "native", {}),
+        ("ToyDisabled-v0", "native", {}),
+        ("ToyVectorOnly-v0", "native", {"mode": "Disabled"}),
+        ("Any-v0", "tests.env.toys:ToyVector", {"mode": "NextStep", "max_episode_steps": 9}),
+        ("Any-v0", "tests.env.toys:ToyVector", {"mode": "SameStep", "max_episode_steps": 9}),
+        ("Any-v0", "tests.env.toys:Reusing", {}),
+    ],
 )
 @pytest.mark.parametrize("max_t", [None, 4])
-def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, max_t: int | None) -> None:
+def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, keys: dict[str, Any], max_t: int | None) -> None:
+    """Whatever the autoreset mode, and whether the arrays are reused."""
     if backend == "async" and max_t is None:
         pytest.skip("one is enough: processes are slow to start")
-    env = build(PREFIX + name, backend=backend, max_t=max_t)
+    if max_t is not None and "max_episode_steps" in keys:
+        keys, max_t = keys | {"max_episode_steps": max_t}, None
+    env = build(PREFIX + name, backend=backend, max_t=max_t, **keys)
     actions = random_actions(120, 3, 3)
     played = play(env, actions)
     env.close()
@@ -50,8 +63,9 @@ def test_transitions_and_episodes_equal_a_single_env(name: str, backend: str, ma
         assert all(episode.truncated == step.truncated_N[episode.env] for episode in step.episodes)
     for i in range(3):
         valid = [bool(step.valid_N[i]) for step in played.steps]
-        seed = env_seeds(SEED, 3)[0] + i if backend == "native" else env_seeds(SEED, 3)[i]
-        single = gym.make(PREFIX + "Toy-v0", max_episode_steps=max_t, disable_env_checker=True)
+        seed = env_seeds(SEED, 3)[i] if backend in ("sync", "async") else env_seeds(SEED, 3)[0] + i
+        limit = keys.get("max_episode_steps", max_t)
+        single = gym.make(PREFIX + "Toy-v0", max_episode_steps=limit, disable_env_checker=True)
         transitions, episodes = play_single(single, seed, acted(actions, i, valid, start=5))
         assert_same(played.transitions[i], transitions)
         assert len(played.transitions[i]) == len(transitions) > 80

@@ -204,6 +204,33 @@ class ToyVector(SyncVectorEnv[Any, Any]):
         super().__init__([make] * num_envs, autoreset_mode=AutoresetMode(mode))
 
 
+class Reusing(ToyVector):
+    """Returns its own arrays, and clears those of flags and rewards in a reset, as a vector env in place may."""
+
+    def __init__(self, num_envs: int, max_episode_steps: int = 9, mean_length: float = 6.0) -> None:
+        super().__init__(num_envs, max_episode_steps, "Disabled", mean_length)
+        self.copy = False
+
+    def step(self, actions: Any) -> Any:
+        obs, *_, info = super().step(actions)
+        return obs, self._rewards, self._terminations, self._truncations, info
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        self._rewards[:] = 0.0
+        return result
+
+
+class Unnamed(ToyVector):
+    """Does not say when it resets an env."""
+
+    metadata: dict[str, Any] = {}
+
+    def __init__(self, num_envs: int, size: int = 0) -> None:
+        super().__init__(size or num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP} if size else {}
+
+
 for name, entry in {
     "Toy": Toy,
     "Spaced": Spaced,
@@ -222,3 +249,4 @@ for mode in ("NextStep", "SameStep", "Disabled"):
         f"Toy{mode}-v0", entry_point="tests.env.toys:Toy", vector_entry_point="tests.env.toys:ToyVector", kwargs={}, max_episode_steps=9
     )
     gym.registry[f"Toy{mode}-v0"].kwargs = {"mode": mode}
+gym.register("ToyVectorOnly-v0", vector_entry_point="tests.env.toys:ToyVector", max_episode_steps=9)

@@ -84,8 +84,11 @@ def kind_of(model: type[Component]) -> type[Component]:
     return next(base for base in model.__mro__ if Component in base.__bases__)
 
 
-def import_class(name: str, base: type, expected: str = "") -> Any:
-    """Import the subclass of `base` that "package.module:Class" refers to. Raises ExtensionError if there is none."""
+def import_class(name: str, base: type, expected: str = "", also: tuple[type, ...] = ()) -> Any:
+    """Import the subclass of `base` or a class in `also` that "package.module:Class" refers to. Raises ExtensionError if there is none.
+
+    Args: expected: end of the message for other objects.
+    """
     path, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(path)
@@ -95,9 +98,9 @@ def import_class(name: str, base: type, expected: str = "") -> Any:
         raise ExtensionError(f"importing '{path}' failed: {type(error).__name__}: {error}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+        classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, (base, *also))]
         raise ExtensionError(f"'{path}' has no '{attribute}'{nearest(attribute, classes or [*vars(module)])}")
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(found, type) and issubclass(found, (base, *also))):
         raise ExtensionError(f"'{name}' is not a subclass of {base.__module__}.{base.__qualname__}{expected}")
     return found
 

@@ -61,7 +61,7 @@ from slm_lab.lib.process import (
     stop_signals_blocked,
 )
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.spec.compat.env_ids import pool_id
+from slm_lab.spec.compat.env_ids import package_hint, pool_id
 
 CLOSE_SECONDS = 2.0
 """Time for worker processes to close their envs before they are killed."""
@@ -294,7 +294,7 @@ class _GymVectorBackend(Backend):
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
         if target.registration is None:
-            own = " (it is an env of EnvPool)" if pool_id(target.id) else ""
+            own = f" (it is an env of EnvPool){package_hint(target.id)}" if pool_id(target.id) else ""
             return f"{target.id} is not registered with Gymnasium{own}"
         if target.registration.entry_point is None:
             return f"{target.id} is registered as a vector env only"

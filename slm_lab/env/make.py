@@ -28,7 +28,7 @@ from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import KeepParts, WrapperError, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
-from slm_lab.spec.compat.env_ids import pool_id, registering_module, unavailable_reason
+from slm_lab.spec.compat.env_ids import package_hint, pool_id, registering_module, unavailable_reason
 from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
@@ -193,7 +193,7 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
         if backend.preferred(target) and _unsupported_reason(backend, target) is None:
             return backend
     if pool_id(spec.name):
-        raise _problem(spec, "wrappers", f"{spec.name} runs in EnvPool: {_unsupported_reason(EnvPool, target)}")
+        raise _problem(spec, "wrappers", f"{spec.name} runs in EnvPool: {_unsupported_reason(EnvPool, target)}{package_hint(spec.name)}")
     if target.vector_only and target.wraps:
         key = target.wraps[0].key.partition("[")[0]
         why = f"has no effect on {spec.name}: it is registered as a vector env only, whose envs cannot be wrapped; remove it"

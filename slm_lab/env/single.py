@@ -21,7 +21,7 @@ from slm_lab.env.layout import mark_stack
 from slm_lab.env.mask_from_info import with_mask
 from slm_lab.env.wrappers import Wrap
 from slm_lab.lib.log import notice
-from slm_lab.spec.compat.env_ids import registering_module
+from slm_lab.spec.compat.env_ids import PACKAGES, registering_module
 
 
 def quiet_mujoco() -> None:
@@ -62,8 +62,8 @@ def register_envs(id_: str) -> None:
     if name.startswith("ALE/"):
         register_atari()
         return
-    package = registering_module(name)
-    if package is None or module not in ("", package):
+    package = module if module in PACKAGES else registering_module(name) if not module else None
+    if package is None:
         return
     if package == "minatar":
         _register_minatar()

@@ -46,14 +46,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def skip_without_minatar(text: str) -> None:
-    if "MinAtar/" in text:
-        pytest.importorskip("minatar")
+def skip_without_its_package(text: str) -> None:
+    for begin, package in (("MinAtar/", "minatar"), ("AntMaze_", "gymnasium_robotics")):
+        if begin in text:
+            pytest.importorskip(package)
 
 
 @pytest.mark.parametrize("block", SPECS, ids=lambda block: block.page)
 def test_specs_load(block: Block, place: Path) -> None:
-    skip_without_minatar(block.text)
+    skip_without_its_package(block.text)
     if block.text.startswith("{"):
         content = parse_json(block.text)
         studies = [name for name, raw in content.items() if is_study(raw)]
@@ -81,7 +82,7 @@ def _merged(spec: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.sampled(13)
 @pytest.mark.parametrize(("page", "line"), LINES, ids=lambda text: text)
 def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
-    skip_without_minatar(line)
+    skip_without_its_package(line)
     words = shlex.split(line)
     if words[0] == "make":
         assert f"\n{words[1]}: " in (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -116,7 +117,7 @@ SHOWN = "ppo_cartpole_2026_01_31_120000"
     "line", [line for _, line in LINES if line not in OF_RUNS and (" train" in line or " check " in line)], ids=lambda text: text
 )
 def test_commands_run(line: str, place: Path) -> None:
-    skip_without_minatar(line)
+    skip_without_its_package(line)
     words = _words(line)
     assert main([*words, *(_small(words) if "train" in words else ())]) == 0
 

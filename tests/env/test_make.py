@@ -45,6 +45,8 @@ def chosen(name: str, num_envs: int = 4, **keys: Any) -> str:
         ("HalfCheetah-v5", {"ctrl_cost_weight": 0.2}, "envpool", "envpool"),
         ("HalfCheetah-v5", {"num_envs": 1}, "sync", ""),
         ("HalfCheetah-v5", {"render_mode": "rgb_array"}, "sync", "mujoco"),
+        ("HalfCheetah-v5", {"wrappers": ["TimeAwareObservation"]}, "sync", "mujoco"),
+        ("CartPole-v1", {"wrappers": ["TimeAwareObservation"]}, "sync", ""),
         ("LunarLander-v3", {"continuous": True}, "envpool", "envpool"),
         ("LunarLander-v3", {"gravity": -5.0}, "sync", "Box2D"),
         ("Acrobot-v1", {}, "envpool", "envpool"),
@@ -135,6 +137,8 @@ def problem(**keys: Any) -> str:
         ({"name": PREFIX + "Faulty-v0"}, "env.name", ["fault"]),
         ({"name": "Pendulum-v1", "backend": "ale"}, "env.backend", ["ALE/"]),
         ({"name": "Pendulum-v1", "backend": "native"}, "env.backend", ["no vector env of its own"]),
+        ({"name": "CartPole-v1", "backend": "native", "wrappers": ["TimeAwareObservation"]}, "env.backend", ["cannot be wrapped", "sync"]),
+        ({"name": "LunarLander-v3", "backend": "envpool", "gravity": -5.0}, "env.backend", ["has no argument gravity"]),
         ({"name": "CartPole-v1", "backend": "native", "gravty": 1}, "env.gravty", []),
         ({"name": PREFIX + "Toy-v0", "backend": "envpool"}, "env.backend", ["envpool"]),
         ({"name": "CartPole-v1", "backend": "tests.env.own_backend:Counter"}, "env.backend", ["has no 'Counter'; did you mean 'Counting'"]),
@@ -208,8 +212,11 @@ except SpecError as error:
 
 
 def test_missing_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "auto" chooses the next backend for the same env; a named backend is an error."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert problem(name="CartPole-v1", backend="envpool").startswith("env.backend: cannot use backend 'envpool'")
     assert "pip install 'slm-lab[envpool]'" in problem(name="CartPole-v1", backend="envpool")
+    assert chosen("Acrobot-v1") == "sync"
 
 
 def test_every_backend_is_in_the_spec() -> None:

@@ -86,6 +86,35 @@ def test_goals_of_robotics_stand_beside_the_observation(capfd: pytest.CaptureFix
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("keys", "path", "words"),
+    [
+        ({"wrappers": ["TimeAwareObservation"]}, "env.wrappers", ["runs in EnvPool", '"minigrid:MiniGrid-DoorKey-5x5-v0"']),
+        ({"backend": "sync"}, "env.backend", ["an env of EnvPool", '"minigrid:MiniGrid-DoorKey-5x5-v0"']),
+        ({"name": "minigrid:MiniGrid-DoorKey-5x5-v0"}, "env.name", ["'mission'", '"obs_keys": ["direction", "image"]']),
+    ],
+)
+def test_an_id_of_envpool_and_of_a_package(keys: dict[str, Any], path: str, words: list[str]) -> None:
+    """The plain id is EnvPool's; a message tells how to name the package's env, where that can do more."""
+    pytest.importorskip("envpool")
+    pytest.importorskip("minigrid")
+    with pytest.raises(SpecError) as error:
+        build(**({"name": "MiniGrid-DoorKey-5x5-v0"} | keys))
+    (problem,) = error.value.problems
+    assert problem.path == path
+    for word in words:
+        assert word in problem.message, problem.message
+
+
+def test_minigrid_of_its_package() -> None:
+    pytest.importorskip("minigrid")
+    for name in ("minigrid:MiniGrid-DoorKey-5x5-v0", "MiniGrid-MultiRoom-N4-S5-v1"):  # EnvPool does not have the second
+        env = build(name, 2, obs_keys=["image", "direction"])
+        assert env.backend == "sync"
+        assert [part.name for part in env.info.observation.parts] == ["direction", "image"]
+        env.close()
+
+
 @pytest.mark.parametrize("name", ["FetchReach-v4", "FetchReach-v1"])
 def test_a_robot_that_fails_with_this_mujoco_is_in_envpool(name: str) -> None:
     """Version 1 needs mujoco_py."""

@@ -288,6 +288,37 @@ def test_success_is_tracked_by_default(specs: Specs, name: str, tracked: list[st
     assert specs.load({"env.name": name, "meta.track_info": []}).meta.track_info == []
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pettingzoo:simple_spread_v3", "steps several agents together, which is not supported yet"),
+        ("pettingzoo.mpe.simple_spread_v3:parallel_env", "steps several agents together, which is not supported yet"),
+        ("pistonball_v6", "steps several agents together, which is not supported yet"),
+        ("brax:ant", "is an env in JAX, not one of Gymnasium; to train in it, write a gymnasium.vector.VectorEnv around it"),
+        ("jumanji:Game2048-v1", "not one of Gymnasium; EnvPool has 'Game2048-v1'; to train in it"),
+    ],
+)
+def test_envs_of_several_agents_and_in_jax(name: str, words: str) -> None:
+    assert words in (env_ids.unavailable_reason(name) or "")
+
+
+def test_a_plain_id_means_the_same_env_whatever_is_installed_and_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EnvPool's, also where the package registered its env of that id; a message names both."""
+    import gymnasium
+
+    name = "MiniGrid-DoorKey-8x8-v0"
+    monkeypatch.setitem(gymnasium.registry, name, gymnasium.envs.registration.EnvSpec(name, "minigrid.envs:DoorKeyEnv"))
+    monkeypatch.setattr(env_ids, "_installed", lambda package: package == "minigrid")
+    assert env_ids.pool_id(name) == name
+    extra = "pip install 'slm-lab[envpool]'"
+    assert (
+        env_ids.unavailable_reason(name) == f'{name} needs the package envpool: {extra}; the package minigrid has it too: "minigrid:{name}"'
+    )
+    assert env_ids.unavailable_reason(f"minigrid:{name}") is None
+    monkeypatch.setattr(env_ids, "_installed", lambda package: package == "envpool")
+    assert env_ids.unavailable_reason(name) is None
+
+
 def test_procgen_needs_qt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_ids, "_installed", lambda package: True)
     monkeypatch.setattr(sys, "platform", "linux")

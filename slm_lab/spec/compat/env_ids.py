@@ -35,8 +35,8 @@ _MODULES = {
     "AntMaze_": "gymnasium_robotics", "PointMaze_": "gymnasium_robotics",
 }  # fmt: skip
 """Beginning of an id → the module that registers it."""
-_EXTRAS = {"minigrid": "minigrid", "minatar": "minatar", "gymnasium_robotics": "robotics"}
-"""Module in _MODULES → the extra that installs it."""
+PACKAGES = {"minigrid": "minigrid", "minatar": "minatar", "gymnasium_robotics": "robotics"}
+"""Module in _MODULES → the extra that installs its package."""
 MINATAR = tuple(
     f"MinAtar/{game}-v{version}" for game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders") for version in (0, 1)
 )
@@ -119,12 +119,12 @@ def success_of(name: str) -> str:
 
 
 def _is_registered(name: str) -> bool:
-    """Return whether Gymnasium can create an id, by other packages than those in _ALSO_IN_ENVPOOL if EnvPool is installed."""
+    """Return whether Gymnasium can create an id, by other packages than those in _ALSO_IN_ENVPOOL."""
     registered = _registered()
     if name not in registered:
         return False
     place = str(registered[name]).partition(":")[0].partition(".")[0]
-    return place not in _ALSO_IN_ENVPOOL or not _installed("envpool")
+    return place not in _ALSO_IN_ENVPOOL
 
 
 def current_id(name: str) -> str:
@@ -191,6 +191,8 @@ def unavailable_reason(name: str) -> str | None:
         return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"
     if (pool := pool_id(name)) is not None:
         return _pool_reason(name, pool)
+    if several := _other_library(name):
+        return several
     if ":" in name:
         return missing_package(name) if _MODULE.fullmatch(name) else f"must be a Gymnasium id or package.module:EnvId, not '{name}'"
     kind = "atari" if name.startswith("ALE/") and name[4:].removesuffix("-v5") in ATARI else KNOWN.get(name)
@@ -200,6 +202,24 @@ def unavailable_reason(name: str) -> str | None:
             return missing_package(f"{module}:{name}")
         return None if name in ids else _gone(name) or f"unknown env '{name}'{_hint(name, ids)}"
     return _package_reason(name, kind)
+
+
+_SEVERAL_AGENTS = frozenset({"pettingzoo", "mpe2", "magent2", "jaxmarl"})
+_JAX = frozenset({"brax", "gymnax", "jumanji", "pgx", "craftax", "navix", "xminigrid", "kinetix", "mujoco_playground"})
+_PETTINGZOO_ID = re.compile(r"[a-z][a-z0-9_]*_v\d+")
+
+
+def _other_library(name: str) -> str | None:
+    """Return why an env of PettingZoo, or of a library in JAX, is not supported; None for other envs."""
+    module, _, id_ = name.rpartition(":")
+    top = re.split(r"[.:/]", name)[0]
+    if top in _SEVERAL_AGENTS or (_PETTINGZOO_ID.fullmatch(name) and name not in _registered()):
+        return f"{name} steps several agents together, which is not supported yet"
+    if top not in _JAX or not module:
+        return None
+    found = next((f"; EnvPool has '{known}'" for known in (id_, f"Jumanji/{id_}") if known in pool_envs()), "")
+    wrap = "to train in it, write a gymnasium.vector.VectorEnv around it (docs/environments.md, JAX) and name that class in env.backend"
+    return f"{name} is an env in JAX, not one of Gymnasium{found}; {wrap}"
 
 
 def _package_reason(name: str, kind: str) -> str | None:
@@ -218,10 +238,16 @@ def _pool_reason(name: str, pool: str) -> str | None:
     if env.refusal is not None:
         return f"{pool} {env.refusal}"
     if reason := _package_reason(name, "envpool"):
-        return reason
+        return reason + package_hint(pool)
     if env.suite == "procgen" and sys.platform == "linux" and find_library("Qt5Gui") is None:
         return f"{pool} needs Qt 5: apt-get install qtbase5-dev (or dnf install qt5-qtbase)"
     return None
+
+
+def package_hint(name: str) -> str:
+    """Return a hint at the installed package that also has an env of EnvPool, by the same id; "" if there is none."""
+    module = registering_module(name)
+    return f'; the package {module} has it too: "{module}:{name}"' if module is not None and _installed(module) else ""
 
 
 _OF_GYMNASIUM = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
@@ -238,7 +264,7 @@ def kinds_here() -> dict[str, str | None]:
     """Return each kind of env, "envpool" and each module in _MODULES → what to install for it; None if it is installed."""
     kinds = {kind: _PACKAGES.get(kind) for kind in (*KNOWN.values(), "atari", "envpool")}
     here = {kind: None if package is None or _installed(package[0]) else package[1] for kind, package in kinds.items()}
-    return here | {module: None if _installed(module) else f"slm-lab[{extra}]" for module, extra in _EXTRAS.items()}
+    return here | {module: None if _installed(module) else f"slm-lab[{extra}]" for module, extra in PACKAGES.items()}
 
 
 def other_ids() -> dict[str, list[str]]:
@@ -252,7 +278,7 @@ def other_ids() -> dict[str, list[str]]:
         namespace, slash, _ = name.rpartition("/")
         if not name.startswith(("ALE/", "GymV21Environment", "GymV26Environment", *_MODULES)):
             found.setdefault(namespace if slash else "other packages", []).append(name)
-    for module in _EXTRAS:
+    for module in PACKAGES:
         begins = tuple(begin for begin, of in _MODULES.items() if of == module)
         found[module] = [f"{module}:{name}" for name in _registered_by(module) if name.startswith(begins)]
     return found | {"minatar": list(MINATAR)}
@@ -315,8 +341,8 @@ def missing_package(name: str) -> str | None:
     top = re.split(r"[.:]", name)[0]
     if _installed(top) or Path(top).is_dir() or Path(f"{top}.py").is_file():
         return None
-    if top in _EXTRAS:
-        return f"{name.partition(':')[2]} needs the package {top}: pip install 'slm-lab[{_EXTRAS[top]}]'"
+    if top in PACKAGES:
+        return f"{name.partition(':')[2]} needs the package {top}: pip install 'slm-lab[{PACKAGES[top]}]'"
     return f"cannot import '{name}': no package '{top}' is installed or in the current folder"
 
 

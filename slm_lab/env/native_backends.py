@@ -173,7 +173,12 @@ class EnvPool(Backend):
     def _reset_rows(self, rows: np.ndarray) -> Any:
         """Reset some envs and return their observations."""
         self._pool._reset(rows)
-        return self._read(self._pool._recv())
+        return self._read(self._receive(reset=True))
+
+    def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
+        """Return the arrays of the pool after a step or reset."""
+        arrays: Sequence[np.ndarray] = self._pool._recv()
+        return arrays
 
     def step(self, action: np.ndarray) -> RawStep:
         pool = self._pool
@@ -185,7 +190,7 @@ class EnvPool(Backend):
             self._lives = keys.index("info:lives") if self._atari else None
         self._command[-1] = np.ascontiguousarray(action, self._command[-1].dtype)
         pool._send(self._command)
-        self._state = state = pool._recv()
+        self._state = state = self._receive()
         reward, done, elapsed = (state[slot] for slot in self._slots.values())
         self._tracked.add(state, elapsed)
         obs, lives = self._read(state), None if self._lives is None else state[self._lives]

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ctypes.util
+import importlib.util
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
+from slm_lab.env.backend import EnvRequest, RawStep
+from slm_lab.env.envpool_suites import missing_opengl
 from slm_lab.env.make import find_target
+from slm_lab.env.native_backends import EnvPool
+from slm_lab.spec.compat.env_ids import pool_envs, pool_id
 from slm_lab.spec.models.env import EnvSpec, WrapperSpec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -31,8 +38,10 @@ class Recorder(Protocol):
 def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
     """Return a spec of the same env that is drawn in a window ("human") or, after each step, for a recorder ("rgb_array").
 
-    The backend is sync, since other backends cannot draw. Raises SpecError if the env cannot be drawn.
+    The backend is sync, or EnvPool for its own ids, since other backends cannot draw. Raises SpecError if the env cannot be drawn.
     """
+    if ":" not in spec.backend and (pool := pool_id(spec.name)) is not None:
+        return _rendered_pool(spec, pool, mode, recorder)
     if ":" in spec.backend:
         raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
     target = find_target(spec, 1)
@@ -42,8 +51,7 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
     if screen is not None:
         wrappers = [WrapperSpec(name=f"{__name__}:{screen}"), *([WrapperSpec(name="HumanRendering")] if mode == "human" else [])]
     else:
-        if target.registration is None:
-            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} is an env of envpool only, which cannot draw it")])
+        assert target.registration is not None
         if target.vector_only:
             raise SpecError(spec.name, [Problem("env.name", f"{spec.name} is registered as a vector env only, which cannot be drawn")])
         creator = env_creator(target.registration)
@@ -64,6 +72,65 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame needs a display
     body = spec.model_dump(exclude={"wrappers"}) | own | {"backend": "sync"}
     return EnvSpec(**body, wrappers=[*spec.wrappers, *wrappers])
+
+
+def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
+    """Return the spec of an env that EnvPool makes and draws; see `rendered`."""
+    find_target(spec, 1)  # raises SpecError for an env that cannot be made
+    suite = pool_envs()[pool].suite
+    reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()
+    if mode == "human" and importlib.util.find_spec("cv2") is None:
+        reason = "EnvPool needs opencv-python to open a window: pip install opencv-python"
+    if reason:
+        raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {reason}")])
+    record = [WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder})] if recorder is not None else []
+    return EnvSpec(**spec.model_dump(exclude={"wrappers", "backend"}), backend=f"{__name__}:DrawnEnvPool", wrappers=record)
+
+
+_NOT_DRAWN = ("gfootball", "toy_text")
+"""EnvPool's suites without `render`."""
+_POOL_FPS = 30.0
+
+
+class DrawnEnvPool(EnvPool):
+    """EnvPool with a single env that is drawn after each step: for the recorder of a `Record` wrapper, or else in a window."""
+
+    name = ""
+    applies_wraps = True
+
+    def __init__(self, target: EnvRequest) -> None:
+        recorders = [wrap.kwargs["recorder"] for wrap in target.wraps if wrap.wrapper is Record]
+        super().__init__(replace(target, wraps=tuple(wrap for wrap in target.wraps if wrap.wrapper is not Record)))
+        self._recorder: Recorder | None = recorders[0] if recorders else None
+        self._config["render_mode"] = "rgb_array" if recorders else "human"
+        self._on, self._ended = False, False
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        self._begin()
+        return super().reset(seeds)
+
+    def step(self, action: np.ndarray) -> RawStep:
+        """Step and draw. The frame of a step that resets the env shows the next episode, and is left out."""
+        raw = super().step(action)
+        if self._ended or raw.final:
+            self._begin()
+        elif self._recorder is None:
+            self._pool.render()
+        elif self._on:
+            self._recorder.add(self._pool.render(env_ids=0)[0], _POOL_FPS)
+        self._ended = bool(raw.terminated_N[0] or raw.truncated_N[0]) and not raw.final
+        return raw
+
+    def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
+        """Pass the arrays to `recv` of the pool too, which keeps what some suites draw."""
+        arrays = super()._receive(reset)
+        self._pool._recv = lambda: arrays
+        self._pool.recv(reset)
+        del self._pool._recv
+        return arrays
+
+    def _begin(self) -> None:
+        self._on = self._recorder is not None and self._recorder.begin_episode()
 
 
 class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):

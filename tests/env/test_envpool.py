@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from slm_lab.env import envpool_suites, make_env
 from slm_lab.env.envpool_suites import ObservationReader, fitted_action, fitted_observation
 from slm_lab.env.make import choose_backend, find_target
+from slm_lab.env.render import rendered
 from slm_lab.spec.compat.env_ids import pool_envs
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
@@ -200,6 +202,43 @@ def test_minigrid_s_reward_does_not_depend_on_max_t() -> None:
     assert won
     for episode in won:
         assert episode.total_reward == pytest.approx(1 - 0.9 * episode.length / 100)
+
+
+class Frames:
+    """Keeps the frames of episodes."""
+
+    def __init__(self) -> None:
+        self.episodes, self.frames = 0, list[np.ndarray]()
+
+    def begin_episode(self) -> bool:
+        self.episodes += 1
+        return True
+
+    def add(self, frame_HWC: np.ndarray, fps: float) -> None:
+        self.frames.append(frame_HWC)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("highway-fast-v0", (150, 600, 3)), ("Jumanji/Snake-v1", (256, 256, 3))])
+def test_frames_of_a_video(name: str, shape: tuple[int, ...]) -> None:
+    frames = Frames()
+    env = make_env(rendered(EnvSpec(name=name, max_frame=1), "rgb_array", frames), 0, num_envs=1, training=False)
+    env.reset()
+    ended = sum(len(env.step(env.sample()).episodes) for _ in range(40))
+    env.close()
+    assert ended > 0
+    assert frames.episodes == 1 + ended
+    assert {frame.shape for frame in frames.frames} == {shape}
+    assert len(frames.frames) == 40 - ended
+    assert any((frame != frames.frames[0]).any() for frame in frames.frames)
+
+
+def test_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="EnvPool cannot draw the envs of gfootball"):
+        rendered(EnvSpec(name="gfootball/academy_empty_goal-v1", max_frame=1), "rgb_array", Frames())
+    monkeypatch.setattr(envpool_suites, "find_library", lambda name: None)
+    monkeypatch.setattr(envpool_suites.sys, "platform", "linux")
+    with pytest.raises(SpecError, match="apt-get install libegl1 libgl1"):
+        rendered(EnvSpec(name="CheetahRun-v1", max_frame=1), "rgb_array", Frames())
 
 
 SUITES = sorted({env.suite for env in pool_envs().values()} - {"myosuite"})

@@ -256,4 +256,4 @@ def test_every_id(suite: str, tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: fault for name, fault in found.items() if fault} == {}
     assert list(found) == names(suite)
-    assert not list(tmp_path.iterdir())
+    assert {file.name for file in tmp_path.iterdir()} <= {"MUJOCO_LOG.TXT"}  # warnings of the MuJoCo inside EnvPool

@@ -18,7 +18,7 @@ from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor
-from slm_lab.experiment.report.doctor import Finding, as_text, diagnose, examine, setting
+from slm_lab.experiment.report.doctor import Finding, as_text, examine, setting
 from slm_lab.experiment.report.report_data import diagnosis
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.spec.load.loader import dump_spec, load_spec

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from slm_lab.experiment.files.find import BEST, Choice, find_run, find_training
 from slm_lab.experiment.files.named_model import check_no_model
 from slm_lab.experiment.files.paths import study_in
+from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import doctor_learning as learning
 from slm_lab.experiment.report import doctor_rules as rules
 from slm_lab.experiment.report.doctor_case import Case, NotApplicable, NotMeasured, Session

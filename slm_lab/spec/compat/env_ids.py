@@ -199,7 +199,8 @@ def unavailable_reason(name: str) -> str | None:
     if kind is None:
         ids = [*KNOWN, *(f"ALE/{game}-v5" for game in ATARI), *MINATAR, *_registered()]
         if (module := registering_module(name)) is not None and (name in MINATAR or module != "minatar"):
-            return missing_package(f"{module}:{name}")
+            reason = missing_package(f"{module}:{name}")
+            return reason and reason + nearest(name, _own_ids(), cutoff=0.9)
         return None if name in ids else _gone(name) or f"unknown env '{name}'{_hint(name, ids)}"
     return _package_reason(name, kind)
 
@@ -326,7 +327,8 @@ def _hint(name: str, ids: Iterable[str]) -> str:
     same = [known for known in current if _base(known) == _base(name)]
     if same:
         namespace = name.lower().rpartition("/")[0]
-        return f"; did you mean '{max(same, key=lambda known: (known.lower().rpartition('/')[0] == namespace, _version(known)))}'?"
+        same = [known for known in same if namespace and known.lower().rpartition("/")[0] == namespace] or same
+        return f"; did you mean '{max(same, key=_version)}'?"
     foreign = f" (for an env of another package write 'package.module:{name}')"
     return nearest(name, current, cutoff=0.85) or nearest(name, current) + foreign
 
@@ -355,10 +357,16 @@ def _installed(package: str) -> bool:
 
 def _registered() -> dict[str, object]:
     """Return the ids that the installed Gymnasium can create with their entry points; {} without importing it (0.3 s) if they are KNOWN."""
-    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"]:
+    if "gymnasium" not in sys.modules and not _has_plugins():
         return {}
     import gymnasium
 
     # Hopper-v2 and similar ids need mujoco_py, which no longer exists; their entry point in Gymnasium raises an error
     entries = {name: env.entry_point for name, env in gymnasium.registry.items()}
     return {name: entry for name, entry in entries.items() if getattr(entry, "__module__", "") != gymnasium.envs.__name__}
+
+
+@cache
+def _has_plugins() -> bool:
+    """Return whether the installed Gymnasium may have other ids than KNOWN."""
+    return metadata.version("gymnasium") != _GENERATED["_gymnasium_version"] or bool(metadata.entry_points(group="gymnasium.envs"))

@@ -68,7 +68,7 @@ def main(suite: str, steps: int = 100) -> None:
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
         sys.stderr.write(f"{name} {found[name]}\n")
-    sys.stdout.write("\n" + json.dumps(found))  # after warnings of C++ libraries
+    sys.stdout.write(f"\n{json.dumps(found)}\n")  # C++ libraries write warnings before and after
 
 
 if __name__ == "__main__":

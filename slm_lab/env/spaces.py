@@ -192,7 +192,7 @@ def _packed(
         packed: np.ndarray | None = None
         for begin, end, codec, path in copies:
             entry = batch
-            if path[0] not in entry and uses.get(path[0]) == "critic":
+            if path and uses.get(path[0]) == "critic" and path[0] not in entry:
                 continue
             for key in path:
                 entry = entry[key]

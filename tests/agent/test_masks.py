@@ -242,8 +242,7 @@ def test_no_algorithm_takes_an_invalid_action(name: str, tmp_path: Path) -> None
     """The envs raise an error for one."""
     algorithm, net, env = RUNS[name]
     result = session_of(tmp_path, algorithm, NETS[net], env).run()
-    assert result.frame == 400
-    assert len(result.rows) == 4
+    assert result.frame == env.get("max_frame", 400)
 
 
 @pytest.mark.slow

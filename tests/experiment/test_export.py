@@ -318,8 +318,8 @@ def test_a_file_that_acts_differently_is_not_written(
     old.write_text("older")
     act = ExportedPolicy._act
 
-    def other(self: ExportedPolicy, features_BF: Tensor) -> tuple[Tensor, Tensor]:
-        action, params = act(self, features_BF)
+    def other(self: ExportedPolicy, features_BF: Tensor, mask_BP: Tensor | None) -> tuple[Tensor, Tensor]:
+        action, params = act(self, features_BF, mask_BP)
         return (action + 0.01, params) if what == "action" else (action, params * 1.01) if what == "params" else (action[:1], params)
 
     monkeypatch.setattr(ExportedPolicy, "_act", other)

@@ -160,7 +160,7 @@ def test_it_acts_as_the_session_did(tmp_path: Path, no_env: Callable[[], None]) 
     assert np.allclose(normalised_N, expected_N, atol=1e-3)
     plain = agent.policy.act(normalised_N, None, True).action_N
     again = agent.act(obs_N, deterministic=True)[0]
-    assert np.allclose(again, agent._decode(plain))
+    assert np.allclose(again, agent.spaces.decode(plain))
     agent.act(obs_N)
     assert np.array_equal(agent.normalizers.obs(obs_N), normalised_N), "acting changes the statistics"
 

@@ -275,8 +275,11 @@ def other_ids() -> dict[str, list[str]]:
     register by themselves, the key is the part of the id before the slash, or "other packages". Imports Gymnasium and these packages.
     """
     found: dict[str, list[str]] = {}
-    for name in sorted(_registered().keys() - KNOWN.keys()):
+    registered = _registered()
+    for name in sorted(registered.keys() - KNOWN.keys()):
         namespace, slash, _ = name.rpartition("/")
+        if str(registered[name]).startswith(tuple(f"{module}." for module in PACKAGES)):
+            continue  # listed below, or for an older version of MuJoCo
         if not name.startswith(("ALE/", "GymV21Environment", "GymV26Environment", *_MODULES)):
             found.setdefault(namespace if slash else "other packages", []).append(name)
     for module in PACKAGES:
@@ -357,16 +360,10 @@ def _installed(package: str) -> bool:
 
 def _registered() -> dict[str, object]:
     """Return the ids that the installed Gymnasium can create with their entry points; {} without importing it (0.3 s) if they are KNOWN."""
-    if "gymnasium" not in sys.modules and not _has_plugins():
+    if "gymnasium" not in sys.modules and metadata.version("gymnasium") == _GENERATED["_gymnasium_version"]:
         return {}
     import gymnasium
 
     # Hopper-v2 and similar ids need mujoco_py, which no longer exists; their entry point in Gymnasium raises an error
     entries = {name: env.entry_point for name, env in gymnasium.registry.items()}
     return {name: entry for name, entry in entries.items() if getattr(entry, "__module__", "") != gymnasium.envs.__name__}
-
-
-@cache
-def _has_plugins() -> bool:
-    """Return whether the installed Gymnasium may have other ids than KNOWN."""
-    return metadata.version("gymnasium") != _GENERATED["_gymnasium_version"] or bool(metadata.entry_points(group="gymnasium.envs"))

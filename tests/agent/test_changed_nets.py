@@ -277,9 +277,9 @@ def test_changes_that_updates_notice_at_once_or_within_some_updates(rarely: bool
         def valid_updates(limit: int, trainer: Any = trainer, net: Any = net) -> int:
             """Do so many updates at the most; return how many the fast pass was valid in before it was not."""
             for count in range(limit):
-                trainer.begin(0)
+                trainer.begin_update(0)
                 valid = net.direct.get() is not None
-                trainer.end()
+                trainer.end_update()
                 if not valid:
                     return count
             return limit
@@ -294,7 +294,7 @@ def test_changes_that_updates_notice_at_once_or_within_some_updates(rarely: bool
             assert rarely  # it is not looked for whether hooks are removed
         CHANGES[change](net, user_parts(net)[0])
         count = valid_updates(100)
-        assert 0 < count < flat.RARELY if rarely else count == 0
+        assert 0 < count < flat.UPDATES_BETWEEN_CHECKS if rarely else count == 0
         agent.check_rarely(False)
         assert valid_updates(1) == 0
 
@@ -303,13 +303,13 @@ def test_parameters_that_are_frozen_or_replaced_while_checks_are_rare() -> None:
     agent, _ = agent_to_change("ActorCritic")
     trainer = agent._trainers[0]
     agent.check_rarely(True)
-    trainer.begin(0)
-    trainer.end()
+    trainer.begin_update(0)
+    trainer.end_update()
     first = trainer.flat.params[0]
     first.requires_grad_(False)
-    for _ in range(flat.RARELY):
-        trainer.begin(0)
-        trainer.end()
+    for _ in range(flat.UPDATES_BETWEEN_CHECKS):
+        trainer.begin_update(0)
+        trainer.end_update()
     assert trainer.flat.frozen == (0,)
 
 

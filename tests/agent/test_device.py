@@ -216,12 +216,12 @@ def test_steps_that_are_not_finite_are_skipped(
     trainer = Trainer(FlatParams(net), MLPNetSpec(name="MLPNet", optim_spec=keys, clip_grad_val=0.1))  # type: ignore[arg-type]  # validated
 
     def step(x: Tensor, factor: float = 1.0) -> None:
-        trainer.begin(0)
+        trainer.begin_update(0)
         trainer.set_train_mode(True)
         trainer.backward(factor * net(x).square().mean())
         trainer.step()
         trainer.set_train_mode(False)
-        trainer.end()
+        trainer.end_update()
 
     step(torch.randn(4, 3))
     before = repr(trainer.state_dict())
@@ -248,11 +248,11 @@ def test_parameters_begin_at_multiples_of_16_bytes() -> None:
     assert len(flat.param) > flat.size == sum(p.numel() for p in plain.parameters())
     assert torch.equal(flat.clone()[0], torch.cat([p.detach().flatten() for p in plain.parameters()]))
     gaps = torch.ones(len(flat.param), dtype=torch.bool)
-    gaps[flat.kept] = False
+    gaps[flat.param_indices] = False
     x = torch.randn(4, 3)
     trainer = Trainer(flat, MLPNetSpec(name="MLPNet"), ("actor", "critic"))
     for _ in range(3):
-        trainer.begin(0)
+        trainer.begin_update(0)
         trainer.backward(net(x).square().mean())
         norm = torch.linalg.vector_norm(flat.grad)
         assert torch.isclose(norm, torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in flat.params if p.grad is not None])))

@@ -57,11 +57,11 @@ def trainer_of(name: str, kwargs: dict[str, Any], clip: float | None = 0.5) -> t
 
 def step(module: nn.Module, trainer: Trainer, frozen: tuple[str, ...], seed: int) -> float:
     freeze(module, frozen)
-    trainer.begin(0)
+    trainer.begin_update(0)
     x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
     trainer.backward((module(x) - 1.0).square().mean())
     norm = float(trainer.step())
-    trainer.end()
+    trainer.end_update()
     return norm
 
 
@@ -145,7 +145,7 @@ def test_data_of_another_size_are_refused() -> None:
     module, trainer = trainer_of("Adam", {})
     module[0].weight.data = torch.zeros(7, 3)
     with pytest.raises(ValueError, match=r"0\.weight.*21 numbers.*expected 15.*assign"):
-        trainer.begin(0)
+        trainer.begin_update(0)
 
 
 def test_data_that_were_replaced_are_trained() -> None:

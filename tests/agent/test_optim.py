@@ -355,7 +355,7 @@ def test_trainer_groups_have_their_own_rates_and_norms() -> None:
     trainer = Trainer(FlatParams(module, [list(module[part].parameters()) for part in ("actor", "critic")]), spec, ("actor", "critic"))
     with torch.no_grad():
         trainer.flat.param.zero_()
-    trainer.begin(5)
+    trainer.begin_update(5)
     trainer.backward((3.0 * module["actor"].weight + 4.0 * module["critic"].weight).sum())
     norm = trainer.step()
     assert norm == pytest.approx(5.0)

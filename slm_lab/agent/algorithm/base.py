@@ -176,8 +176,8 @@ class Algorithm:
         self.tuning = tuning
         if self.trainer is not None:
             self.trainer.lr_factor = tuning.lr
-            self.trainer.begin(self.clock.global_frame)
-            self.trainer.end()
+            self.trainer.begin_update(self.clock.global_frame)
+            self.trainer.end_update()
         if self.entropy_schedule is not None:
             own = self.spec.entropy_coef_spec
             ends = {end: value * tuning.entropy_coef for end in ("start_val", "end_val") if (value := getattr(own, end)) is not None}

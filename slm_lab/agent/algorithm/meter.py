@@ -30,7 +30,7 @@ class GradientMeter:
 
     def begin(self) -> None:
         """Start an update: set learning rates for the current frame, and layers to training mode."""
-        self.trainer.begin(self.clock.global_frame)
+        self.trainer.begin_update(self.clock.global_frame)
         self.trainer.set_train_mode(True)
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
@@ -65,7 +65,7 @@ class GradientMeter:
         self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch[Any], float], None]
     ) -> Metrics:
         """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` adds a microbatch's loss with its weight."""
-        self.trainer.begin(self.clock.global_frame)
+        self.trainer.begin_update(self.clock.global_frame)
         batch = prepare(rollout)  # with the pulled weights, and layers in evaluation mode
         self.trainer.set_train_mode(True)
         for microbatch, weight in batch.microbatches():
@@ -80,7 +80,7 @@ class GradientMeter:
             for (name, weight, _), number in zip(self._unread, read([value for *_, value in self._unread]), strict=True):
                 self._sums[name] = self._sums.get(name, 0.0) + weight * number
             self._unread.clear()
-        self.trainer.end()
+        self.trainer.end_update()
         means = {name: total / self._steps for name, total in self._sums.items()}
         self._sums, self._steps = {}, 0
         return Metrics(means.pop("loss"), means.pop("grad_norm"), means.pop("entropy", None), means)

@@ -207,7 +207,7 @@ class SoftActorCritic(Algorithm):
     def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
         frame = self.clock.global_frame
         self.meter.begin()
-        self.actor_trainer.begin(frame)
+        self.actor_trainer.begin_update(frame)
         reports: list[ActorReport] = []
         due: bool | None = None
         for _ in range(self.steps_per_update):
@@ -221,7 +221,7 @@ class SoftActorCritic(Algorithm):
                     due = self.target.due(frame) if due is None else due
                     if due:
                         self.target.update()
-        self.actor_trainer.end()
+        self.actor_trainer.end_update()
         return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:

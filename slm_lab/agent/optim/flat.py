@@ -24,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
-RARELY = 32
+UPDATES_BETWEEN_CHECKS = 32
 """Number of updates between checks with `FlatParams.check_rarely`. A check takes 10 to 20 µs, and about as long to refill the caches."""
 _ALIGNMENT = 4
 """Number of floats in 16 bytes."""
@@ -43,9 +43,9 @@ class FlatParams:
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module; `slices` are the slices of the
     groups. Optimizers step `master` by `master_grad`. In a single Session these are `param` and `grad`; else `master` is the shared array
     on the CPU (`attach`), and `param` a copy of it. The same holds for `master_buffer`. The module's own vectors are never reallocated, so
-    views of them (numpy fast paths) stay valid. `size` is the number of parameters, and `kept` [size] their indices in `param`; None: no
-    padding. `division` describes how the processes of a parameter server divide the vector; None: each has all of it. `update` is the
-    number of the current update or, if that is not checked, of the last checked one; 0 between updates. For `check_rarely`, see Agent.
+    views of them (numpy fast paths) stay valid. `size` is the number of parameters, and `param_indices` [size] their indices in `param`;
+    None: no padding. `division` describes how the processes of a parameter server divide the vector; None: each has all of it. `update` is
+    the number of the current update or, if that is not checked, of the last checked one; 0 between updates. For `check_rarely`, see Agent.
     `frozen` are the indices in `params` of the parameters that do not require a gradient, as of the last `inspect`.
     """
 
@@ -61,7 +61,7 @@ class FlatParams:
         self.slices, self._packed_slices = ([_join(parts[part]) for part in bounds] for parts in (self._parts, self._packed_parts))
         self.param = self.master = _flatten([p.data for p in ordered], self._parts, where)
         padded = len(self.param) > self.size
-        self.kept = torch.cat([torch.arange(part.start, part.stop) for part in self._parts]).to(where) if padded else None
+        self.param_indices = torch.cat([torch.arange(part.start, part.stop) for part in self._parts]).to(where) if padded else None
         self.grad = self.master_grad = torch.zeros_like(self.param)
         buffers = [b for b in module.buffers() if b.is_floating_point()]
         self.buffer = self.master_buffer = _flatten(buffers, list(_slices(buffers)), where)
@@ -78,15 +78,15 @@ class FlatParams:
         self.check_rarely, self._next_hook = False, -1
         """`_next_hook`: torch's next hook id at the last check."""
         self.frozen: tuple[int, ...] = ()
-        self._kept = self.buffer.clone()
-        self._kept_counters = [c.clone() for c in self.counters]
+        self._saved_buffer = self.buffer.clone()
+        self._saved_counters = [c.clone() for c in self.counters]
         if is_asynchronous(where):
             _keep_recurrent_weights(module)
 
-    def begin(self) -> None:
+    def begin_update(self) -> None:
         """Begin an update: check whether parameters were changed by users since the last check."""
         self._updates += 1
-        if not self.check_rarely or self._updates >= self._checked + RARELY or RemovableHandle.next_id != self._next_hook:
+        if not self.check_rarely or self._updates >= self._checked + UPDATES_BETWEEN_CHECKS or RemovableHandle.next_id != self._next_hook:
             self._checked, self._next_hook = self._updates, RemovableHandle.next_id
             self.inspect()
         self.update = self._checked
@@ -125,14 +125,14 @@ class FlatParams:
 
     def packed(self, vector: Tensor) -> Tensor:
         """Return a vector with the layout of `param` without padding; the vector itself if there is no padding."""
-        return vector if self.kept is None else vector[self.kept]
+        return vector if self.param_indices is None else vector[self.param_indices]
 
     def fill(self, packed: Tensor) -> None:
         """Copy a vector without padding into `param`."""
-        if self.kept is None:
+        if self.param_indices is None:
             self.param.copy_(packed)
         else:
-            self.param[self.kept] = packed.to(self.param.device)
+            self.param[self.param_indices] = packed.to(self.param.device)
 
     @property
     def starts(self) -> list[int]:
@@ -148,12 +148,12 @@ class FlatParams:
         """Return the slice of a group in `master`."""
         return (self.slices if self.master is self.param else self._packed_slices)[index]
 
-    def kept_in(self, index: int) -> Tensor | None:
+    def indices_in_group(self, index: int) -> Tensor | None:
         """Return the indices of a group's parameters in its slice of `master`; None: no padding."""
         part = self.slices[index]
-        if self.kept is None or self.master is not self.param:
+        if self.param_indices is None or self.master is not self.param:
             return None
-        inside = self.kept[self._packed_slices[index]] - part.start
+        inside = self.param_indices[self._packed_slices[index]] - part.start
         return inside if len(inside) < part.stop - part.start else None
 
     def span(self, params: Sequence[nn.Parameter]) -> slice:
@@ -175,7 +175,7 @@ class FlatParams:
             self._serve(master, slice(0, self.size) if self.division is None else self.division.range(serves))
         elif master.data_ptr() != self.param.data_ptr():  # else the store uses `param` itself as the copy of this process
             self.master = master
-            if self.param.device != self.master.device or self.kept is not None:
+            if self.param.device != self.master.device or self.param_indices is not None:
                 self.master_grad = torch.zeros_like(self.master)
         if self.buffer.numel():
             self.master_buffer = torch.from_numpy(arrays["buffers"])
@@ -183,7 +183,7 @@ class FlatParams:
 
     def _serve(self, master: Tensor, part: slice) -> None:
         """Use `master` as the elements `part` of the vector, and free the memory of the module's parameters."""
-        assert self.kept is None
+        assert self.param_indices is None
         self.param = self.master = master
         self.grad = self.master_grad = torch.zeros_like(master)  # takes memory only when it is written
         self.size = len(master)
@@ -232,21 +232,21 @@ class FlatParams:
 
     def keep_buffers(self) -> None:
         """Save the buffers, which a forward pass may change, for `restore_buffers`."""
-        if len(self._kept):
-            self._kept.copy_(self.buffer)
-        for kept, counter in zip(self._kept_counters, self.counters, strict=True):
-            kept.copy_(counter)
+        if len(self._saved_buffer):
+            self._saved_buffer.copy_(self.buffer)
+        for saved, counter in zip(self._saved_counters, self.counters, strict=True):
+            saved.copy_(counter)
 
     def restore_buffers(self) -> None:
         """Restore the buffers saved by the last `keep_buffers`."""
-        self.buffer.copy_(self._kept)
-        for kept, counter in zip(self._kept_counters, self.counters, strict=True):
-            counter.copy_(kept)
+        self.buffer.copy_(self._saved_buffer)
+        for saved, counter in zip(self._saved_counters, self.counters, strict=True):
+            counter.copy_(saved)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
         """Restore the buffers of the last `keep_buffers` if `bad` [], on the same device, is true; then call `keep_buffers`."""
-        for kept, present in zip((self._kept, *self._kept_counters), (self.buffer, *self.counters), strict=True):
-            present.copy_(torch.where(bad, kept, present))
+        for saved, present in zip((self._saved_buffer, *self._saved_counters), (self.buffer, *self.counters), strict=True):
+            present.copy_(torch.where(bad, saved, present))
         self.keep_buffers()
 
     def clone(self) -> tuple[Tensor, Tensor]:

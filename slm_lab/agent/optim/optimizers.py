@@ -190,8 +190,8 @@ class FlatRMSprop(_KernelOptimizer):
     def step_unless(self, bad: Tensor) -> None:
         before = [(tensor, tensor.clone()) for tensor in (self.param, *self.statistics.values())]
         self.step()
-        for tensor, kept in before:
-            tensor.copy_(torch.where(bad, kept, tensor))
+        for tensor, previous in before:
+            tensor.copy_(torch.where(bad, previous, tensor))
 
 
 class Lookahead(FlatOptimizer):
@@ -247,7 +247,7 @@ class ShapedOptimizer(FlatOptimizer):
     shaped: Sequence[tuple[Tensor, Tensor | None]] = ()
     """Tensor to step and its gradient, for each parameter; empty: the flat vector is stepped."""
 
-    def leave(self, places: Collection[int]) -> None:
+    def freeze(self, places: Collection[int]) -> None:
         """Do not step the parameters with these indices in `shaped`, from now on; step all others."""
         for place, (p, grad) in enumerate(self.shaped):
             p.grad = None if place in places else grad
@@ -333,7 +333,7 @@ class TorchOptimizer(ShapedOptimizer):
         self.inner.load_state_dict(state)
 
 
-class Parts(FlatOptimizer):
+class PartitionedOptimizer(FlatOptimizer):
     """One optimizer for each part of a vector. Parts can be frozen: neither their parameters nor their statistics change.
 
     As in torch, each part counts its own steps. Args: whole: the optimizer of the vector. shared: whether processes share its statistics;
@@ -347,22 +347,22 @@ class Parts(FlatOptimizer):
         self.parts: list[tuple[slice, FlatOptimizer]] = [(everything, whole.part(everything))]
         self._active = [optimizer for _, optimizer in self.parts]
 
-    def cut(self, place: int) -> None:
+    def split_at(self, place: int) -> None:
         """Split the part that contains `place`, so that a part begins there, unless one does already."""
         for index, (part, optimizer) in enumerate(self.parts):
             if part.start < place < part.stop:
                 halves = slice(0, place - part.start), slice(place - part.start, part.stop - part.start)
-                cut = [(slice(part.start + half.start, part.start + half.stop), optimizer.part(half)) for half in halves]
-                self.parts[index : index + 1] = cut
+                new_parts = [(slice(part.start + half.start, part.start + half.stop), optimizer.part(half)) for half in halves]
+                self.parts[index : index + 1] = new_parts
                 return
 
-    def leave(self, frozen: Sequence[slice]) -> None:
+    def freeze(self, frozen: Sequence[slice]) -> None:
         """Freeze these slices of the vector from now on, and no others."""
         for one in frozen:
-            self.cut(one.start)
-            self.cut(one.stop)
-        left = [any(one.start <= part.start < one.stop for one in frozen) for part, _ in self.parts]
-        self._active = [optimizer for (_, optimizer), alone in zip(self.parts, left, strict=True) if not alone]
+            self.split_at(one.start)
+            self.split_at(one.stop)
+        frozen_parts = [any(one.start <= part.start < one.stop for one in frozen) for part, _ in self.parts]
+        self._active = [optimizer for (_, optimizer), is_frozen in zip(self.parts, frozen_parts, strict=True) if not is_frozen]
 
     def step(self) -> None:
         self._each(lambda optimizer, part: optimizer.step())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.optim.flat import FlatParams, map_vectors
-from slm_lab.agent.optim.optimizers import Parts, ShapedOptimizer, build_optimizer, shared_statistics
+from slm_lab.agent.optim.optimizers import PartitionedOptimizer, ShapedOptimizer, build_optimizer, shared_statistics
 from slm_lab.agent.optim.schedule import LRSchedule, build_lr_schedule
 from slm_lab.agent.optim.shared import SharedParams
 from slm_lab.lib.log import notice
@@ -58,7 +58,7 @@ class Group:
     def build_optimizer(self) -> None:
         """Build a new optimizer, with initial statistics, for the current `flat.master`."""
         flat, part = self.flat, self.flat.master_slice(self.index)
-        self._kept = flat.kept_in(self.index)
+        self._param_indices = flat.indices_in_group(self.index)
         params = flat.group(self.index) if self.optim.name in SHAPED else [flat.master[part]]
         self.frozen: Sequence[int] | None = ()
         """Indices of the parameters that are not stepped; None: unknown until `set_frozen` is called."""
@@ -70,16 +70,16 @@ class Group:
             return
         self.frozen, optimizer = frozen, self.optimizer
         if isinstance(optimizer, ShapedOptimizer) and optimizer.shaped:
-            optimizer.leave([place for place, param in enumerate(self.flat.members(self.index)) if param in frozen])
+            optimizer.freeze([position for position, param in enumerate(self.flat.members(self.index)) if param in frozen])
             return
         places = self.flat.places_in(self.index, frozen)
-        if places or isinstance(optimizer, Parts):
-            self._in_parts().leave(places)
+        if places or isinstance(optimizer, PartitionedOptimizer):
+            self._partitioned().freeze(places)
 
-    def _in_parts(self) -> Parts:
-        """Convert the optimizer to `Parts` if it is not yet, and return it."""
-        if not isinstance(self.optimizer, Parts):
-            self.optimizer = Parts(self.optimizer, self._shares)
+    def _partitioned(self) -> PartitionedOptimizer:
+        """Convert the optimizer to `PartitionedOptimizer` if it is not yet, and return it."""
+        if not isinstance(self.optimizer, PartitionedOptimizer):
+            self.optimizer = PartitionedOptimizer(self.optimizer, self._shares)
         return self.optimizer
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
@@ -105,30 +105,30 @@ class Group:
     def _packed(self, state: Any, part: slice | None = None) -> Any:
         """Return statistics of a slice of the vector (default: all) without the padding between parameters."""
         part = part or slice(0, len(self.grad))
-        if (kept := self._param_places(part)) is None:
+        if (indices := self._indices_in(part)) is None:
             return state
-        return map_vectors(state, part.stop - part.start, lambda vector: vector[kept.to(vector.device)])
+        return map_vectors(state, part.stop - part.start, lambda vector: vector[indices.to(vector.device)])
 
     def _spread(self, state: Any, part: slice) -> Any:
         """Invert `_packed`: insert the padding between parameters."""
-        if (kept := self._param_places(part)) is None:
+        if (indices := self._indices_in(part)) is None:
             return state
         zeros = torch.zeros(part.stop - part.start)
-        return map_vectors(state, len(kept), lambda vector: zeros.index_copy(0, kept.cpu(), vector.cpu()))
+        return map_vectors(state, len(indices), lambda vector: zeros.index_copy(0, indices.cpu(), vector.cpu()))
 
-    def _param_places(self, part: slice) -> Tensor | None:
-        if self._kept is None or part == slice(0, len(self.grad)):
-            return self._kept
-        return self._kept[(self._kept >= part.start) & (self._kept < part.stop)] - part.start
+    def _indices_in(self, part: slice) -> Tensor | None:
+        if self._param_indices is None or part == slice(0, len(self.grad)):
+            return self._param_indices
+        return self._param_indices[(self._param_indices >= part.start) & (self._param_indices < part.stop)] - part.start
 
     def state_dict(self) -> dict[str, Any]:
         """Return the optimizer statistics; if parameters were ever frozen, {"parts": list of the start and statistics of each part}."""
         if self._store is not None and self._store.remote:
             self._store.pull()
         optimizer = self.optimizer
-        if isinstance(optimizer, Parts):
-            kept = self._kept
-            begins = [part.start if kept is None else int((kept < part.start).sum()) for part, _ in optimizer.parts]
+        if isinstance(optimizer, PartitionedOptimizer):
+            indices = self._param_indices
+            begins = [part.start if indices is None else int((indices < part.start).sum()) for part, _ in optimizer.parts]
             states = [self._packed(own.state_dict(), part) for part, own in optimizer.parts]
             return {"parts": [{"begin": begin, "state": state} for begin, state in zip(begins, states, strict=True)]}
         state: dict[str, Any] = self._packed(optimizer.state_dict())
@@ -136,14 +136,14 @@ class Group:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         saved = state.get("parts", [{"begin": 0, "state": state}])
-        if len(saved) == 1 and not isinstance(self.optimizer, Parts):
+        if len(saved) == 1 and not isinstance(self.optimizer, PartitionedOptimizer):
             self.optimizer.load_state_dict(self._spread(saved[0]["state"], slice(0, len(self.grad))))
             return
-        optimizer, kept = self._in_parts(), self._kept
+        optimizer, indices = self._partitioned(), self._param_indices
         size = len(optimizer.param)
-        begins = [one["begin"] if kept is None else int(kept[one["begin"]]) for one in saved]
+        begins = [one["begin"] if indices is None else int(indices[one["begin"]]) for one in saved]
         for begin in begins[1:]:
-            optimizer.cut(begin)
+            optimizer.split_at(begin)
         for begin, end, one in zip([0, *begins[1:]], [*begins[1:], size], saved, strict=True):
             spread = self._spread(one["state"], slice(begin, end))
             for part, own in optimizer.parts:
@@ -246,10 +246,10 @@ class Trainer:
         for group in self.groups:
             group.optimizer.restart()
 
-    def begin(self, frame: int) -> None:
+    def begin_update(self, frame: int) -> None:
         """Begin an update: set the learning rates for `frame`, exclude frozen parameters from steps, and pull."""
         calls = int(self._calls_W.sum()) if self.counts_calls else 0
-        self.flat.begin()
+        self.flat.begin_update()
         for group in self.groups:
             group.set_lr(frame, calls, self.lr_factor)
             if group.frozen != self.flat.frozen:
@@ -333,7 +333,7 @@ class Trainer:
         self.flat.grad.zero_()
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
-    def end(self) -> None:
+    def end_update(self) -> None:
         """End an update: count the steps that were skipped on the device."""
         self.flat.update = 0
         if self.deferred:

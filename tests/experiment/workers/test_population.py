@@ -294,7 +294,7 @@ def test_a_replaced_agent_is_equal_and_independent(optimizer: str, open_session:
     kept = copy.deepcopy(best.algorithm.state_dict())
     trainer = poor.algorithm.trainer
     assert trainer is not None
-    trainer.begin(0)
+    trainer.begin_update(0)
     assert trainer.lr == pytest.approx(0.02)
     trainer.flat.grad.fill_(1.0)
     trainer.step()
@@ -327,7 +327,7 @@ def test_a_restored_agent_is_tuned_as_before(open_session: Open) -> None:
     other.load_state_dict(one.state_dict())
     for agent in (one, other):
         assert agent.algorithm.trainer is not None
-        agent.algorithm.trainer.begin(0)
+        agent.algorithm.trainer.begin_update(0)
     assert other.lr == one.lr
     assert other.entropy_coef == one.entropy_coef == pytest.approx(0.05)
     assert other.algorithm.spec.gamma == 0.8

@@ -149,7 +149,7 @@ class Store(Protocol):
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
         """Call `section` in the process of the arrays with a gradient [P] of the part's vector, or once per range of a divided vector."""
 
-    def update(self) -> AbstractContextManager[None]:
+    def updating(self) -> AbstractContextManager[None]:
         """Return the context of one update of the parameters, in the process of the store; exclusive if the store is locked."""
 
     def pull(self, seconds: float = 0.0) -> bool:
@@ -248,7 +248,7 @@ class SharedArrays:
         return dict(self.arrays)
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
-        with self.update() if lock == "update" else self.exclusive(lock):
+        with self.updating() if lock == "update" else self.exclusive(lock):
             return section(*args)
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
@@ -276,7 +276,7 @@ class SharedArrays:
             yield mine
 
     @contextmanager
-    def update(self) -> Iterator[None]:
+    def updating(self) -> Iterator[None]:
         with self._writes(), self._record_lock("update") if self.locked else nullcontext():
             yield
 

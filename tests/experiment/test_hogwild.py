@@ -41,7 +41,7 @@ HOLDER = """
 import sys, time
 from slm_lab.lib.store import SharedArrays
 store = SharedArrays(int(sys.argv[1]), 1, 2, synced=True, locked=True)
-with store.exclusive("statistics"), store.update():
+with store.exclusive("statistics"), store.updating():
     print("inside", flush=True)
     time.sleep(600)
 """
@@ -277,7 +277,7 @@ def test_a_dead_process_holds_no_lock(fd: int) -> None:
             assert not mine
         holder.kill()
     begin = time.monotonic()
-    with store.update(), store.exclusive("statistics"):
+    with store.updating(), store.exclusive("statistics"):
         assert time.monotonic() < begin + 1
 
 

@@ -72,7 +72,7 @@ class SharedParams:
         if flat.master_grad is not flat.grad:
             flat.master_grad.copy_(flat.packed(flat.grad))
         asked = perf_counter()
-        with self.store.update():
+        with self.store.updating():
             waited = 1e3 * (perf_counter() - asked) if self.store.locked else 0.0
             staleness = self.version - self._pulled
             self.report |= {"staleness": float(staleness), "lock_wait": waited}

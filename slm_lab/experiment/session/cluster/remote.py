@@ -225,7 +225,7 @@ class RemoteArrays:
         result: Result = answers[0].result
         return result
 
-    def update(self) -> AbstractContextManager[None]:
+    def updating(self) -> AbstractContextManager[None]:
         raise TypeError("updates are applied in the process of the store")
 
     def pull(self, seconds: float = 0.0) -> bool:

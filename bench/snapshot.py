@@ -65,7 +65,7 @@ def _update(fd: int, parameters: int, ready: int, results: int) -> None:
     os.write(ready, b"x")
     while not ended:
         begin = time.perf_counter()
-        with store.update():
+        with store.updating():
             values += 1.0
         longest, count = max(longest, time.perf_counter() - begin), count + 1
     os.write(results, json.dumps([longest, count]).encode())

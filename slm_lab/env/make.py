@@ -58,7 +58,7 @@ def make_env(
     threads: int = 1,
     track_info: Sequence[str] = (),
     input: InputKind | None = None,
-    few: bool = False,
+    minimal_num_envs: bool = False,
 ) -> Env:
     """Build the vector env that a spec describes.
 
@@ -70,7 +70,8 @@ def make_env(
         threads: number of threads for a C++ backend.
         input: kind of observations that the spec's nets require (`AgentSpec.input`).
         track_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
-        few: build only as many envs as needed to inspect them, with the backend chosen for num_envs: two, or one if it steps them singly.
+        minimal_num_envs: build the minimum number of envs that shows their spaces (two, or one if the backend steps each env separately);
+            the backend is still chosen for num_envs.
 
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
@@ -83,7 +84,7 @@ def make_env(
     if chosen is not EnvPool and (over := [key for key in track_info if key.rpartition(":")[2] in OVER_STEPS]):
         why = f"'{over[0]}' is computed over the steps of an episode, which EnvPool alone does; use '{over[0].rpartition(':')[0]}'"
         raise SpecError(spec.name, [Problem("meta.track_info", why)])
-    if few and chosen in (Sync, Async, Ale, EnvPool):  # other backends may need the spec's number
+    if minimal_num_envs and chosen in (Sync, Async, Ale, EnvPool):  # other backends may need the spec's number
         target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
     try:

@@ -9,7 +9,7 @@ import torch
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.passes import direct, direct_layers
 from slm_lab.agent.net.passes.direct import CriticsPass, DirectChain, DirectPass
-from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS, SMALL, SMALL_ROWS, DirectLayer
+from slm_lab.agent.net.passes.direct_layers import ACTIVATIONS, NUMPY_PRODUCT_ROWS, NUMPY_PRODUCT_SIZE, DirectLayer
 from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import array, ignore_float_errors
 from slm_lab.agent.ops.autograd import GraphPass
@@ -60,7 +60,7 @@ def test_outputs_and_gradients_are_those_of_autograd(
     keys: dict[str, Any], small: bool, matmul_mode: MatmulMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of some rows only, added to what is there, and after the parameters have changed."""
-    monkeypatch.setattr(direct_layers, "SMALL_ROWS", 512 if small else 0)
+    monkeypatch.setattr(direct_layers, "NUMPY_PRODUCT_ROWS", 512 if small else 0)
     net, flat, obs = build(**keys)
     for body in net.bodies:
         body.matmul_mode.onednn = matmul_mode.onednn
@@ -89,10 +89,10 @@ def test_which_products_are_small() -> None:
         flat = FlatParams(net)
         mlp = DirectChain.from_modules(list(net), MatmulMode())
         assert isinstance(mlp.layers[0], DirectLayer)
-        return mlp.layers[0].small_rows if flat.size else 0
+        return mlp.layers[0].numpy_rows if flat.size else 0
 
-    assert rows(64, 64) == SMALL // 64**2
-    assert rows(8, 8) == SMALL_ROWS
+    assert rows(64, 64) == NUMPY_PRODUCT_SIZE // 64**2
+    assert rows(8, 8) == NUMPY_PRODUCT_ROWS
     assert rows(256, 256) == 32
 
 
@@ -328,7 +328,7 @@ def test_products_in_bfloat16_are_near() -> None:
     net, flat, obs = build(dtype="bfloat16")
     (mlp, _) = net.direct.fast or (None, None)
     assert [isinstance(layer, DirectLayer) and layer.matmul_mode.bfloat16 for layer in mlp.layers] == [True, True, False]
-    assert [isinstance(layer, DirectLayer) and layer.small_rows > 0 for layer in mlp.layers] == [False, False, True]
+    assert [isinstance(layer, DirectLayer) and layer.numpy_rows > 0 for layer in mlp.layers] == [False, False, True]
     for body in net.bodies:
         body.matmul_mode = MatmulMode()
     expected, grad_out = net.actor(obs), torch.randn(150, 3)

@@ -150,9 +150,9 @@ def _pixels(obs: ObservationSpace, normalize: bool) -> list[nn.Module]:
     return [Pixels(obs, normalize)] if obs.dtype == "uint8" or (normalize and obs.divisor != 1.0) else []
 
 
-NATURE: list[list[int | list[int]]] = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
+NATURE_CONVS: list[list[int | list[int]]] = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
 """Convolutions of Mnih et al. 2015, for images of at least 36 × 36 pixels."""
-SMALL: list[list[int | list[int]]] = [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]
+SMALL_IMAGE_CONVS: list[list[int | list[int]]] = [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]]
 """Convolutions for smaller images, of any size."""
 
 
@@ -179,7 +179,7 @@ def _convolutions(spec: ConvNetSpec, shape: tuple[int, ...]) -> tuple[list[nn.Mo
     """Return the layers for images of `shape`, and their number of outputs. Raises SpecError if the images are too small."""
     layers: list[nn.Module] = []
     channels, features = shape[0], math.prod(shape)
-    for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers or (SMALL if min(shape[1:]) < 36 else NATURE)):
+    for index, (out_channels, *geometry) in enumerate(spec.conv_hid_layers or (SMALL_IMAGE_CONVS if min(shape[1:]) < 36 else NATURE_CONVS)):
         names = ("kernel_size", "stride", "padding", "dilation")
         conv = nn.Conv2d(channels, out_channels, **dict(zip(names, map(_pair, geometry), strict=False)))  # type: ignore[arg-type]  # pairs
         init_layer(conv, spec.init_fn, spec.hid_layers_activation.lower())

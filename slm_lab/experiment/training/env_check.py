@@ -31,7 +31,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
     """
     saved = rng_state(device)
     try:
-        env = make_env(spec.env, seed, num_envs=num_envs, training=False, few=True, input=spec.agent.input)
+        env = make_env(spec.env, seed, num_envs=num_envs, training=False, minimal_num_envs=True, input=spec.agent.input)
         try:
             _try(env, spec, beat)
         finally:

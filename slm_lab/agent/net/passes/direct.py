@@ -78,7 +78,7 @@ class DirectChain:
         steps, single, inputs, most = self._forward, self.single, self.inputs, -1
         small = [(layer.weight_t, layer.bias) for layer in self.layers if isinstance(layer, DirectLayer) and not layer.is_stack]
         if len(small) == len(steps):
-            most = min(layer.small_forward_rows for layer in self.layers if isinstance(layer, DirectLayer))
+            most = min(layer.numpy_forward_rows for layer in self.layers if isinstance(layer, DirectLayer))
         plain = [(*arrays, activate) for arrays, (_, activate) in zip(small, steps, strict=False)]
 
         def outputs(x: np.ndarray) -> np.ndarray:

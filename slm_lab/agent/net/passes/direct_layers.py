@@ -14,7 +14,7 @@ from slm_lab.agent.ops.arrays import equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import MatmulMode
 
-LARGE = 16384
+TORCH_ACTIVATION_SIZE = 16384
 """Number of elements from which torch computes a ReLU or a derivative faster than numpy, despite its higher overhead per call."""
 
 
@@ -28,14 +28,14 @@ class Activation(NamedTuple):
 
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:
-    if x.size < LARGE:
+    if x.size < TORCH_ACTIVATION_SIZE:
         np.maximum(x, 0.0, out=x)
     else:
         torch.relu_(torch.from_numpy(x))
 
 
 def _relu_backward(grad: np.ndarray, out: np.ndarray) -> None:
-    if grad.size < LARGE:
+    if grad.size < TORCH_ACTIVATION_SIZE:
         np.multiply(grad, out > 0.0, out=grad)
     else:
         grad_out = torch.from_numpy(grad)
@@ -43,7 +43,7 @@ def _relu_backward(grad: np.ndarray, out: np.ndarray) -> None:
 
 
 def _tanh_backward(grad: np.ndarray, out: np.ndarray) -> None:
-    if grad.size < LARGE:
+    if grad.size < TORCH_ACTIVATION_SIZE:
         np.multiply(grad, 1.0 - out * out, out=grad)
     else:
         grad_out = torch.from_numpy(grad)
@@ -88,10 +88,10 @@ def array_activation(module: nn.Module) -> Activation | None:
     return ACTIVATIONS.get(type(module)) if repr(module) in _PLAIN else None
 
 
-SMALL, SMALL_ROWS = 64 * 64 * 512, 512
+NUMPY_PRODUCT_SIZE, NUMPY_PRODUCT_ROWS = 64 * 64 * 512, 512
 """Gradients of a layer are computed in numpy up to this number of rows × weights, and up to this number of rows. With layers of 64 × 64,
 a PPO update of 256 rows takes 0.92 of torch's time, an A2C update of 32 rows 0.85."""
-SMALL_FORWARD = SMALL // 2
+NUMPY_FORWARD_SIZE = NUMPY_PRODUCT_SIZE // 2
 """Limit of rows × weights for outputs. It is lower because numpy multiplies by transposed weights more slowly than torch."""
 
 
@@ -113,8 +113,9 @@ class DirectLayer:
         self.grad_bias: Any
         self.grad_weight, self.grad_bias = [one.numpy() for one in grads] or (None, None)
         self.weight_t = self.weight.swapaxes(-1, -2)
-        self.small_rows, self.small_forward_rows = (
-            0 if matmul_mode.bfloat16 else min(SMALL_ROWS, most // self.weight.size) for most in (SMALL, SMALL_FORWARD)
+        self.numpy_rows, self.numpy_forward_rows = (
+            0 if matmul_mode.bfloat16 else min(NUMPY_PRODUCT_ROWS, most // self.weight.size)
+            for most in (NUMPY_PRODUCT_SIZE, NUMPY_FORWARD_SIZE)
         )
         """Largest number of rows for which gradients or outputs, respectively, are computed in numpy."""
 
@@ -125,7 +126,7 @@ class DirectLayer:
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         """Return the outputs as a new array."""
-        if x.shape[-2] > self.small_forward_rows:
+        if x.shape[-2] > self.numpy_forward_rows:
             return self.matmul_mode.linear(torch.from_numpy(x), *self.params).numpy()
         # dot takes two thirds of the time of matmul
         out: np.ndarray = np.matmul(x, self.weight_t) if self.is_stack else x.dot(self.weight_t)
@@ -138,7 +139,7 @@ class DirectLayer:
         Args: x: input. weights: whether to accumulate the gradients of weight and bias. columns: input columns whose gradient is returned;
         None: no gradient is returned.
         """
-        if grad.shape[-2] <= self.small_rows:
+        if grad.shape[-2] <= self.numpy_rows:
             if weights:
                 self.grad_weight += _product(grad.swapaxes(-1, -2), x)
                 self.grad_bias += _sum_of_rows(grad)

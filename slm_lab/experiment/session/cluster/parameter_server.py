@@ -29,7 +29,7 @@ from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, shared_file
 from slm_lab.spec.models.spec import Spec
 
-_SMALL = 64
+_MAX_INLINE_BYTES = 64
 """Maximum size in bytes of an array (for "own" arrays: of one row) that every answer contains."""
 
 
@@ -103,7 +103,7 @@ class _View(SharedArrays):
         """The small arrays, which every answer of the first process contains. Divided vectors are sent only with their part."""
         arrays = {name: array for name, array in self.sent.items() if self.named[name].division is None}
         sizes = {name: array.nbytes // (len(array) if self.named[name].combine == "own" else 1) for name, array in arrays.items()}
-        return {name: arrays[name] for name, size in sizes.items() if size <= _SMALL}
+        return {name: arrays[name] for name, size in sizes.items() if size <= _MAX_INLINE_BYTES}
 
     def answer(self, part: str) -> dict[str, np.ndarray]:
         """Return the arrays of a part, without those of its sub-parts, and all small arrays."""

@@ -100,7 +100,7 @@ Outcome = tuple[Any, Any, Any, Any, Any]
 """The result of `gymnasium.Env.step`: observation, reward, terminated, truncated, info."""
 
 
-class LoneEnv(Protocol):
+class SingleEnvBackend(Protocol):
     """A backend with a single env, for callers that step the env without a batch of one."""
 
     env: Any
@@ -122,7 +122,7 @@ class Backend(ABC):
     """Whether `episode_info` can return anything; if not, meta.track_info is an error."""
     finds_masks: ClassVar[bool] = True
     """Whether the backend adds EnvRequest.action_mask to the observations if it is an entry of info."""
-    lone: LoneEnv | None = None
+    lone: SingleEnvBackend | None = None
     """The single env, for callers that step it without a batch. None unless there is one env, with a Box observation space and an action
     that is a row of the batch of actions."""
     fresh: bool = False

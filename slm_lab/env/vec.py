@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.env.backend import Backend, LoneEnv, RawStep
+from slm_lab.env.backend import Backend, RawStep, SingleEnvBackend
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.outcome import (
     FLAGS,
@@ -127,7 +127,7 @@ class Env:
         except Exception as error:
             reraise_located(error, self.name, "step", self._steps)
 
-    def _step_lone(self, lone: LoneEnv, action_N: np.ndarray) -> VecStep:
+    def _step_lone(self, lone: SingleEnvBackend, action_N: np.ndarray) -> VecStep:
         """Step a single env without arrays of size 1, which cost as much as CartPole's step; except at the end of an episode."""
         outcome = lone.env.step(self._decode(action_N)[0])
         try:
@@ -163,7 +163,7 @@ class Env:
         # searching bytes takes a third of the time of .any()
         ended = 1 in raw.terminated_N.tobytes() or 1 in raw.truncated_N.tobytes()
         if ended or self._pending_N is not None or self._life_loss:
-            return self._boundary(raw, obs_N, ended)
+            return self._episode_end_step(raw, obs_N, ended)
         self._check_mask(obs_N)
         if self._normalizes:
             obs_N, reward_N = self._normalize_both(obs_N, reward_N)
@@ -194,7 +194,7 @@ class Env:
         for row in np.flatnonzero(invalid_N)[:1]:
             reraise(InvalidReward(f"step returned the reward {reward_N[row]}; expected a finite number"), int(row))
 
-    def _boundary(self, raw: RawStep, obs: np.ndarray, ended: bool) -> VecStep:
+    def _episode_end_step(self, raw: RawStep, obs: np.ndarray, ended: bool) -> VecStep:
         """Return the VecStep of a step in which an episode ended, a life may have been lost, or some rows are dummies."""
         valid_N, reward_N, last_obs = self._all_N, raw.reward_N, obs
         terminated_N = truncated_N = over_N = first_N = self._none_N

@@ -245,6 +245,16 @@ def test_no_algorithm_takes_an_invalid_action(name: str, tmp_path: Path) -> None
     assert result.frame == env.get("max_frame", 400)
 
 
+def test_the_target_entropy_of_soft_actor_critic_is_a_fraction_of_what_valid_actions_allow(tmp_path: Path) -> None:
+    """With two of 40 valid actions the entropy is at most ln 2, which 0.6 ln 40 exceeds: α would grow without end."""
+    for keys, scale in (({}, np.log(2) / np.log(40)), ({"target_entropy": 0.3}, 1.0)):
+        session = session_of(tmp_path, {"name": "SoftActorCritic", "training_start_step": 40, **keys}, MLP, FORBIDDING | {"max_frame": 64})
+        session.run()
+        (learner,) = session.learners
+        algorithm: Any = learner.agent.algorithm
+        assert algorithm._entropy_scale(algorithm.memory.sample()) == pytest.approx(scale)
+
+
 @pytest.mark.slow
 def test_a_masked_policy_learns(tmp_path: Path) -> None:
     """100,000 steps without an invalid action; two of 40 actions are valid, so that random actions are right half of the time."""

@@ -92,11 +92,11 @@ class Temperature:
         """Return the target entropy at a frame, in nats."""
         return self.begin + (self.end - self.begin) * min(frame / self.anneal_frames, 1.0)
 
-    def step(self, entropy: Tensor | float, frame: int) -> None:
-        """Take one gradient step towards the target entropy, given the policy's entropy []."""
+    def step(self, entropy: Tensor | float, frame: int, scale: Tensor | float = 1.0) -> None:
+        """Take one gradient step towards the target entropy times `scale`, given the policy's entropy []."""
         if self.spec.fixed_alpha is not None:
             return
-        gap, lr = entropy - self.target_entropy(frame), self._actor.rate(self._lr_at)
+        gap, lr = entropy - self.target_entropy(frame) * scale, self._actor.rate(self._lr_at)
         if isinstance(gap, Tensor):
             torch.mul(self.log_alpha.exp(), gap, out=self.grad)
             self.optimizer.lr = lr
@@ -216,7 +216,7 @@ class SoftActorCritic(Algorithm):
             q = self._critic_step(batch, alpha)
             if self.critic_steps % self.spec.policy_delay == 0:
                 reports.append(self._actor_step(batch, q, alpha))
-                self.temperature.step(reports[-1][1], frame)
+                self.temperature.step(reports[-1][1], frame, self._entropy_scale(batch))
                 if self.target is not None:
                     due = self.target.due(frame) if due is None else due
                     if due:
@@ -307,6 +307,17 @@ class SoftActorCritic(Algorithm):
         self.mean_entropy = found.mean_entropy
         actor.backward(found.grad_params_BA, None)
         return found.loss, found.entropy
+
+    def _entropy_scale(self, batch: Transitions) -> Tensor | float:
+        """Return the mean of ln(number of valid actions) / ln|A|: the largest possible entropy with action masks, relative to that without.
+
+        A target entropy in nats (`target_entropy`) is not scaled.
+        """
+        mask = self.net.mask
+        if mask is None or (self.spec.target_entropy != "auto" and not isinstance(self.spec.entropy_anneal, EntropyAnneal)):
+            return 1.0
+        scale = mask.valid(batch.obs_B).sum(1).clamp(min=1).log().mean() / math.log(self.info.action.nvec[0])
+        return scale if is_asynchronous(scale) else scale.item()
 
     def _sample(self, params_BP: Any) -> SquashedSample:
         """Sample actions [B, D], given the distribution's parameters."""

@@ -377,7 +377,8 @@ class SoftActorCriticSpec(ReplayAlgorithmSpec):
     """Target entropy (in nats) for the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for
     discrete ones."""
     target_entropy_ratio: Fraction = 0.6
-    """Discrete actions with target_entropy auto: the target entropy as a fraction of the largest possible entropy, ln|A|."""
+    """Discrete actions with target_entropy auto: the target entropy as a fraction of the largest possible entropy, ln|A|, or with action
+    masks the mean of ln(number of valid actions)."""
     entropy_anneal: EntropyAnneal | Flag | Real = False
     """{start_ratio, end_ratio, frames}: anneal the automatic target entropy of discrete actions. A number: anneal the target entropy
     linearly to this value (in nats) until env.max_frame; true: to 0 for discrete actions, to −2 dim(A) for continuous ones."""

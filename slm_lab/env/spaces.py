@@ -179,11 +179,12 @@ def _packed(
         _mask(leaf) if use == "mask" else _vector(leaf, name) if layout is None else _box(cast("spaces.Box", leaf), layout, False)
         for name, use, (_, leaf, layout) in zip(names, use_of, entries, strict=True)
     ]
+    texts = [one.text + " for the critic only" * (use == "critic") for (one, _), use in zip(known, use_of, strict=True)]
     parts, begin = {}, 0
     for index in sorted(range(len(known)), key=lambda index: known[index][0].dtype == "uint8"):
         entry = known[index][0]
         end = begin + math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high, entry.text, use_of[index])
+        parts[index] = ObservationPart(names[index], entry.shape, entry.dtype, begin, end, entry.high, texts[index], use_of[index])
         begin = end
     size = -(-begin // 4) * 4
     copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]
@@ -204,16 +205,17 @@ def _packed(
         return packed
 
     ambiguities = tuple(one for space, _ in known for one in space.ambiguities)
-    text = "; ".join(f"{name}: {space.text}" for name, (space, _) in zip(names, known, strict=True))
+    text = "; ".join(f"{name}: {one}" for name, one in zip(names, texts, strict=True))
     every = tuple(parts[index] for index in range(len(known)))
     mask = next(((part.begin, part.end) for part in every if part.use == "mask"), None)
-    return ObservationSpace((size,), "uint8", parts=every, mask=mask, ambiguities=ambiguities, text=text + _uses_text(uses)), encode
+    return ObservationSpace((size,), "uint8", parts=every, mask=mask, ambiguities=ambiguities, text=text), encode
 
 
 def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
     """Return the form of an action mask in a packed observation: one byte per action."""
     size, codec = _bits(math.prod(space.shape or ()))
-    return ObservationSpace((size,), "uint8"), lambda batch: codec(batch).astype(np.uint8)
+    known = ObservationSpace((size,), "uint8", text=f"action mask of {size} numbers")
+    return known, lambda batch: codec(batch).astype(np.uint8)
 
 
 def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Codec]:

@@ -13,6 +13,7 @@ from slm_lab.agent.net.layers import unpack
 from slm_lab.env import make_env
 from slm_lab.env.agent_spaces import agent_spaces
 from slm_lab.env.outcome import InvalidOutcome
+from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
 
@@ -173,3 +174,10 @@ def test_backends_without_wrappers() -> None:
     with pytest.raises(SpecError) as caught:
         make_env(spec(name="CartPole-v1", backend="native", action_mask="x"), 0)
     assert caught.value.problems[0].path == "env.backend"
+
+
+def test_entries_for_a_critic_need_one() -> None:
+    env = {"name": "CartPole-v1", "max_frame": 100, "critic_keys": ["z"]}
+    with pytest.raises(SpecError) as caught:
+        load_spec({"values": {"agent": {"algorithm": {"name": "DQN"}}, "env": env}}, "values")
+    assert [problem.path for problem in caught.value.problems] == ["env.critic_keys"]

@@ -311,6 +311,10 @@ def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: KeyPath, report: Report
 
 
 def _env(spec: Spec, report: Report) -> None:
+    algorithm = spec.agent.algorithm
+    if spec.env.critic_keys is not None and algorithm.learns and not algorithm.has_critic:
+        with_critic = ", ".join(name for name, model in ALGORITHMS.items() if model.has_critic)
+        report.fail(("env", "critic_keys"), f"{algorithm.name} has no critic that reads these entries; allowed: {with_critic}")
     env = spec.env
     if not is_extension(env.backend) and (message := env_ids.unavailable_reason(env.name)):  # a user's backend knows its own ids
         report.fail(("env", "name"), message)

@@ -39,6 +39,8 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
+        if (terminated or truncated) and self._key not in info:  # no action follows
+            info = {**info, self._key: np.ones(self._size, np.bool_)}
         return self._joined(obs, info), reward, terminated, truncated, info
 
     def _joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:

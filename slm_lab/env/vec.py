@@ -237,11 +237,17 @@ class Env:
             reraise(InvalidOutcome(message), int(found_N.argmin()))
 
     def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Make every action valid in these rows, where an episode has ended: no action follows, and masks are often empty there."""
+        """Make every action valid in those of these rows, where an episode has ended, whose mask is empty: no action follows there.
+
+        Other masks stay, since values of the last observation are bootstrapped at a truncation.
+        """
         if self._mask is None or not rows_N.any():
             return obs
+        empty_N = rows_N & ~has_action(obs[:, self._mask] != 0, self.info.action.nvec)
+        if not empty_N.any():
+            return obs
         obs = obs.copy()
-        obs[rows_N, self._mask] = 1
+        obs[empty_N, self._mask] = 1
         return obs
 
     def _finite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:

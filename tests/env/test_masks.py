@@ -121,6 +121,11 @@ def test_an_empty_mask_names_env_and_step_but_may_end_an_episode() -> None:
     steps = [env.step(env.sample()) for _ in range(9)]
     assert valid(steps[3].last_obs_N).all(), "the last observation of an episode: no action follows"
     assert valid(steps[3].obs_N).sum(axis=1).tolist() == [2, 2]
+    env = make_env(spec(length=9, max_t=4), 3)
+    env.reset()
+    cut = [env.step(env.sample()) for _ in range(4)][-1]
+    assert cut.truncated_N.all()
+    assert valid(cut.last_obs_N).sum(axis=1).tolist() == [2, 2], "values of this observation are bootstrapped"
     env = make_env(spec(length=4, empty_after=2), 3)
     env.reset()
     env.step(env.sample())

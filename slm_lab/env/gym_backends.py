@@ -26,7 +26,7 @@ from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
-from slm_lab.env.mask_from_info import check_masks
+from slm_lab.env.mask_from_info import check_masks, check_vector_masks
 from slm_lab.env.outcome import (
     FLAGS,
     NUMBERS,
@@ -505,6 +505,8 @@ class VectorBackend(Backend):
     """
 
     checks = True
+    action_mask: str | Literal[False] | None = None
+    """See EnvRequest."""
     _own = False
     """Whether the vector env returns new arrays of the right shapes and types."""
 
@@ -528,7 +530,8 @@ class VectorBackend(Backend):
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        obs, _ = unpacked_reset(self._vec.reset(seed=None if seeds is None else seeds[0]))
+        obs, info = unpacked_reset(self._vec.reset(seed=None if seeds is None else seeds[0]))
+        check_vector_masks(self.observation_space, self.action_mask, info)
         return obs if self._own else fitted(self.observation_space, obs, lead=(self._vec.num_envs,))
 
     def step(self, action: np.ndarray) -> RawStep:
@@ -600,6 +603,7 @@ class OwnVector(VectorBackend):
 
     def __init__(self, target: EnvRequest) -> None:
         creator: Any = self.creator
+        self.action_mask = target.action_mask
         self._use(creator(num_envs=target.num_envs, **_vector_arguments(target)), target.num_envs)
 
 
@@ -637,6 +641,7 @@ class Native(VectorBackend):
 
     def __init__(self, target: EnvRequest) -> None:
         vec = gym.make_vec(target.id, target.num_envs, vectorization_mode="vector_entry_point", **_vector_arguments(target))
+        self.action_mask = target.action_mask
         self._use(vec, target.num_envs)
         assert target.registration is not None
         self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE

@@ -77,3 +77,13 @@ def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: 
     if not known and not (isinstance(entry, str) and entry.startswith("gymnasium.envs.")):
         found = next(name for name in MASK_KEYS if name in info)
         raise InvalidOutcome(f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it")
+
+
+def check_vector_masks(space: spaces.Space[Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
+    """Raise InvalidOutcome if the info of a vector env's reset has an action mask, which its backend does not read."""
+    known = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
+    if key is None and not known and (found := next((name for name in MASK_KEYS if name in info), None)):
+        raise InvalidOutcome(
+            f"info of the vector env has an action mask, {found!r}, which is read from single envs only; "
+            "make it an entry of the observation, or set env.action_mask to false to ignore it"
+        )

@@ -66,14 +66,14 @@ check: $(CHECK)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(CACHED) $(BIN)/lint-imports
-	@$(MAKE) --no-print-directory --output-sync --jobs 2 types pages
+	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory pages; pages=$$?; wait $$types && exit $$pages
 
 types: $(CHECK)
-	$(CACHED) $(BIN)/mypy --strict slm_lab
+	$(CACHED) $(BIN)/mypy --strict --num-workers 2 slm_lab
 
 pages: $(CHECK)
 	$(CACHED) $(BIN)/python tools/generate.py --check
-	NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict
 
 format: $(CHECK)
 	$(BIN)/ruff check --fix .

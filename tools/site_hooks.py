@@ -12,6 +12,7 @@ import html
 import json
 import posixpath
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def _source(path: Path, inside: list[Path]) -> str:
     return f"{head}``````{_LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}\n``````\n"
 
 
+@cache
 def formula(tex: str, block: bool) -> str:
     """Return a formula as SVG, as high as the text around it; its TeX is the label for screen readers."""
     from matplotlib.font_manager import FontProperties

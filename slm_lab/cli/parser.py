@@ -118,7 +118,7 @@ _ABOUT = {
     "diff": "show what differs between two runs: keys, versions, the first rows, returns",
     "doctor": "print what is wrong with a run, ranked, with the evidence and the key to change",
     "report": "write report.html of a run, search or study again, also while it runs",
-    "verify": "train a part of a run again, and compare rows and weights byte by byte",
+    "verify": "repeat a part of a run and compare rows and weights byte by byte",
     "retro_analyze": "rebuild metrics and graphs from the files of runs (or of the latest one): killed and failed ones too, and those of "
     "SLM Lab ",
     "view": "show the runs of a data folder (default: data) in a browser, also while they train, and compare them",

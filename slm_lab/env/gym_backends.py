@@ -511,7 +511,7 @@ class VectorBackend(Backend):
     """Whether the vector env returns new arrays of the right shapes and types."""
 
     def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
-        """Step a vector env. Raises ValueError if its autoreset mode is unknown or its number of envs is another one."""
+        """Set the vector env. Raises ValueError for an unknown autoreset mode, or if its number of envs is not `num_envs`."""
         self._vec = vec
         name, mode, modes = type(vec.unwrapped).__name__, vec.metadata.get("autoreset_mode"), [*AutoresetMode]
         wrong = ""

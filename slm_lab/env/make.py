@@ -78,12 +78,7 @@ def make_env(
     _check_memory(spec, num_envs)
     target = replace(find_target(spec, num_envs or spec.num_envs, threads), track_info=tuple(track_info))
     chosen = choose_backend(spec, target)
-    if track_info and not chosen.reports_info:
-        why = f"the backend {chosen.name} does not report the info of an episode's end; use another env.backend, such as sync"
-        raise SpecError(spec.name, [Problem("meta.track_info", why)])
-    if chosen is not EnvPool and (over := [key for key in track_info if key.rpartition(":")[2] in OVER_STEPS]):
-        why = f"'{over[0]}' is computed over the steps of an episode, which EnvPool alone does; use '{over[0].rpartition(':')[0]}'"
-        raise SpecError(spec.name, [Problem("meta.track_info", why)])
+    _check_track_info(spec, chosen, track_info)
     if minimal_num_envs and chosen in (Sync, Async, Ale, EnvPool):  # other backends may need the spec's number
         target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
@@ -109,6 +104,17 @@ def make_env(
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
     return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, track_info=track_info)
+
+
+def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequence[str]) -> None:
+    """Raise SpecError if the backend cannot report an entry of meta.track_info."""
+    why = None
+    if track_info and not backend.reports_info:
+        why = f"the backend {backend.name} does not report the info of an episode's end; use another env.backend, such as sync"
+    elif backend is not EnvPool and (over := [key for key in track_info if key.rpartition(":")[2] in OVER_STEPS]):
+        why = f"'{over[0]}' is computed over the steps of an episode, only with the backend envpool; use '{over[0].rpartition(':')[0]}'"
+    if why is not None:
+        raise SpecError(spec.name, [Problem("meta.track_info", why)])
 
 
 def _without_effect(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:

@@ -53,7 +53,7 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
     else:
         assert target.registration is not None
         if target.vector_only:
-            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} is registered as a vector env only, which cannot be drawn")])
+            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} has only a vector env, without a render method for one env")])
         creator = env_creator(target.registration)
         known, open_ended = accepted_arguments(creator)
         modes = list((getattr(creator, "metadata", None) or {}).get("render_modes", [mode]))

@@ -48,7 +48,7 @@ def observation_codec(
             return _packed(entries, uses)
         parts = {key: _flat(sub, f"observation[{key!r}]") for key, sub in _entries(space)}
         size, codec = _joined(parts, type(space).__name__, {key for key in uses if uses[key] == "critic"})
-        text = f"{type(space).__name__} of {len(entries)} entries, side by side: {size} numbers{_uses_text(uses)}"
+        text = f"{type(space).__name__} of {len(entries)} entries, concatenated: {size} numbers{_uses_text(uses)}"
         ambiguities = tuple(one for _, _, layout in entries if layout is not None for one in layout.ambiguities)
         end = {use: sum(parts[key][0] for key in parts if USES.index(uses.get(key, "all")) <= index) for index, use in enumerate(USES)}
         critic_begin = end["all"] if "critic" in uses.values() else None

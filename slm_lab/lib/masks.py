@@ -1,4 +1,4 @@
-"""Action masks in numpy: bool [N, A], the choices of each component side by side, true for each valid one."""
+"""Action masks in numpy: bool [N, A], the masks of all components concatenated, true for valid choices."""
 
 from __future__ import annotations
 

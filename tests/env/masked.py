@@ -12,13 +12,24 @@ from gymnasium import spaces
 class Forbidding(gym.Env[Any, Any]):
     """Of 40 actions two are valid in each step, and the reward is 1 for the one whose number the observation shows.
 
+    With `silent_end` the info of an episode's last step is empty.
+
     Observations are a Dict with the mask, or with `where` "info" a vector, and the mask is in info. With `pixels` the vector is an image.
     """
 
     ACTIONS = 40
 
-    def __init__(self, where: str = "obs", pixels: bool = False, key: str = "action_mask", length: int = 20, empty_after: int = 0) -> None:
+    def __init__(
+        self,
+        where: str = "obs",
+        pixels: bool = False,
+        key: str = "action_mask",
+        length: int = 20,
+        empty_after: int = 0,
+        silent_end: bool = False,
+    ) -> None:
         self._where, self._pixels, self._key, self._length, self._empty_after = where, pixels, key, length, empty_after
+        self._silent_end = silent_end
         self.action_space = spaces.Discrete(self.ACTIONS)
         seen: Any = spaces.Box(0, 255, (3, 12, 12), np.uint8) if pixels else spaces.Box(-1, 1, (2,), np.float32)
         mask = spaces.Box(0, 1, (self.ACTIONS,), np.int8)
@@ -47,7 +58,8 @@ class Forbidding(gym.Env[Any, Any]):
         reward = float(int(action) == self._valid[self._best])
         self._steps += 1
         obs, info = self._observe()
-        return obs, reward, self._steps >= self._length, False, info
+        over = self._steps >= self._length
+        return obs, reward, over, False, {} if over and self._silent_end else info
 
 
 class Components(gym.Env[Any, Any]):
@@ -108,5 +120,13 @@ class Privileged(gym.Env[Any, Any]):
 
 
 gym.register("Forbidding-v0", entry_point="tests.env.masked:Forbidding")
+
+
+def vector(num_envs: int, **kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Return Forbidding as a vector env whose infos have the masks."""
+    return gym.vector.SyncVectorEnv([lambda: Forbidding(where="info")] * num_envs)
+
+
+gym.register("ForbiddingVector-v0", vector_entry_point="tests.env.masked:vector")
 gym.register("Components-v0", entry_point="tests.env.masked:Components")
 gym.register("Privileged-v0", entry_point="tests.env.masked:Privileged")

@@ -143,6 +143,23 @@ def test_a_mask_in_info_is_never_ignored_silently(keys: dict[str, Any], fails: b
         assert env.reset().shape == (2, 2)
 
 
+def test_the_last_info_of_an_episode_needs_no_mask() -> None:
+    env = make_env(spec(where="info", action_mask="action_mask", length=3, silent_end=True), 3)
+    env.reset()
+    ended = [env.step(env.sample()).terminated_N.all() for _ in range(6)]
+    assert ended == [False, False, True] * 2
+
+
+@pytest.mark.parametrize(("keys", "fails"), [({}, True), ({"action_mask": False}, False)])
+def test_a_mask_in_the_info_of_a_vector_env_is_an_error(keys: dict[str, Any], fails: bool) -> None:
+    env = make_env(spec(name="tests.env.masked:ForbiddingVector-v0", **keys), 3)
+    if fails:
+        with pytest.raises(InvalidOutcome, match=r"env\.action_mask"):
+            env.reset()
+    else:
+        assert env.reset().shape == (2, 2)
+
+
 def test_taxi_has_a_mask_on_request() -> None:
     plain, masked = (
         make_env(EnvSpec.model_validate({"name": "Taxi-v4", "max_frame": 9, **keys}), 0) for keys in ({}, {"action_mask": "action_mask"})

@@ -53,7 +53,6 @@ ERRORS: list[tuple[dict[str, Any], list[str], str]] = [
     (SAMPLED | DQN | {"meta.sampler": {"max_policy_lag": 5}}, [], "meta.sampler.max_policy_lag"),
     # env ids
     ({"env.name": "CartPol-v1"}, [], "env.name"),
-    ({"env.name": "Pong-v5"}, [], "env.name"),
     ({"env.name": "Pong-v6"}, [], "env.name"),
     ({"env.name": "Pong-ram-v4"}, [], "env.name"),
     ({"env.name": "BlackjackNoFrameskip-v4"}, [], "env.name"),
@@ -125,6 +124,7 @@ RUNS: list[tuple[dict[str, Any], list[str], str, Any, list[str]]] = [
     ({"env.name": "Hopper-v3"}, [], "env.name", "Hopper-v5", ["env.name"]),
     ({"env.name": "PongDeterministic-v4"}, [], "env.name", "ALE/Pong-v5", ["env.name", "env.name"]),
     ({"env.name": "VideoPinball-v0"}, [], "env.name", "ALE/VideoPinball-v5", ["env.name"]),
+    ({"env.name": "Pong-v5"}, [], "env.name", "ALE/Pong-v5", ["env.name"]),  # EnvPool's id of the game
     (DQN, [], "agent.algorithm.action_policy", "epsilon_greedy", []),
     (
         GREEDY | {"agent.algorithm.action_policy": "boltzmann"},

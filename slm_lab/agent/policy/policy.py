@@ -180,7 +180,7 @@ class Policy:
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def _valid_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
-        """Return which actions are valid, bool [N, P]; None if all always are."""
+        """Return the action masks, bool [N, P], given masked outputs; None for an env without masks."""
         return None if self.mask is None else valid_outputs(params_NP)
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:

@@ -166,7 +166,7 @@ class Comparable(NamedTuple):
 
 
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
-    """Return `metric`, or one that all seeds have and that is measured in the same way in each of them.
+    """Return the metric by which all seeds can be compared: `metric` itself if it is measured in the same way for each of them.
 
     The current return of a seed is that of its evaluation or of training episodes. If the seeds differ in this, the result is
     training_return, the current return of training episodes; or total_reward, if a run has no column current_return.

@@ -127,7 +127,7 @@ def write_report(
 
 
 def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
-    """Return the study with the metric by which all its runs can be compared, and why it is another one; see comparable_metric."""
+    """Return the study with the metric that `comparable_metric` chooses for its runs, and the reason if it is another one."""
     metric, reason = comparable_metric(study.metric, found.values())
     return replace(study, spec=study.spec.model_copy(update={"metric": metric})), f"{reason}." if reason else ""
 

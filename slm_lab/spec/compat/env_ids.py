@@ -93,7 +93,7 @@ def _mends_myosuite() -> bool:
 
 @cache
 def pool_envs() -> dict[str, PoolEnv]:
-    """Return EnvPool's envs by id and alias (envpool_envs.json, written by tools/generate.py)."""
+    """Return a dict from each id and alias of EnvPool to its env. They are read from envpool_envs.json (see tools/generate.py)."""
     suites = json.loads((Path(__file__).parent / "envpool_envs.json").read_text(encoding="utf-8"))["_suites"]
     envs = [PoolEnv(suite, tuple(ids), *rest) for suite, rows in suites.items() for ids, *rest in rows]
     return {name: env for env in envs for name in env.ids}

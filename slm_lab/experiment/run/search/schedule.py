@@ -168,7 +168,7 @@ class Pbt:
 
 
 def check_evaluation(spec: Spec) -> None:
-    """Raise SpecError if intermediate metrics would be those of training episodes, and metrics at the end those of evaluations."""
+    """Raise SpecError if trials were stopped by returns of training episodes, but compared at their end by returns of evaluations."""
     meta = spec.meta
     schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
     if schedules and meta.search_metric in (None, "current_return") and meta.eval_episodes not in ("auto", 0):

@@ -31,7 +31,7 @@ _SMALLEST_SIDE = 7
 _LARGE_SIDE = 32
 """Minimum side for which a Box with three axes and other bounds is ambiguous."""
 _USUAL_CHANNELS = (1, 3, 4)
-_CLEAR_ASPECT = 1.25
+_MIN_ASPECT_RATIO = 1.25
 """Minimum ratio of the aspect ratios with channels first and channels last for which the squarer image is clearly right."""
 
 
@@ -92,7 +92,7 @@ def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[
     if first_usual != last_usual:
         return last_usual, True
     first, last = _aspect(*shape[1:]), _aspect(*shape[:-1])
-    return last < first, max(first, last) >= _CLEAR_ASPECT * min(first, last) or (first != last and min(first, last) == 1.0)
+    return last < first, max(first, last) >= _MIN_ASPECT_RATIO * min(first, last) or (first != last and min(first, last) == 1.0)
 
 
 def _aspect(height: int, width: int) -> float:

@@ -18,7 +18,7 @@ class Clock:
     After `attach`, frames are counted in shared memory, one row per process; a restarted process continues from the count in its row.
     """
 
-    __slots__ = ("_frames_W", "_index", "_moment", "_started_W", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
+    __slots__ = ("_frames_W", "_index", "_started_W", "_time", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
 
     def __init__(self) -> None:
         self._index = 0
@@ -33,7 +33,7 @@ class Clock:
         self.opt_step = 0
         self._wall_before = 0.0
         """Wall time of earlier starts of the run; unused once `_started_W` has an entry for this process."""
-        self._moment: float | None = None
+        self._time: float | None = None
 
     def shared_arrays(self) -> Named:
         return {
@@ -48,19 +48,19 @@ class Clock:
             self.frame = self.prev_frame = int(self._frames_W[self._index])
 
     @property
-    def moment(self) -> float:
+    def time(self) -> float:
         """Current time in seconds of perf_counter. Can be set, to spread the steps of one batch over the time since the last batch."""
-        return perf_counter() if self._moment is None else self._moment
+        return perf_counter() if self._time is None else self._time
 
-    @moment.setter
-    def moment(self, value: float) -> None:
-        self._moment = value
+    @time.setter
+    def time(self, value: float) -> None:
+        self._time = value
 
     @property
     def wall_t(self) -> float:
         """Seconds since the start, including earlier parts of a resumed run; before `begin`, only these parts."""
         started = float(self._started_W[self._index])
-        return self.moment - started if started else self._wall_before
+        return self.time - started if started else self._wall_before
 
     @property
     def global_frame(self) -> int:
@@ -92,9 +92,12 @@ class Clock:
         self.t += 1
         self._frames_W[self._index] = self.frame
 
-    def due(self, every: int) -> bool:
-        """Return whether the last step crossed a multiple of `every` frames, even if frames per step do not divide `every`."""
-        return self.frame // every > self.prev_frame // every
+    def due(self, every: int, ahead: int = 0) -> bool:
+        """Return whether the last step crossed a multiple of `every` frames, even if frames per step do not divide `every`.
+
+        ahead: number of frames before each multiple at which to return True instead.
+        """
+        return (self.frame + ahead) // every > (self.prev_frame + ahead) // every
 
     def state_dict(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in (*_COUNTS, "wall_t")}

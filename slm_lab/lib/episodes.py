@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import isqrt, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,9 +12,10 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 
 EPISODES = 100
 """Number of finished episodes in the window."""
-CURRENT, FEWEST, OLDEST = 0.05, 20, 0.2
-"""The current return is over the episodes that ended in the last CURRENT of the frames, or over the last FEWEST if these are more (with all
-that ended at the same frame), but never over episodes that ended before the last OLDEST of the frames, nor over more than EPISODES."""
+RECENT_SHARE, MIN_EPISODES, MAX_AGE = 0.05, 20, 0.2
+"""The current return is the mean over the episodes that ended in the last RECENT_SHARE of the frames, or over the last MIN_EPISODES if
+these are more (with all that ended at the same frame). Episodes that ended before the last MAX_AGE of the frames are never included, nor
+more than EPISODES."""
 _RING = 256
 """Entries per process. Entries beyond the window give a reader time to copy the window before its oldest entry is overwritten."""
 _FRAME, _RETURN, _TOTAL = range(3)
@@ -26,16 +27,35 @@ class CurrentReturn(NamedTuple):
 
     mean: float
     error: float | None
-    """Standard error of the mean; None for a single episode."""
+    """Standard error; None for a single episode."""
     episodes: int
 
     @staticmethod
-    def of(returns: Sequence[float]) -> CurrentReturn | None:
+    def of(returns: Sequence[float] | np.ndarray) -> CurrentReturn | None:
         """Return the mean of `returns`, assumed independent; None without returns."""
         if not len(returns):
             return None
         error = float(np.std(returns, ddof=1)) / sqrt(len(returns)) if len(returns) > 1 else None
         return CurrentReturn(float(np.mean(returns)), error, len(returns))
+
+    @staticmethod
+    def of_training(returns: np.ndarray) -> CurrentReturn | None:
+        """Return the mean of `returns`, in order of time, with its standard error as an estimate of the return of the policy at the end.
+
+        The policy changes from episode to episode. The returns are therefore divided into √n groups, and the variance between the means of
+        the groups, as far as it exceeds that of independent returns, is added (the random effects of a one-way analysis of variance).
+        """
+        found, groups = CurrentReturn.of(returns), isqrt(len(returns))
+        if found is None or found.error is None or groups < 2:
+            return found
+        start_G = np.arange(groups) * len(returns) // groups
+        size_G = np.diff(start_G, append=len(returns))
+        mean_G = np.add.reduceat(returns, start_G) / size_G
+        within = np.sum((returns - np.repeat(mean_G, size_G)) ** 2) / (len(returns) - groups)
+        between = np.var(mean_G, ddof=1)
+        excess = max(float(between - within * groups / len(returns)), 0.0)
+        error = sqrt(max(found.error**2, float(between) / groups) + excess)
+        return found._replace(error=error)
 
 
 class EpisodeWindow:
@@ -93,8 +113,8 @@ class EpisodeWindow:
             return None
         frames = entries[:, _FRAME]
         # with all episodes that ended at that frame: a part of them would be no sample of the envs
-        begin = min((1.0 - CURRENT) * frame, frames[-FEWEST:][0] - 1)
-        return CurrentReturn.of(entries[(frames > begin) & (frames > (1.0 - OLDEST) * frame), _RETURN].tolist())
+        begin = min((1.0 - RECENT_SHARE) * frame, frames[-MIN_EPISODES:][0] - 1)
+        return CurrentReturn.of_training(entries[(frames > begin) & (frames > (1.0 - MAX_AGE) * frame), _RETURN])
 
     @property
     def own_returns(self) -> list[float]:

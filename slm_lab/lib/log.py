@@ -15,20 +15,20 @@ def notice(text: str) -> None:
 
 
 class NoticeHandler(logging.Handler):
-    """Calls `take` with the text of each notice."""
+    """Calls `on_notice` with the text of each notice."""
 
-    def __init__(self, take: Callable[[str], None]) -> None:
+    def __init__(self, on_notice: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self.take = take
+        self.on_notice = on_notice
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.take(record.getMessage())
+        self.on_notice(record.getMessage())
 
 
 @contextmanager
-def notices_to(take: Callable[[str], None]) -> Iterator[None]:
-    """Call `take` with the text of each notice while the block runs."""
-    handler = NoticeHandler(take)
+def capture_notices(on_notice: Callable[[str], None]) -> Iterator[None]:
+    """Call `on_notice` with the text of each notice while the block runs."""
+    handler = NoticeHandler(on_notice)
     logger.addHandler(handler)
     try:
         yield

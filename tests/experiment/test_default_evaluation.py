@@ -213,8 +213,10 @@ def test_every_way_of_training_evaluates(make_spec: MakeSpec, tmp_path: Path, no
     result = Trial(make_spec(env={"max_frame": 1024}, meta={**meta, "eval_episodes": 2}), tmp_path).run()
     assert result.metrics["evaluated"] is True
     assert "evaluated" not in "".join(_summary(result.metrics, 1)), "it is no number"
+    frames, in_turn = (512, 32) if "distributed" in meta else (1024, 0)
     for index in result.paths.sessions():
-        assert len(rows(result.paths.session_df(index, "eval"))) == 8
+        expected = [*range(frames // 8 - in_turn * index, frames, frames // 8), frames]
+        assert [int(row["frame"]) for row in rows(result.paths.session_df(index, "eval"))] == expected
 
 
 def test_a_spec_of_slm_lab_is_not_evaluated_by_default() -> None:

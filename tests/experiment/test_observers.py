@@ -412,7 +412,7 @@ def test_progress_is_reported_at_each_row_and_a_few_times_a_second(evaluates: bo
     """With meta.rigorous_eval the current return is that of the last evaluation, unknown before the first."""
     clock, reports = Clock(), []
     reporter = ProgressReporter(clock, lambda *report: reports.append(report), evaluates=evaluates)
-    clock.moment = 1.0 + reporter.last[0]
+    clock.time = 1.0 + reporter.last[0]
     clock.tick(500)
     reporter.on_update(Metrics(0.0))
     reporter.on_step([])

@@ -76,16 +76,16 @@ def test_the_speed_is_that_of_whole_updates(warm_up: int) -> None:
     """An update that takes 100 times as long as a step: what is shown as the time left is right within a factor of 1.5."""
     clock, step, rollout, frames = Clock(), 0.001, 128, 40_000
     clock.begin()
-    now = clock.moment = 0.0
+    now = clock.time = 0.0
     shown: list[tuple[float, int, float]] = []
     reporter = ProgressReporter(clock, lambda frame, fps, row, left: shown.append((now, frame, fps)))
     while clock.frame < frames:
         now += step
-        clock.moment = now
+        clock.time = now
         clock.tick(1)
         if clock.frame >= warm_up and clock.frame % rollout == 0:
             now += 100 * step
-            clock.moment = now
+            clock.time = now
             reporter.on_update(Metrics(0.0))
         reporter.on_row(Row(0, "train", {}))
     known = [(at, frame, fps) for at, frame, fps in shown if fps > 0]
@@ -99,11 +99,11 @@ def test_the_speed_is_that_of_whole_updates(warm_up: int) -> None:
 def test_the_speed_of_an_agent_that_does_not_learn() -> None:
     clock = Clock()
     clock.begin()
-    clock.moment = 0.0
+    clock.time = 0.0
     shown: list[float] = []
     reporter = ProgressReporter(clock, lambda frame, fps, row, left: shown.append(fps), learns=False)
     for second in range(1, 4):
-        clock.moment = float(second)
+        clock.time = float(second)
         clock.tick(10)
         reporter.due = 0.0
         reporter.on_step([])

@@ -1,14 +1,16 @@
 """The window of episodes, alone and in shared memory."""
 
+import math
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from slm_lab.lib.episodes import EPISODES, EpisodeWindow
+from slm_lab.lib.episodes import EPISODES, CurrentReturn, EpisodeWindow
 from slm_lab.lib.store import SharedArrays, shared_file
 
 WRITER = """
@@ -112,3 +114,26 @@ def test_state_round_trip() -> None:
         assert other.returns == window.returns
         assert other.new() == window.new() == (2, pytest.approx(0.15))
         assert other.state_dict() == window.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("returns", "error"),
+    [
+        # two groups with means 1 and 3 and no variance within: between 2, so √(2 / 2 + 2)
+        ([1.0, 1.0, 3.0, 3.0], math.sqrt(3.0)),
+        # two groups with equal means: that of independent returns, √(4 / 3 / 4)
+        ([1.0, 3.0, 1.0, 3.0], math.sqrt(1.0 / 3.0)),
+        # groups of 2 and 3 with means 1 and 4: between 4.5, within (0 + 6) / 3 · 2 / 5 = 0.8, so √(4.5 / 2 + 3.7)
+        ([1.0, 1.0, 3.0, 3.0, 6.0], math.sqrt(2.25 + 3.7)),
+        ([5.0, 5.0, 5.0, 5.0], 0.0),
+        # too few for two groups
+        ([1.0, 3.0, 5.0], 2.0 / math.sqrt(3.0)),
+        ([4.0], None),
+    ],
+)
+def test_the_standard_error_includes_changes_of_the_policy(returns: list[float], error: float | None) -> None:
+    found = CurrentReturn.of_training(np.array(returns))
+    assert found is not None
+    assert found.mean == pytest.approx(np.mean(returns))
+    assert found.error == (None if error is None else pytest.approx(error))
+    assert found.episodes == len(returns)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slm_lab.lib.episodes import OLDEST
+from slm_lab.lib.episodes import MAX_AGE
 
 Table = dict[str, np.ndarray]
 """Column → float64 [rows]; NaN where a cell is empty or not a number."""
@@ -219,7 +219,7 @@ def is_recent(evaluation: Table | None, table: Table) -> bool:
     """Return whether the last evaluation of a Session is not older than the episodes that may count for its current return."""
     if evaluation is None or not len(evaluation["frame"]) or not len(table["frame"]):
         return False
-    return float(evaluation["frame"][-1]) >= (1.0 - OLDEST) * float(table["frame"][-1])
+    return float(evaluation["frame"][-1]) >= (1.0 - MAX_AGE) * float(table["frame"][-1])
 
 
 def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Scalars:

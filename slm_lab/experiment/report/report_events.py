@@ -32,7 +32,7 @@ _MAX_EVENTS, _MAX_LETTERS = 100, 400
 class _Process(NamedTuple):
     """The start of a process of a Session."""
 
-    moment: datetime
+    time: datetime
     seconds: float
     """Seconds of training at its start."""
 
@@ -68,15 +68,15 @@ def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
     """Return the events in the log of a Session; [] if it cannot be read."""
     process: _Process | None = None
     found: list[dict[str, Any]] = []
-    for moment, text in _lines(log):
+    for time, text in _lines(log):
         if begins := _BEGINS.match(text):
             restart, frame = process is not None or int(begins[1]) > 0, int(begins[1])
-            process = _Process(moment, _at(table, "frame", "wall_t", frame))
+            process = _Process(time, _at(table, "frame", "wall_t", frame))
             found += (
                 [{"frame": frame, "seconds": process.seconds, "kind": "start", "text": f"continued at frame {frame:,}"}] if restart else []
             )
         elif not _EXPECTED.match(text):
-            seconds = 0.0 if process is None else process.seconds + (moment - process.moment).total_seconds()
+            seconds = 0.0 if process is None else process.seconds + (time - process.time).total_seconds()
             frame = round(_at(table, "wall_t", "frame", seconds))
             found.append({"frame": frame, "seconds": round(seconds, 3), "kind": "notice", "text": text[:_MAX_LETTERS]})
     return found

@@ -33,7 +33,7 @@ from slm_lab.experiment.session.resume import Resumption, read_run, resumed_line
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
 from slm_lab.experiment.training.resolve import completed
 from slm_lab.lib.files import replace_file, shown
-from slm_lab.lib.log import notices_to
+from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 
@@ -205,7 +205,7 @@ class Trial(Experiment):
         concurrent = self.plan.concurrent_sessions(self.spec.meta)
         display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
         self.display = display
-        with display, notices_to(display.notice):
+        with display, capture_notices(display.notice):
             display.start(self.spec.name)
             with watched(self.spec, stop, display) as beat, build_errors(self.spec.env.name, stop):
                 self.spec = completed(self.spec, beat)
@@ -313,7 +313,7 @@ class Trial(Experiment):
         from slm_lab.experiment.report.analyze import analyze_trial
         from slm_lab.experiment.report.report_page import attempt, write_trial_report
 
-        with notices_to(display.notice):
+        with capture_notices(display.notice):
             metrics = analyze_trial(self.spec, paths, self.index, failed=failures(ends), stop=stop)
             report = attempt(partial(write_trial_report, paths, self.index, ended=True)) if metrics else None
         if metrics:
@@ -325,7 +325,7 @@ class Trial(Experiment):
         display.say(f"all files: {self._shown}")
         for line in self._next_commands(metrics):
             display.say(line)
-        with notices_to(display.notice):
+        with capture_notices(display.notice):
             wait_for_trackers(paths, self.index, self.spec.meta.track, range(self.spec.meta.max_session * self.spec.policies))
         return metrics
 

@@ -23,7 +23,7 @@ from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import flat
 
-_MAY_CHANGE = re.compile(
+_CHANGEABLE_KEYS = re.compile(
     r"env\.max_frame"
     r"|meta\.(?!random_seed$|distributed$|sampler\b|rigorous_eval$|track_info$|init_from$).*"
     r"|meta\.sampler\.(max_policy_lag|num_batches_to_accumulate)"
@@ -36,7 +36,7 @@ _MAY_CHANGE = re.compile(
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
-"""Keys of _MAY_CHANGE that do not affect any step or row."""
+"""Keys of _CHANGEABLE_KEYS that do not affect any step or row."""
 _IGNORED = re.compile(r"meta\.run\b.*")
 _SCHEDULE_END = re.compile(r"agent\.(.+\.)?(\w*lr_scheduler_spec\.frame|\w+_spec\.end_step)")
 """Keys at whose value, in frames, a schedule ends."""
@@ -166,7 +166,7 @@ def _with_reasons(
 
 def may_change(path: str) -> bool:
     """Return whether a run can be continued with another value of a key."""
-    return bool(_MAY_CHANGE.fullmatch(path))
+    return bool(_CHANGEABLE_KEYS.fullmatch(path))
 
 
 def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
@@ -293,7 +293,7 @@ def _check_changes(changes: Mapping[str, tuple[Any, Any]], after: Spec, paths: R
                 problems.append(f"{path}: {old} → {new}: the sessions of one net share the frames of the run")
             elif new < old:
                 problems.append(f"{path}: {old} → {new}: sessions can be added, not taken away")
-        elif not _MAY_CHANGE.fullmatch(path):
+        elif not _CHANGEABLE_KEYS.fullmatch(path):
             problems.append(f"{path}: {_shown(old)} → {_shown(new)}")
     if problems:
         advice = "start a new run (meta.init_from takes over weights where they fit)"

@@ -34,7 +34,7 @@ class Experience(NamedTuple):
     episodes: list[Episode]
     """Episodes that ended in this step."""
     transition: Transition
-    moment: float | None = None
+    time: float | None = None
     """Time of collection, in seconds of perf_counter; None: now."""
     report: Callable[[], dict[str, float]] | None = None
     """Called after an update: returns what the source reports about the data trained on (policy lag, utilization)."""
@@ -45,7 +45,7 @@ class CollectedRollout(NamedTuple):
 
     policy: int
     steps: list[tuple[int, list[Episode], float]]
-    """For each vector step: frames, episodes that ended in it, and the moment, as in Experience."""
+    """For each vector step: frames, episodes that ended in it, and the time, as in Experience."""
     rollout: Rollout | None = None
     """Rollout to learn from at the last step; None if no transitions are left to learn from."""
     report: Callable[[], dict[str, float]] | None = None

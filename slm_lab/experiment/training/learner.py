@@ -98,7 +98,10 @@ class PolicyLearner:
         recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.track_info, self.window)
         if self.evaluation is None:
             return recorder, None
-        return recorder, Evaluator(clock, agent, self.evaluation.every, self._emit, self.evaluate, columns, self.table)
+        every = self.evaluation.every
+        # workers that train one net evaluate it in turn, so that its evaluations are evenly spaced over global frames
+        ahead = self.table * every // meta.max_session if self.shared else 0
+        return recorder, Evaluator(clock, agent, every, self._emit, self.evaluate, columns, self.table, ahead)
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
         """Create the user's observers. Raises UserError for one that is not an Observer."""
@@ -123,7 +126,7 @@ class PolicyLearner:
         """Whether an observer or an algorithm of the user can reach the agent while it trains."""
         return bool(self.user_observers) or not type(self.agent.algorithm).__module__.startswith("slm_lab.")
 
-    def _end_here(self) -> None:
+    def _stop_at_limit(self) -> None:
         """End training at the current frame (meta.max_seconds)."""
         self.frames = min(self.frames, self.clock.frame)
 
@@ -147,7 +150,7 @@ class PolicyLearner:
         )
         self._observers = [
             # before the recorder, so that the time of the last row is not below the limit
-            *([] if limit is None else [TimeLimit(clock, limit, self._end_here)]),
+            *([] if limit is None else [TimeLimit(clock, limit, self._stop_at_limit)]),
             self.recorder,
             *([] if self.evaluator is None else [self.evaluator]),
             progress,
@@ -168,8 +171,8 @@ class PolicyLearner:
             self._learn(experience)
             return
         agent, clock, episodes = self.agent, self.clock, experience.episodes
-        if experience.moment is not None:
-            clock.moment = experience.moment
+        if experience.time is not None:
+            clock.time = experience.time
         clock.tick(experience.frames)
         clock.epi += len(episodes)
         agent.observe(*experience.transition)
@@ -183,8 +186,8 @@ class PolicyLearner:
     def _learn(self, collected: CollectedRollout) -> None:
         """Count the steps of a rollout, and learn from it at the last step, unless training ends before."""
         clock, last = self.clock, len(collected.steps) - 1
-        for t, (frames, episodes, moment) in enumerate(collected.steps):
-            clock.moment = moment
+        for t, (frames, episodes, time) in enumerate(collected.steps):
+            clock.time = time
             clock.tick(frames)
             clock.epi += len(episodes)
             if t == last and collected.rollout is not None:

@@ -27,7 +27,7 @@ from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.report.metrics import mean_current_return
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.view.folders import Found, runs_of_study
-from slm_lab.lib.episodes import OLDEST
+from slm_lab.lib.episodes import MAX_AGE
 
 Entry = dict[str, Any]
 _TAIL = 4_096
@@ -144,7 +144,7 @@ def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: f
 
 def _is_recent(evaluation: Mapping[str, float], row: Mapping[str, float]) -> bool:
     """Return whether the last evaluation counts for the current return, see metrics.is_recent."""
-    return evaluation.get("frame", -1.0) >= (1.0 - OLDEST) * row.get("frame", 0.0)
+    return evaluation.get("frame", -1.0) >= (1.0 - MAX_AGE) * row.get("frame", 0.0)
 
 
 def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:

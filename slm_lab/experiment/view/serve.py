@@ -13,7 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.log import notices_to
+from slm_lab.experiment.view.folders import DataFolder
+from slm_lab.experiment.view.index import Index
+from slm_lab.lib.log import capture_notices
 from slm_lab.lib.process import freeze_objects
 from slm_lab.spec.report import nearest
 
@@ -33,6 +35,8 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     Raises UserError if the folder does not exist, a package is missing or the port cannot be used.
     """
     _check_folder(data_dir)
+    index = Index(DataFolder(data_dir))
+    threading.Thread(target=index.changes, daemon=True, name="first list").start()  # while modules are imported and the browser starts
     try:
         import uvicorn
 
@@ -45,7 +49,7 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     number = opened.getsockname()[1]
     url = f"http://{ADDRESS}:{number}/"
     config = uvicorn.Config(
-        make_app(data_dir, number, threads=_THREADS),
+        make_app(index, number, threads=_THREADS),
         loop="asyncio",
         http="h11",
         ws="none",
@@ -59,7 +63,7 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
         _open(url, number, say)
     freeze_objects()
     # the page shows what is wrong with a damaged file; on the terminal each request would repeat it
-    with notices_to(lambda text: None), suppress(KeyboardInterrupt):
+    with capture_notices(lambda text: None), suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[opened])
 
 

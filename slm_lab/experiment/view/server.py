@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
 
 from anyio.to_thread import current_default_thread_limiter
@@ -27,7 +27,7 @@ from slm_lab.experiment.report import render_html, report_page
 from slm_lab.experiment.report.render_html import PLOTLY_JS
 from slm_lab.experiment.view import comparison, details
 from slm_lab.experiment.view.entries import sparkline
-from slm_lab.experiment.view.folders import DataFolder, NotServed
+from slm_lab.experiment.view.folders import NotServed
 from slm_lab.experiment.view.guard import Guard
 from slm_lab.experiment.view.index import Index
 from slm_lab.lib.files import finite
@@ -94,10 +94,11 @@ def _again(seconds: float) -> float:
     return round(min(max(seconds / _SHARE, _LEAST_SECONDS), _MOST_SECONDS), 1)
 
 
-def make_app(data_dir: Path, port: int = 0, threads: int = 4) -> Starlette:
+def make_app(index: Index, port: int = 0, threads: int = 4) -> Starlette:
     """Return the application that shows a data folder.
 
     Args:
+        index: of the data folder.
         port: of the server, which requests must name; 0: any.
         threads: maximum number of requests that are answered at the same time.
     """
@@ -105,10 +106,9 @@ def make_app(data_dir: Path, port: int = 0, threads: int = 4) -> Starlette:
     @asynccontextmanager
     async def limited(app: Starlette) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = threads
-        Thread(target=routes.index.changes, daemon=True, name="first list").start()  # while the browser starts
         yield
 
-    routes = _Routes(DataFolder(data_dir))
+    routes = _Routes(index)
     pages = [Route(path, routes.page) for path in ("/", "/run", "/compare")]
     of_api = ("runs", "sparklines", "kind", "run", "search", "study", "compare", "log", "video")
     api = [Route(f"/api/{name}", getattr(routes, name)) for name in of_api]
@@ -132,8 +132,8 @@ def _http_error(request: Request, error: Exception) -> Response:
 class _Routes:
     """The routes. They run in threads, since they read files."""
 
-    def __init__(self, data: DataFolder) -> None:
-        self.data, self.index, self.answers = data, Index(data), Answers()
+    def __init__(self, index: Index) -> None:
+        self.data, self.index, self.answers = index.data, index, Answers()
 
     def page(self, request: Request) -> Response:
         return FileResponse(_STATIC / "page.html", media_type="text/html", headers={"cache-control": "no-cache"})

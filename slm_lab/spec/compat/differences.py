@@ -44,7 +44,7 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     _playground(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
         if isinstance(net := value_at(raw, ("agent", key)), dict):
-            _whole_frequency(net, ("agent", key), report)
+            _round_frequency(net, ("agent", key), report)
             if report.for_slm_lab and value_at(raw, ("meta", "distributed")):
                 _without_lookahead(net, ("agent", key), report)
     algorithm, meta = value_at(raw, _ALGORITHM), value_at(raw, ("meta",))
@@ -54,7 +54,7 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
             _evaluation(meta, value_at(raw, ("env", "num_envs")) or 1, report)
     if report.for_slm_lab and isinstance(algorithm, dict):
         if algorithm.get("name") in ("PPO", "PPOSIL"):
-            _whole_envs(algorithm, value_at(raw, ("env", "num_envs")), report)
+            _round_sizes(algorithm, value_at(raw, ("env", "num_envs")), report)
         for key, schedule in algorithm.items():
             if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
                 _constant(schedule, (*_ALGORITHM, key), report)
@@ -96,26 +96,26 @@ def _evaluation(meta: dict[str, Any], envs: Any, report: Report) -> None:
     meta["rigorous_eval"] = envs if meta["rigorous_eval"] else 0
 
 
-def _whole_envs(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
+def _round_sizes(algorithm: dict[str, Any], envs: Any, report: Report) -> None:
     """Round PPO's sizes up to multiples of num_envs, as SLM Lab does if one of them is not a multiple."""
     if not isinstance(envs, int) or envs < 2:
         return
     for key in SIZES:
         size, path = algorithm.get(key), (*_ALGORITHM, key)
-        whole = whole_envs(size, envs)
+        whole = round_up_to_envs(size, envs)
         if whole != size and not report.is_set(path):
             algorithm[key] = whole
             report.note(path, f"{size} is rounded up to a multiple of num_envs ({envs}) in SLM Lab; {algorithm[key]} is used")
 
 
-def whole_envs(size: Any, envs: int) -> Any:
+def round_up_to_envs(size: Any, envs: int) -> Any:
     """Return `size`, rounded up to a multiple of `envs` if it is a positive integer."""
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         return size
     return -(-size // envs) * envs
 
 
-def _whole_frequency(net: dict[str, Any], place: KeyPath, report: Report) -> None:
+def _round_frequency(net: dict[str, Any], place: KeyPath, report: Report) -> None:
     """Replace an update_frequency below 1 by 1: SLM Lab then copies the net at every vector step."""
     path, value = (*place, "update_frequency"), net.get("update_frequency")
     if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
@@ -286,10 +286,10 @@ def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
     of training_frequency. SLM Lab trains in the vector step of the transition after a multiple, if more than training_start_step
     transitions were stored.
     """
-    ours = whole_envs(max(start, 1), envs)
+    ours = round_up_to_envs(max(start, 1), envs)
     if ours // every == (ours - envs) // every:
-        ours = whole_envs((ours // every + 1) * every, envs)
-    return ours, whole_envs(-(-start // every) * every + 1, envs)
+        ours = round_up_to_envs((ours // every + 1) * every, envs)
+    return ours, round_up_to_envs(-(-start // every) * every + 1, envs)
 
 
 def _schedules(spec: Spec) -> Notes:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from slm_lab.spec.compat.differences import SIZES, whole_envs
+from slm_lab.spec.compat.differences import SIZES, round_up_to_envs
 from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, is_for_search, parse_search, search_entries, settings, walk
 from slm_lab.spec.models.spec import SECTION_KEYS
 from slm_lab.spec.report import KeyPath, Problem, Report, override, show, show_path, to_path, value_at, with_name
@@ -58,7 +58,7 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
         section, name = key.path[:-1], key.path[-1]
         is_size = section == _ALGORITHM and name in SIZES and algorithm.get("name") in ("PPO", "PPOSIL")
         sizes = key.args if key.has_options else key.candidates()
-        if is_size and not (one_width and all(whole_envs(size, envs or 1) == size for size in sizes)):
+        if is_size and not (one_width and all(round_up_to_envs(size, envs or 1) == size for size in sizes)):
             report.note(("search", *key.where), "sizes are used as they are; SLM Lab rounds them up to multiples of num_envs")
         schedule = value_at(raw, section) if section[:2] == _ALGORITHM and name in ("start_val", "end_val") else None
         if isinstance(schedule, dict) and schedule.get("name") == "no_decay":

@@ -63,7 +63,7 @@ class MetaSpec(SpecModel):
     between 3 and 5, so many that they take at most 3 % of the run's time; none if 3 would take more, if the length of an episode is not
     limited, in a search, or if rigorous_eval is given."""
     eval_frequency: Positive = 10_000
-    """Frames between evaluations, with rigorous_eval."""
+    """Frames between evaluations, with rigorous_eval; of each worker, with distributed: the workers evaluate the net in turn."""
     rigorous_eval: Count = 0
     """Number of evaluation envs, each of which plays one episode per evaluation, from which all metrics are computed then; 0: compute
     metrics from training episodes."""

@@ -136,12 +136,15 @@ def training(paths: RunPaths) -> Iterator[None]:
 def serving(data: Path) -> Iterator[str]:
     """Serve a data folder from a thread; the value is the address."""
     uvicorn = pytest.importorskip("uvicorn")
+    from slm_lab.experiment.view.folders import DataFolder
+    from slm_lab.experiment.view.index import Index
     from slm_lab.experiment.view.serve import _bind
     from slm_lab.experiment.view.server import make_app
 
     opened = _bind(None)
     port = opened.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(make_app(data, port), log_level="error", ws="none", timeout_graceful_shutdown=1))
+    app = make_app(Index(DataFolder(data)), port)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]}, daemon=True)
     thread.start()
     try:

@@ -16,6 +16,8 @@ from starlette.testclient import TestClient
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.view import index as index_module
+from slm_lab.experiment.view.folders import DataFolder
+from slm_lab.experiment.view.index import Index
 from slm_lab.experiment.view.server import make_app
 from tests.experiment.view.folders import HOSTILE, make_run, make_search, make_study, training
 
@@ -36,7 +38,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def client(data: Path) -> Iterator[TestClient]:
-    with TestClient(make_app(data, PORT), base_url=f"http://127.0.0.1:{PORT}") as client:
+    with TestClient(make_app(Index(DataFolder(data)), PORT), base_url=f"http://127.0.0.1:{PORT}") as client:
         yield client
 
 

@@ -16,6 +16,8 @@ from starlette.testclient import TestClient
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState, TrialState
 from slm_lab.experiment.view import index as index_module
+from slm_lab.experiment.view.folders import DataFolder
+from slm_lab.experiment.view.index import Index
 from slm_lab.experiment.view.server import make_app
 from slm_lab.lib.files import replace_file
 from tests.experiment.view.folders import append, make_run, make_search, make_study, training
@@ -25,7 +27,7 @@ class View:
     """A client of the view."""
 
     def __init__(self, data: Path) -> None:
-        self.client = TestClient(make_app(data), base_url="http://127.0.0.1")
+        self.client = TestClient(make_app(Index(DataFolder(data))), base_url="http://127.0.0.1")
 
     def get(self, name: str, /, *parameters: tuple[str, Any], **named: Any) -> dict[str, Any]:
         answer = self.client.get(f"/api/{name}", params=[*parameters, *named.items()])

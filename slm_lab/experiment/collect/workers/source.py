@@ -176,7 +176,7 @@ class WorkerSource:
         self._states = None
         self.utilization.begin()
         for learner in self.learners:
-            learner.clock.moment = perf_counter()
+            learner.clock.time = perf_counter()
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         deadline = math.inf
@@ -211,17 +211,17 @@ class WorkerSource:
         for t, episode in dataset.ended:
             episodes_T[t].append(episode)
         # the steps arrive all at once; in wall-clock time they are spread over the time since the last dataset
-        moment_T = np.linspace(learner.clock.moment, perf_counter(), len(frames_T) + 1)[1:].tolist()
-        steps = list(zip(frames_T, episodes_T, moment_T, strict=True))
+        time_T = np.linspace(learner.clock.time, perf_counter(), len(frames_T) + 1)[1:].tolist()
+        steps = list(zip(frames_T, episodes_T, time_T, strict=True))
         if self.spec.agent.algorithm.on_policy:
             rollout, report = self._fresh_part(dataset.rollout(), learner.clock.opt_step)
             yield CollectedRollout(policy, steps, rollout, report)
             self._record_update(learner)
             return
-        for t, (frames, episodes, moment) in enumerate(steps):
+        for t, (frames, episodes, time) in enumerate(steps):
             self._midway = t < len(steps) - 1
             yield Experience(
-                policy, frames, episodes, _transition(dataset, t), moment, partial(self._row_report, dataset, t, learner.clock.opt_step)
+                policy, frames, episodes, _transition(dataset, t), time, partial(self._row_report, dataset, t, learner.clock.opt_step)
             )
             self._record_update(learner)
             if learner.finished:

@@ -37,7 +37,7 @@ from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis
 from slm_lab.experiment.session.resume import differences, run_in, start_history
 from slm_lab.lib.files import replace_file, shown
-from slm_lab.lib.log import notices_to
+from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace, Values
 from slm_lab.spec.models.spec import Spec
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from slm_lab.experiment.report.search_report import SearchSummary
 
 _NOTHING = "stopped before the first trial; nothing was written"
-_MAY_CHANGE = re.compile(
+_CHANGEABLE_KEYS = re.compile(
     r"meta\.(max_trial|search_resources\b.*|search_scheduler\b.*|search_keep|save_interval|checkpoint_frequency|stall_\w+|max_restart)"
 )
 """Keys that may be changed when a search is continued."""
@@ -160,7 +160,7 @@ class Search(Experiment):
         if meta.search_algorithm == "pbt":
             check_pbt(self.spec, self.space)
         self.display = table = SearchTable(self.state.metric)
-        with table, notices_to(table.notice):
+        with table, capture_notices(table.notice):
             begin = perf_counter()
             ensure_server()  # it loads torch in the meantime
             with LocalExecutor(stall_notice=None) as here, self._executor(here, table, stop) as executor:
@@ -383,7 +383,7 @@ class Search(Experiment):
         for lock in (path for root in (self.paths.root, self.paths.confirmation) for path in root.glob(".lock_*")):
             lock.unlink(missing_ok=True)  # locks of trials and Sessions, which have ended
         records = self.records()
-        with notices_to(table.notice):
+        with capture_notices(table.notice):
             summary = write_search(self.paths, self.spec, records, self.state.metric)
             report = attempt(partial(self._write_report, ended=True))
         for line in result_lines(self.state, summary):
@@ -413,7 +413,7 @@ def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
     """Raise UserError for a change that a continued search does not allow."""
     changes = differences(saved, spec)
-    problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _MAY_CHANGE.fullmatch(path)]
+    problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _CHANGEABLE_KEYS.fullmatch(path)]
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise UserError(f"{paths.root}: the search has begun and cannot be continued with another value of:{listed}\nstart a new search")

@@ -28,7 +28,7 @@ from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
 from slm_lab.lib.files import replace_file, shown, with_checksum
 from slm_lab.lib.limits import cores
-from slm_lab.lib.log import notices_to
+from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.study_file import differing
 from slm_lab.spec.models.spec import SPEC_VERSION
 from slm_lab.spec.models.study import Study, StudyRun
@@ -183,7 +183,7 @@ class StudyExperiment(Experiment):
         adopted = adopted_runs(self.study, self.adopt)
         concurrent, _ = self._concurrency()
         self.display = table = StudyTable(self.states, concurrent)
-        with table, notices_to(table.notice), LocalExecutor(stall_notice=None) as executor:
+        with table, capture_notices(table.notice), LocalExecutor(stall_notice=None) as executor:
             ensure_server()
             if self.paths is not None:
                 self.lock = lock_of(self.paths.lock, "study")

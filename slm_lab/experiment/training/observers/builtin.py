@@ -137,7 +137,7 @@ class ProgressReporter(Observer):
         self.row: RowValues = {}
         self.evaluated: RowValues = dict.fromkeys(CURRENT_COLUMNS) if evaluates else {}
         """Columns of the current return from the last evaluation, which replace those of training."""
-        self.last = (clock.moment, clock.frame)
+        self.last = (clock.time, clock.frame)
         """Time and frame of the last update."""
         self.marks = deque([self.last])
         """Times and frames of earlier updates, _INTERVAL apart; the speed is measured from the first."""
@@ -162,7 +162,7 @@ class ProgressReporter(Observer):
         self._report(self.row | self.evaluated)
 
     def _mark(self) -> None:
-        marks, now = self.marks, self.clock.moment
+        marks, now = self.marks, self.clock.time
         self.last = (now, self.clock.frame)
         if now - marks[-1][0] >= _INTERVAL:
             marks.append(self.last)

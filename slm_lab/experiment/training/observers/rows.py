@@ -181,7 +181,8 @@ class Recorder(Observer):
 
 
 class Evaluator(Observer):
-    """Produces a row of the evaluation table every `every` frames and at the end: the mean of the returns from `evaluate()`."""
+    """Produces a row of the evaluation table every `every` frames, `ahead` frames before their multiples, and at the end: the mean of the
+    returns from `evaluate()`."""
 
     mode: Mode = "eval"
 
@@ -194,15 +195,16 @@ class Evaluator(Observer):
         evaluate: Callable[[], Sequence[float]],
         columns: Sequence[str] = COLUMNS,
         index: int = 0,
+        ahead: int = 0,
     ) -> None:
-        self.clock, self.every, self.emit, self.evaluate, self.index = clock, every, emit, evaluate, index
+        self.clock, self.every, self.ahead, self.emit, self.evaluate, self.index = clock, every, ahead, emit, evaluate, index
         self.table = RowBuilder(clock, agent, columns)
         self.interrupted = False
         self.pending = False
         """Whether a stop interrupted an evaluation, which a continued run repeats."""
 
     def on_step(self, episodes: list[Episode]) -> None:
-        if self.clock.due(self.every):
+        if self.clock.due(self.every, self.ahead):
             self._write()
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.mask_from_info import MASK_KEYS
+from slm_lab.env.mask_from_info import mask_entry, not_discrete
 from slm_lab.env.normalize import normalizes_obs
 from slm_lab.env.spaces import Codec, action_codec, observation_codec, ordered
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationSpace, Use
@@ -65,12 +65,11 @@ def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[An
     """Return the use of each entry of a Dict observation that is not for all nets. Raises SpecError."""
     keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
     problems = _unknown_keys(spec.critic_keys or (), keys, "critic_keys")
-    mask = spec.action_mask or None
-    if mask is not None:
-        problems += _unknown_keys([mask], keys, "action_mask")
-    elif spec.action_mask is None and isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
-        mask = next((key for key in MASK_KEYS if key in keys), None)
-    if mask in keys and (message := _misfit(mask, observation[mask], action)):  # type: ignore[index]  # a Dict
+    mask = mask_entry(spec.action_mask, keys, action)
+    if spec.action_mask and mask is None:
+        (unknown,) = _unknown_keys([spec.action_mask], keys, "action_mask")
+        problems.append(replace(unknown, message=f"{unknown.message}; this backend reads no masks from info"))
+    if mask is not None and (message := _misfit(mask, observation[mask], action)):  # type: ignore[index]  # a Dict
         problems.append(Problem("env.action_mask", message))
     uses: dict[str, Use] = {}
     uses |= dict.fromkeys(spec.critic_keys or (), "critic")
@@ -115,5 +114,5 @@ def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str
             nvec = action.nvec.ravel().tolist()
             fits, wanted = kinds and (_is_flat(mask, action) or is_joint(mask, action)), f"[{sum(nvec)}] or {nvec}"
         case _:
-            return f"{key!r} masks discrete or multi-discrete actions; this env has {action}; set it to false"
+            return not_discrete(action)
     return None if fits else f"the mask {key!r} is {mask}; expected the shape {wanted}; correct the env, {other}"

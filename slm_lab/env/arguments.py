@@ -14,6 +14,10 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import nearest
 
 
+class WrapperError(Exception):
+    """A wrapper cannot be applied. Arguments: the invalid key of the env section, and the message."""
+
+
 def env_creator(registration: Registration, *, vector: bool = False) -> Callable[..., Any]:
     """Return the constructor of a single env, or of the id's vector env. Raises ImportError if its module is missing."""
     entry: Any = registration.vector_entry_point if vector else registration.entry_point

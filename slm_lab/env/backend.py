@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from slm_lab.env.atari import AtariSettings, frame_limit
-from slm_lab.env.wrappers import Wrap
+
+if TYPE_CHECKING:
+    from slm_lab.env.wrappers import Wrap
 
 
 @dataclass(frozen=True)

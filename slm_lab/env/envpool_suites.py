@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.arguments import unknown_key_message
-from slm_lab.env.mask_from_info import MASK_KEYS
+from slm_lab.env.arguments import WrapperError, unknown_key_message
+from slm_lab.env.mask_from_info import choices, mask_entry, no_entry, not_discrete
 from slm_lab.env.wrappers import Parts
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem
@@ -239,20 +239,24 @@ class ObservationReader:
     def add_mask(self, wanted: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
         """Add the action mask of the infos to the observations, if they have none.
 
-        Args: wanted: env.action_mask; None: any of MASK_KEYS.
+        Args: wanted: env.action_mask; None: any of MASK_KEYS. Raises WrapperError if there is no entry `wanted`.
         """
         entries = self.space.spaces if isinstance(self.space, spaces.Dict) else {}
-        names = [] if wanted is False else MASK_KEYS if wanted is None else [wanted]
-        found = next((name for name in names if name in self._infos), None)
-        if found is None or any(name in entries for name in names) or not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
+        if mask_entry(wanted, entries, action) is not None:
             return
-        size = int(action.n if isinstance(action, spaces.Discrete) else action.nvec.sum())
+        found = mask_entry(wanted, self._infos, action)
+        if wanted and found is None:
+            raise WrapperError("action_mask", no_entry(wanted, entries, self._infos))
+        if found is None:
+            return
+        if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
+            raise WrapperError("action_mask", not_discrete(action))
         self._mask = found, self._infos[found]
-        self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(size)})
+        self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(choices(action))})
 
-    def select(self, keys: list[str]) -> None:
-        """Keep only these parts. Raises WrapperError for a key that is none."""
-        self._selected = Parts(self.space, keys)
+    def select(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
+        """Keep only these parts and the action mask. Raises WrapperError for a key that is none."""
+        self._selected = Parts(self.space, action, keys, action_mask)
         self.space = self._selected.space
 
     def __call__(self, state: Sequence[np.ndarray]) -> Any:

@@ -14,7 +14,14 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from slm_lab.env.agent_spaces import agent_spaces
-from slm_lab.env.arguments import accepted_arguments, boolean_arguments, env_creator, unexpected_argument, unknown_key_message
+from slm_lab.env.arguments import (
+    WrapperError,
+    accepted_arguments,
+    boolean_arguments,
+    env_creator,
+    unexpected_argument,
+    unknown_key_message,
+)
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
 from slm_lab.env.envpool_suites import OVER_STEPS, option_problems
@@ -25,7 +32,7 @@ from slm_lab.env.outcome import described
 from slm_lab.env.single import quiet_gymnasium, register_envs
 from slm_lab.env.spaces import UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
-from slm_lab.env.wrappers import KeepParts, WrapperError, find_wraps, parts_of
+from slm_lab.env.wrappers import KeepParts, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
 from slm_lab.spec.compat.env_ids import package_hint, pool_id, registering_module, unavailable_reason
@@ -214,7 +221,7 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
     if wraps and not backend.applies_wraps:
         keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in wraps))
         return f"its envs cannot be wrapped ({keys})" + ("; remove it" if pool_id(target.id) else "; sync and async can")
-    if target.action_mask and not backend.finds_masks:
+    if target.action_mask and not backend.finds_masks and not target.vector_only:
         return "it does not read action masks from info" + ("" if pool_id(target.id) else "; sync and async can")
     return backend.unsupported_reason(target)
 

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from slm_lab.env.arguments import WrapperError
 from slm_lab.env.outcome import InvalidOutcome, shown
-from slm_lab.env.wrappers import WrapperError
+from slm_lab.spec.report import nearest
 
 MASK_KEYS = ("action_mask", "legal_action_mask")
 """Names of action masks that are recognised without env.action_mask."""
+
+
+def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
+    """Return the entry of an observation that is the action mask; None if there is none. Args: wanted: env.action_mask."""
+    if wanted is None:
+        names = MASK_KEYS if isinstance(action, spaces.Discrete | spaces.MultiDiscrete) else ()
+        return next((name for name in names if name in entries), None)
+    return wanted if wanted and wanted in entries else None
+
+
+def choices(action: spaces.Discrete | spaces.MultiDiscrete) -> int:
+    """Return the number of choices of all components of an action, which is the size of its mask."""
+    return int(action.n if isinstance(action, spaces.Discrete) else action.nvec.sum())
+
+
+def no_entry(wanted: str, entries: Collection[str], infos: Collection[str]) -> str:
+    """Return the message that env.action_mask names neither an entry of the observation nor of info."""
+    known = [f"{place}: {', '.join(map(str, names)) or 'none'}" for place, names in (("the observation", entries), ("info", infos))]
+    near = nearest(wanted, map(str, [*entries, *infos])) or ";"
+    return f"no entry {wanted!r} in the observation or info{near} entries of {'; of '.join(known)}"
+
+
+def not_discrete(action: spaces.Space[Any]) -> str:
+    """Return the message that env.action_mask names a mask of actions that have no list of choices."""
+    return f"masks Discrete and MultiDiscrete actions, and the actions of this env are {action}; remove it, or set it to false"
 
 
 class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
@@ -27,10 +53,11 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         action, space = env.action_space, env.observation_space
         if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
-            raise WrapperError("action_mask", f"masks discrete or multi-discrete actions; this env has {action}; set it to false")
+            raise WrapperError("action_mask", not_discrete(action))
         self._key, self._is_dict = key, isinstance(space, spaces.Dict)
-        self._size = int(action.n if isinstance(action, spaces.Discrete) else action.nvec.sum())
+        self._size = choices(action)
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+        self._entries = list(entries) if self._is_dict else []
         self.observation_space = spaces.Dict({**entries, key: spaces.Box(0.0, 1.0, (self._size,))})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -45,8 +72,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
     def _joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         if self._key not in info:
-            found = f"it has {', '.join(map(repr, info))}" if info else "it is empty"
-            raise InvalidOutcome(f"neither the observation nor info has an entry {self._key!r} (env.action_mask); info: {found}")
+            raise InvalidOutcome(f"env.action_mask: {no_entry(self._key, self._entries, info)}")
         mask = info[self._key]
         if type(mask) is not np.ndarray or mask.shape != (self._size,):
             mask = np.asarray(mask).ravel()

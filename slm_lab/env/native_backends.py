@@ -146,7 +146,7 @@ class EnvPool(Backend):
         self._tracked = InfoTracker(target.track_info, spec._state_keys)
         self._read = ObservationReader(space, spec._state_keys, fills_masks=self._suite == "jumanji")
         for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
-            self._read.select(wrap.kwargs["keys"])
+            self._read.select(**wrap.kwargs, action=self.action_space)
         self._read.add_mask(target.action_mask, self.action_space)
         self.observation_space = self._read.space
 

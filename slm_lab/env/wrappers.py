@@ -5,23 +5,20 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.arguments import accepted_arguments, unexpected_argument, unknown_key_message
+from slm_lab.env.arguments import WrapperError, accepted_arguments, unexpected_argument, unknown_key_message
+from slm_lab.env.mask_from_info import mask_entry
 from slm_lab.spec.models.base import ExtensionError, import_class, is_extension
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
 
 NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
 """Gymnasium's own wrappers."""
-
-
-class WrapperError(Exception):
-    """A wrapper cannot be applied. Arguments: the invalid key of the env section, and the message."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,12 @@ class Wrap:
 
 
 class Parts:
-    """Selects some parts of a Dict or Tuple observation (see `parts_of`); a single part becomes the observation itself."""
+    """Selects some parts of a Dict or Tuple observation (see `parts_of`) and its action mask; a single part becomes the observation."""
 
-    def __init__(self, space: spaces.Space[Any], keys: list[str]) -> None:
-        """Raises WrapperError for a space without parts and for unknown keys."""
+    def __init__(
+        self, space: spaces.Space[Any], action: spaces.Space[Any], keys: list[str], action_mask: str | Literal[False] | None
+    ) -> None:
+        """Raises WrapperError for a space without parts and for unknown keys. Args: keys, action_mask: env.obs_keys, env.action_mask."""
         parts = parts_of(space)
         if parts is None:
             kind = type(space).__name__
@@ -58,6 +57,8 @@ class Parts:
         for index, key in enumerate(keys):
             if key not in parts:
                 raise WrapperError(f"obs_keys[{index}]", f"no part '{key}'{nearest(key, parts) or ';'} parts: {', '.join(parts)}")
+        mask = mask_entry(action_mask, parts, action)
+        keys = keys if mask is None or mask in keys else [*keys, mask]
         indices = {key: int(key) if isinstance(space, spaces.Tuple) else key for key in keys}
         self._only = indices[keys[0]] if len(indices) == 1 else None
         self._indices = indices
@@ -72,9 +73,9 @@ class Parts:
 class KeepParts(gym.ObservationWrapper[Any, Any, Any]):
     """Apply `Parts` to each observation of an env."""
 
-    def __init__(self, env: gym.Env[Any, Any], keys: list[str]) -> None:
+    def __init__(self, env: gym.Env[Any, Any], keys: list[str], action_mask: str | Literal[False] | None = None) -> None:
         super().__init__(env)
-        self._parts = Parts(env.observation_space, keys)
+        self._parts = Parts(env.observation_space, env.action_space, keys, action_mask)
         self.observation_space = self._parts.space
 
     def observation(self, observation: Any) -> Any:
@@ -119,7 +120,7 @@ def find_wraps(spec: EnvSpec) -> tuple[Wrap, ...]:
     if problems:
         raise SpecError(spec.name, problems)
     if spec.obs_keys is not None:
-        wraps.append(Wrap("obs_keys", KeepParts, {"keys": spec.obs_keys}))
+        wraps.append(Wrap("obs_keys", KeepParts, {"keys": spec.obs_keys, "action_mask": spec.action_mask}))
     return tuple(wraps)
 
 

@@ -122,9 +122,9 @@ class Privileged(gym.Env[Any, Any]):
 gym.register("Forbidding-v0", entry_point="tests.env.masked:Forbidding")
 
 
-def vector(num_envs: int, **kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
-    """Return Forbidding as a vector env whose infos have the masks."""
-    return gym.vector.SyncVectorEnv([lambda: Forbidding(where="info")] * num_envs)
+def vector(num_envs: int, where: str = "info", **kwargs: Any) -> gym.vector.VectorEnv[Any, Any, Any]:
+    """Return Forbidding as a vector env whose infos, or observations, have the masks."""
+    return gym.vector.SyncVectorEnv([lambda: Forbidding(where=where)] * num_envs)
 
 
 gym.register("ForbiddingVector-v0", vector_entry_point="tests.env.masked:vector")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from slm_lab.env.agent_spaces import agent_spaces
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.report import SpecError
+from slm_lab.spec.report import Problem, SpecError
 
 SEEN = spaces.Box(-1, 1, (2,), np.float32)
 FORBIDDING = "tests.env.masked:Forbidding-v0"
@@ -91,6 +92,11 @@ def test_masks_and_keys_that_do_not_fit(keys: dict[str, Any], action: Any, mask:
     assert [problem.path for problem in caught.value.problems] == [path]
 
 
+def test_a_mask_of_continuous_actions_says_which_actions_have_masks() -> None:
+    with pytest.raises(SpecError, match="masks Discrete and MultiDiscrete actions, and the actions of this env are Box"):
+        agent_spaces(spec(action_mask="action_mask"), space(action_mask=spaces.MultiBinary(3)), spaces.Box(-1, 1, (3,)))
+
+
 def test_false_and_continuous_actions_leave_an_ordinary_entry() -> None:
     for keys, action in (({"action_mask": False}, spaces.Discrete(3)), ({}, spaces.Box(-1, 1, (3,)))):
         assert agent_spaces(spec(**keys), space(action_mask=spaces.MultiBinary(3)), action).observation.mask is None
@@ -158,6 +164,67 @@ def test_a_mask_in_the_info_of_a_vector_env_is_an_error(keys: dict[str, Any], fa
             env.reset()
     else:
         assert env.reset().shape == (2, 2)
+
+
+@pytest.mark.parametrize("key", [None, "action_mask"])
+def test_a_vector_env_may_have_its_mask_in_the_observation(key: str | None) -> None:
+    env = make_env(spec(name="tests.env.masked:ForbiddingVector-v0", where="obs", action_mask=key), 3)
+    assert env.reset().shape == (2, 42)
+    env.step(env.sample())
+
+
+def test_a_vector_env_without_the_entry_says_that_its_info_is_not_read() -> None:
+    (problem,) = problems(name="tests.env.masked:ForbiddingVector-v0", action_mask="action_mask")
+    assert problem.path == "env.action_mask"
+    assert problem.message.endswith("the observation is not a Dict; this backend reads no masks from info")
+
+
+def problems(**keys: Any) -> list[Problem]:
+    with pytest.raises(SpecError) as caught:
+        make_env(spec(**keys), 3)
+    return caught.value.problems
+
+
+def test_an_unknown_mask_names_the_entries_and_the_nearest() -> None:
+    env = make_env(spec(where="info", action_mask="action_masks"), 3)
+    expected = "no entry 'action_masks' in the observation or info; did you mean 'action_mask'?"
+    with pytest.raises(
+        InvalidOutcome, match=rf"env\.action_mask: {re.escape(expected)} entries of the observation: none; of info: action_mask"
+    ):
+        env.reset()
+    with pytest.raises(InvalidOutcome, match=r"entries of the observation: (seen, action_mask|action_mask, seen); of info: none"):
+        make_env(spec(action_mask="legal"), 3).reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("Play2048-v1", "; did you mean 'legal_action_mask'?"),
+        ("Jumanji/Snake-v1", " entries of the observation: grid, step_count, action_mask;"),
+    ],
+)
+def test_an_unknown_mask_of_envpool(name: str, nearest: str) -> None:
+    pytest.importorskip("envpool")
+    (problem,) = problems(name=name, action_mask="legal_actions_mask")
+    assert problem.path == "env.action_mask"
+    assert nearest in problem.message
+
+
+@pytest.mark.parametrize("backend", ["sync", pytest.param("async", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("keys", "mask"), [({}, (2, 42)), ({"action_mask": "action_mask"}, (2, 42)), ({"action_mask": False}, None)])
+def test_obs_keys_keep_the_mask(backend: str, keys: dict[str, Any], mask: tuple[int, int] | None) -> None:
+    env = make_env(spec(obs_keys=["seen"], backend=backend, **keys), 3)
+    assert env.info.observation.mask == mask
+    assert env.reset().shape == (2, 42 if mask else 2)
+    env.close()
+
+
+def test_obs_keys_keep_the_mask_of_envpool() -> None:
+    pytest.importorskip("envpool")
+    env = make_env(spec(name="Jumanji/Game2048-v1", obs_keys=["board"]), 3)
+    assert env.info.observation.mask is not None
+    env.reset()
+    env.step(env.sample())
 
 
 def test_taxi_has_a_mask_on_request() -> None:

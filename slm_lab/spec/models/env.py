@@ -72,7 +72,7 @@ class EnvSpec(SpecModel):
     that leaves the squarer image."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
-    Absent: all."""
+    An action mask is always kept, unless `action_mask` is false. Absent: all."""
 
     action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
     """Entry of the observation (a Dict), or else of the env's info, that says which actions are valid; invalid ones are never taken. false:

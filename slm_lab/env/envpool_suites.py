@@ -25,8 +25,8 @@ from slm_lab.env.wrappers import Parts
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem
 
-KEEPS_TIME = ("highway", "minigrid")
-"""Suites whose envs end episodes at a limit of their own, whatever EnvPool's limit is; MiniGrid's rewards depend on it."""
+OWN_LIMIT_SUITES = ("highway", "minigrid")
+"""Suites whose envs end episodes at a time limit of their own, whatever EnvPool's limit is; MiniGrid's rewards depend on it."""
 _OWNED = {
     "batch_size": "every step waits for all envs (env.num_envs)",
     "num_threads": "use meta.threads",
@@ -42,9 +42,9 @@ _OWNED = {
 """Option of EnvPool that the backend sets → what to use instead."""
 _PIXELS = {"from_pixels": False, "render_width": 84, "render_height": 84, "render_camera_id": -1}
 """Options for images as observations, with their defaults; `config` does not list them."""
-_CODES = (10, 5, 3)
+_MAX_CODES = (10, 5, 3)
 """Largest object, colour and state in MiniGrid's grid of codes, whose space claims to be an image from 0 to 255."""
-_LETTER = 127
+_MAX_CHARACTER = 127
 """Largest byte of MiniGrid's mission, an ASCII text padded with zeros."""
 
 
@@ -191,7 +191,7 @@ def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
     """Return the space of a part of MiniGrid's observation."""
     if not isinstance(part, spaces.Box):
         return part
-    high = np.broadcast_to(np.array(_CODES if name == "image" else _LETTER, np.uint8), part.shape)
+    high = np.broadcast_to(np.array(_MAX_CODES if name == "image" else _MAX_CHARACTER, np.uint8), part.shape)
     return spaces.Box(np.zeros(part.shape, np.uint8), high, dtype=np.uint8)
 
 
@@ -303,7 +303,28 @@ def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int 
     return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None
 
 
-OVER_STEPS = {"max": np.maximum, "min": np.minimum, "sum": np.add, "mean": np.add}
+class TruncationReader:
+    """Says which episodes ended by the env's own time limit, in OWN_LIMIT_SUITES.
+
+    EnvPool reports each end in the limit's step as a truncation. It is a termination if the array of another reason is not 0: a crash or
+    success in highway, a reward in MiniGrid. Other ends in that step (lava, a wrong answer, leaving the road) count as truncations.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        """Args: keys: names of the pool's arrays."""
+        self._late = list(keys).index("trunc")
+        shown = [slot for slot, key in enumerate(keys) if key in ("info:crashed", "info:is_success")]
+        self._reasons = shown or [list(keys).index("reward")]
+
+    def __call__(self, state: Sequence[np.ndarray]) -> np.ndarray:
+        """Return bool [N] for the arrays of a step."""
+        truncated_N = state[self._late].copy()
+        for slot in self._reasons:
+            truncated_N &= state[slot] == 0
+        return truncated_N
+
+
+REDUCTIONS = {"max": np.maximum, "min": np.minimum, "sum": np.add, "mean": np.add}
 """Suffix of an entry of meta.track_info ("success:max") → how the values of an episode's steps are combined."""
 
 
@@ -316,7 +337,7 @@ class InfoTracker:
         self._entries = {
             entry: (list(keys).index(f"info:{key}"), kind)
             for entry, (key, _, kind) in split.items()
-            if kind in OVER_STEPS and f"info:{key}" in keys
+            if kind in REDUCTIONS and f"info:{key}" in keys
         }
         self._totals: dict[str, np.ndarray] = {}
         self._elapsed: np.ndarray | None = None
@@ -327,7 +348,7 @@ class InfoTracker:
         for entry, (slot, kind) in self._entries.items():
             value = state[slot].astype(np.float64)
             before = self._totals.get(entry, value)
-            self._totals[entry] = np.where(elapsed_N > 1, OVER_STEPS[kind](before, value), value)
+            self._totals[entry] = np.where(elapsed_N > 1, REDUCTIONS[kind](before, value), value)
 
     def of(self, row: int) -> dict[str, float]:
         """Return the combined entries of an env's current episode."""

@@ -24,7 +24,7 @@ from slm_lab.env.arguments import (
 )
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
-from slm_lab.env.envpool_suites import OVER_STEPS, option_problems
+from slm_lab.env.envpool_suites import REDUCTIONS, option_problems
 from slm_lab.env.gym_backends import Async, Native, OwnVector, Sync, vector_backend
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
@@ -118,7 +118,7 @@ def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequenc
     why = None
     if track_info and not backend.reports_info:
         why = f"the backend {backend.name} does not report the info of an episode's end; use another env.backend, such as sync"
-    elif backend is not EnvPool and (over := [key for key in track_info if key.rpartition(":")[2] in OVER_STEPS]):
+    elif backend is not EnvPool and (over := [key for key in track_info if key.rpartition(":")[2] in REDUCTIONS]):
         why = f"'{over[0]}' is computed over the steps of an episode, only with the backend envpool; use '{over[0].rpartition(':')[0]}'"
     if why is not None:
         raise SpecError(spec.name, [Problem("meta.track_info", why)])

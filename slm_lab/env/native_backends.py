@@ -15,9 +15,10 @@ from gymnasium.vector import AutoresetMode
 from slm_lab.env.atari import frame_limit
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.envpool_suites import (
-    KEEPS_TIME,
+    OWN_LIMIT_SUITES,
     InfoTracker,
     ObservationReader,
+    TruncationReader,
     fitted_action,
     fitted_options,
     import_envpool,
@@ -84,7 +85,7 @@ class EnvPool(Backend):
 
     EnvPool's time limit reports a termination on the last step as a truncation. Therefore EnvPool gets a limit one step longer, and this
     class truncates and resets the env in the same step. Terminated envs are reset by the next step (dummy rows). Suites whose envs count
-    steps themselves (`KEEPS_TIME`) keep their own limit: an episode that ends at it is truncated.
+    steps themselves (`OWN_LIMIT_SUITES`) keep their own limit: an episode that ends at it is truncated.
     """
 
     name = "envpool"
@@ -124,10 +125,10 @@ class EnvPool(Backend):
             space, self.action_space = spec.gymnasium_observation_space, fitted_action(spec.gymnasium_action_space)
         env = pool_envs().get(name)
         self._suite = "" if env is None else env.suite
-        self._own_limit = own = _own_limit(target, self._suite, spec.config)
+        own = _own_limit(target, self._suite, spec.config)
         limits = [limit for limit in (target.time_limit, own) if limit is not None]
         self.max_steps = min(limits, default=None)
-        keeps = self._suite in KEEPS_TIME
+        keeps = self._suite in OWN_LIMIT_SUITES
         # no limit of ours where the env's own ends the episode first
         self._limit = target.max_t or _NO_LIMIT if keeps else self.max_steps or _NO_LIMIT
         self._pool_limit = spec.config.max_episode_steps if keeps else min(self._limit + 1, _NO_LIMIT)
@@ -187,6 +188,7 @@ class EnvPool(Backend):
             self._command = pool._from(action)
             keys = list(pool._state_keys)
             self._slots = {name: keys.index(name) for name in ("reward", "done", "elapsed_step")}
+            self._cut = TruncationReader(keys) if self._suite in OWN_LIMIT_SUITES else None
             self._lives = keys.index("info:lives") if self._atari else None
         self._command[-1] = np.ascontiguousarray(action, self._command[-1].dtype)
         pool._send(self._command)
@@ -195,8 +197,8 @@ class EnvPool(Backend):
         self._tracked.add(state, elapsed)
         obs, lives = self._read(state), None if self._lives is None else state[self._lives]
         terminated, truncated = done, self._none_N
-        if self._suite in KEEPS_TIME and 1 in done.tobytes():
-            truncated = done & _out_of_time(self._suite, self._own_limit or 0, elapsed, reward)
+        if self._cut is not None and 1 in done.tobytes():
+            truncated = self._cut(state)
             terminated = done & ~truncated
         out_of_time = elapsed >= self._limit
         if 1 not in out_of_time.tobytes():  # takes a third of the time of .any()
@@ -223,20 +225,12 @@ def _own_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
     """Return the steps after which an env ends an episode by itself; None if it does not, or if it differs by episode (BabyAI)."""
     if target.atari is not None:
         return -(-frame_limit(target.atari, None) // target.atari.frameskip)
+    if target.plain_id.startswith(("lane-keeping-", "LaneKeeping-")):  # it never ends an episode
+        return None
     if suite == "highway":
         return int(config.duration * config.policy_frequency)
     limit = int(config.max_episode_steps)
     return limit if 0 < limit < _NO_LIMIT else None
-
-
-def _out_of_time(suite: str, limit: int, elapsed: np.ndarray, reward: np.ndarray) -> np.ndarray:
-    """Return which of the episodes that ended did so by the env's own time limit.
-
-    MiniGrid gives a reward only for an end of another kind. BabyAI's limits differ by episode (`limit` is 0): an episode without a reward
-    counts as truncated, also after a wrong answer.
-    """
-    late = elapsed >= limit
-    return np.asarray(late & (reward == 0) if suite == "minigrid" else late)
 
 
 def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from slm_lab.env import envpool_suites, make_env
-from slm_lab.env.envpool_suites import ObservationReader, fitted_action, fitted_observation
+from slm_lab.env.envpool_suites import ObservationReader, TruncationReader, fitted_action, fitted_observation
 from slm_lab.env.make import choose_backend, find_target
 from slm_lab.env.render import rendered
 from slm_lab.spec.compat import env_ids
@@ -188,10 +188,21 @@ def ends(name: str, steps: int, **keys: Any) -> set[tuple[bool, bool, bool]]:
 
 def test_an_env_s_own_time_limit_truncates() -> None:
     """These envs end episodes at a limit of their own, whatever limit EnvPool is given."""
-    assert {(late, truncated) for truncated, _, late in ends("highway-fast-v0", 200)} == {(True, True), (False, False)}
+    assert {(late, truncated) for truncated, _, late in ends("highway-fast-v0", 200)} >= {(True, True), (False, False)}
+    assert {truncated for truncated, _, late in ends("highway-fast-v0", 200) if not late} == {False}
     assert ends("MiniGrid-Empty-5x5-v0", 300) >= {(True, False, True), (False, True, False)}
     assert {truncated for truncated, won, _ in ends("BabyAI-GoToObj-v0", 300) if won} == {False}
     assert {truncated for truncated, won, _ in ends("BabyAI-GoToObj-v0", 300) if not won} == {True}
+    assert False in {truncated for truncated, won, _ in ends("BabyAI-PickupDistDebug-v0", 300) if not won}, "a wrong object picked up"
+
+
+def test_an_end_in_the_last_step_allowed_is_a_termination_if_the_arrays_say_why() -> None:
+    late = np.array([True, True, False])
+    highway = TruncationReader(["trunc", "reward", "info:speed", "info:crashed"])
+    assert highway([late, np.ones(3), np.ones(3), np.array([False, True, True])]).tolist() == [True, False, False]
+    minigrid = TruncationReader(["reward", "trunc"])
+    assert minigrid([np.array([0.0, 0.1, 0.9]), late]).tolist() == [True, False, False]
+    assert late.tolist() == [True, True, False], "the pool's array is unchanged"
 
 
 def test_minigrid_s_reward_does_not_depend_on_max_t() -> None:

@@ -42,6 +42,8 @@ def agent_memory(
             check_rollout_memory(agent, info, device)
         return build_memory(memory, info, agent.rollout_len, state_size)
     options: dict[str, Any] = {"device": device} if getattr(memory, "on_device", False) else {}
+    if (num_steps := getattr(algorithm, "num_step_returns", 1)) > 1:
+        options["num_steps"] = num_steps
     if isinstance(agent.net, RecurrentNetSpec):
         options |= {"state_size": state_size, "seq_len": agent.net.seq_len}
         kind: Any = SEQUENCE_REPLAYS[type(memory)]

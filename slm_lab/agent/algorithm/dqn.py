@@ -24,6 +24,7 @@ from slm_lab.agent.ops.targets import (
     double_q_value,
     from_components,
     max_value,
+    n_step_return,
     one_step_target,
 )
 from slm_lab.agent.optim.trainer import Trainer
@@ -164,17 +165,26 @@ class QLearning(ValueLearning):
 
     def _td_targets(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
         """Return the targets [B], or [B, D] for D components of an action: each uses the full reward and its own next value."""
-        reward_B, terminated_B = like(next_value_B, batch.reward_B), like(next_value_B, batch.terminated_B)
+        reward, discount = self._returns(batch)
+        terminated = batch.terminated_B
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
-            reward_B, terminated_B = (item.unsqueeze(1).expand_as(next_value_B) for item in (batch.reward_B, batch.terminated_B))
-        return one_step_target(reward_B, next_value_B, terminated_B, self.spec.gamma)
+            reward, terminated = (item.unsqueeze(1).expand_as(next_value_B) for item in (reward, terminated))
+            discount = discount.unsqueeze(1) if isinstance(discount, Tensor) else discount
+        gamma = like(next_value_B, discount) if isinstance(discount, Tensor) else discount
+        return one_step_target(like(next_value_B, reward), next_value_B, like(next_value_B, terminated), gamma)
+
+    def _returns(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
+        """Return the rewards [B] and γ, or with n-step returns their discounted sums [B] and γ to the power of the number of steps [B]."""
+        if batch.reward_KB is None or batch.steps_B is None:
+            return batch.reward_B, self.spec.gamma
+        return n_step_return(batch.reward_KB, batch.steps_B, self.spec.gamma)
 
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
         """Return the pass over sequences, whose output is Q(s, ·) [B, A], and targets [B].
 
         Each net starts from the stored state and runs its own burn-in.
 
-        Kapturowski et al. 2019 (R2D2), section 3, but with one-step returns and unscaled rewards.
+        Kapturowski et al. 2019 (R2D2), section 3, but with unscaled rewards; n-step returns end at the end of a sequence.
         """
         _, q_SA = batch.unroll(self.net)
         target_net = self.net if self.target is None else self.target.net

@@ -12,10 +12,10 @@ from torch import Tensor
 from slm_lab.agent.ops.arrays import A
 
 
-def one_step_target(reward: A, next_value: A, terminated: A, gamma: float) -> A:
+def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -> A:
     """Return r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not. terminated is 0 or 1.
 
-    Raises ValueError if shapes differ.
+    With the results of `n_step_return` as reward and gamma, it is the n-step target. Raises ValueError if shapes differ.
     """
     if not reward.shape == next_value.shape == terminated.shape:
         raise ValueError(f"expected tensors of the same shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
@@ -25,7 +25,20 @@ def one_step_target(reward: A, next_value: A, terminated: A, gamma: float) -> A:
         rest *= gamma
         rest += reward
         return rest
+    if isinstance(gamma, Tensor):
+        return reward + gamma * (1.0 - terminated) * next_value
     return torch.addcmul(reward, torch.rsub(terminated, 1.0), next_value, value=gamma)
+
+
+def n_step_return(reward_KB: A, steps_B: A, gamma: float) -> tuple[A, A]:
+    """Return Σ_{j<k} γ^j r_{t+j} [B] and γ^k [B], the two parts of an n-step target r + γ^k (1 − terminated) V(s_{t+k}) (Sutton 1988).
+
+    Args: reward_KB: float32 [n, B], 0 from step k on. steps_B: float32 [B], the number k of steps: n, or fewer at the end of an episode.
+    """
+    weight_K = gamma ** np.arange(len(reward_KB), dtype=np.float64)
+    if isinstance(reward_KB, np.ndarray):
+        return weight_K.astype(np.float32) @ reward_KB, np.float32(gamma) ** steps_B
+    return torch.from_numpy(weight_K).to(reward_KB) @ reward_KB, gamma**steps_B
 
 
 def action_value(q_BA: A, action_B: A) -> A:

@@ -12,6 +12,7 @@ from torch import Tensor
 from slm_lab.agent.ops import device as devices
 from slm_lab.agent.ops.device import is_asynchronous, upload
 from slm_lab.agent.replay.frames import FrameStore, ObservationStore, VectorStore, load_rows, zero_rows
+from slm_lab.agent.replay.step_links import StepLinks
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
@@ -97,6 +98,11 @@ class Transitions(NamedTuple):
     """float32 [B]: importance weights, at most 1; None if all are 1."""
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
+    reward_KB: Tensor | None = None
+    """With n-step returns, float32 [n, B]: rewards of the n steps from each transition on, 0 for steps that do not exist. `next_obs_B` and
+    `terminated_B` are those of the last step that exists, `reward_B` is the first reward. None: one-step returns."""
+    steps_B: Tensor | None = None
+    """With n-step returns, float32 [B]: the number of steps that exist, from 1 to n."""
 
     @property
     def drawn(self) -> np.ndarray:
@@ -127,6 +133,7 @@ class Replay:
         rng: draws the batches.
         frequency: transitions between two updates. start: transitions before the first update.
         device: CUDA device that stores the transitions; None: host memory. Batches are drawn on the host in either case.
+        num_steps: n of n-step returns.
 
     Raises SpecError if the buffer does not fit into memory.
     """
@@ -143,12 +150,15 @@ class Replay:
         frequency: int = 1,
         start: int = 0,
         device: str | None = None,
+        num_steps: int = 1,
     ) -> None:
-        self.device = device
+        self.device, self.num_steps = device, num_steps
         self.batch_size, self.use_cer, self.clock, self.rng = spec.batch_size, spec.use_cer, clock, rng
         self.frequency, self.start = frequency, start
         self.capacity = self._capacity(min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs), info.num_envs)
-        self.nbytes = self._nbytes(info)
+        self.links = StepLinks(self.capacity, info.num_envs) if self._needs_links else None
+        """Links to the transitions that follow; None: not needed."""
+        self.nbytes = self._nbytes(info) + (0 if self.links is None else self.links.next_row.nbytes)
         if device is not None:
             _check_device(device, self.capacity, info)
         check_replay_memory(self.capacity, self.nbytes, device=device)
@@ -171,6 +181,10 @@ class Replay:
         """With use_cer: number of transitions that were included in a batch because they were new (arXiv:1712.01275)."""
         self.fresh = 0
         """Number of such transitions in the last batch; they are at its end."""
+
+    @property
+    def _needs_links(self) -> bool:
+        return self.num_steps > 1
 
     def _capacity(self, most: int, num_envs: int) -> int:
         """Return the number of rows, given the maximum useful number."""
@@ -206,6 +220,8 @@ class Replay:
     def _put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, out: ActOut, step: VecStep) -> None:
         """Write the transitions of the envs env_K [K] into rows row_K [K]."""
         self.store.put(row_K, env_K, obs_N, first_N, step)
+        if self.links is not None:
+            self.links.add(row_K, env_K, first_N, step)
         columns = self.columns
         columns["action"][row_K] = out.action_N[env_K]
         columns["logp"][row_K] = out.logp_N[env_K]
@@ -218,11 +234,24 @@ class Replay:
         if self.use_cer:
             self._include_new(row_B)
         weight_B = self._weights(row_B)
+        weight = None if weight_B is None else torch.from_numpy(weight_B)
+        if self.links is not None:
+            return self._n_step_batch(self.links, row_B, weight)
         obs_B, next_obs_B = self.store.get(row_B)
         action_B, logp_B, reward_B, terminated_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in COLUMNS)
-        weight = None if weight_B is None else torch.from_numpy(weight_B)
         obs, next_obs = as_tensor(obs_B), as_tensor(next_obs_B)
         return Transitions(obs, action_B, logp_B, reward_B, next_obs, terminated_B, weight, row_B)
+
+    def _n_step_batch(self, links: StepLinks, row_B: np.ndarray, weight_B: Tensor | None) -> Transitions:
+        """Return the batch of rows with the rewards of up to num_steps steps and the observation after the last of them."""
+        row_KB, exists_KB = links.follow(row_B, self.num_steps)
+        reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
+        reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
+        obs_B, next_obs_B = as_tensor(self.store.obs_of(row_B)), as_tensor(self.store.next_obs_of(row_KB[-1]))
+        action_B, logp_B = (as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "logp"))
+        terminated_B = as_tensor(self.columns["terminated"].take(row_KB[-1], axis=0))
+        steps_B = torch.from_numpy(exists_KB.sum(axis=0, dtype=np.float32))
+        return Transitions(obs_B, action_B, logp_B, reward_KB[0], next_obs_B, terminated_B, weight_B, row_B, reward_KB, steps_B)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
         """Receive the errors of a batch; ignored here."""
@@ -261,7 +290,8 @@ class Replay:
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
         rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
-        return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows))}
+        links = {} if self.links is None else {"links": self.links.state_dict(rows)}
+        return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows)), **links}
 
     def _rows_in_use(self) -> int:
         """Return n such that the first n rows contain all that were written."""
@@ -280,6 +310,8 @@ class Replay:
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
         self.store.load_state_dict(state["store"])
+        if self.links is not None and "links" in state:  # else the stored transitions have one-step returns
+            self.links.load_state_dict(state["links"])
         self.seen, self.size, self.ready = int(state["seen"]), int(state["size"]), bool(state["ready"])
         self.replayed = int(state.get("replayed", self.seen))
         for name, column in self.columns.items():

@@ -57,6 +57,11 @@ class SequenceBatch(NamedTuple):
     """int64 [M]: indices of the sequences in the buffer, for `update_priorities`."""
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
+    reward_KB: Tensor | None = None
+    """With n-step returns, float32 [n, B]: rewards of the n steps from each transition on, 0 for steps after the end of its segment.
+    `terminated_B` belongs to the last of these steps. None: one-step returns."""
+    steps_B: Tensor | None = None
+    """With n-step returns, float32 [B]: the number of these steps, from 1 to n."""
 
     def to(self, device: str) -> SequenceBatch:
         """Return the batch on `device`."""
@@ -80,8 +85,9 @@ class SequenceBatch(NamedTuple):
         return outputs.index_select(0, self.flat_index_B)
 
     def after(self, outputs: Tensor) -> Tensor:
-        """Select the outputs of `unroll` for the transitions' true next observations [B, …]."""
-        return outputs.index_select(0, self.flat_index_B + len(self.sequence_C))
+        """Select the outputs of `unroll` for the transitions' true next observations [B, …]; with n-step returns, those after n steps."""
+        steps: Tensor | int = 1 if self.steps_B is None else self.steps_B.long()
+        return outputs.index_select(0, self.flat_index_B + steps * len(self.sequence_C))
 
 
 class SequenceReplay(Replay):
@@ -111,6 +117,10 @@ class SequenceReplay(Replay):
         """Number of transitions of each env so far."""
         self.begin_N = np.zeros(info.num_envs, np.int64)
         """Number of the transition at which the oldest sequence of each env begins."""
+
+    @property
+    def _needs_links(self) -> bool:
+        return False  # the rows of an env are in order
 
     def _capacity(self, most: int, num_envs: int) -> int:
         steps = most // num_envs // self.stride * self.stride
@@ -215,6 +225,10 @@ class SequenceReplay(Replay):
             as_tensor(self.columns[name].take(row_B, axis=0)) for name in ("action", "reward", "terminated")
         )
         weight_B = None if weight_M is None else torch.from_numpy(np.tile(weight_M, self.seq_len))
+        later: tuple[Tensor, ...] = ()
+        if self.num_steps > 1:
+            terminated_B, *later_items = self._later(row_LM, first_LM)
+            later = tuple(later_items)
         return SequenceBatch(
             burn_in,
             torch.from_numpy(self.columns["first"].take(early_TM)),
@@ -227,7 +241,23 @@ class SequenceReplay(Replay):
             weight_B,
             place_M,
             row_B,
+            *later,
         )
+
+    def _later(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Return terminated_B, reward_KB and steps_B of SequenceBatch for n-step returns within the segments."""
+        L, M = row_LM.shape
+        step_LM, column_M = np.repeat(np.arange(L)[:, None], M, axis=1), np.arange(M)
+        exists, steps = [np.ones((L, M), np.bool_)], [step_LM]
+        for number in range(1, self.num_steps):
+            after_LM = np.minimum(step_LM + number, L - 1)
+            exists.append(exists[-1] & (step_LM + number < L) & ~first_LM[after_LM, column_M])
+            steps.append(np.where(exists[-1], after_LM, steps[-1]))
+        row_KB, exists_KB = (np.stack(rows).reshape(self.num_steps, -1) for rows in ([row_LM[t, column_M] for t in steps], exists))
+        reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
+        reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
+        terminated_B = as_tensor(self.columns["terminated"].take(row_KB[-1], axis=0))
+        return terminated_B, reward_KB, torch.from_numpy(exists_KB.sum(axis=0, dtype=np.float32))
 
     def _segments(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Divide transitions into segments; return (obs_PC, (sequence_C, starts_episode_C, flat_index_B)) of SequenceBatch."""

@@ -316,6 +316,10 @@ class QLearningSpec(ReplayAlgorithmSpec):
     """Batches per training."""
     training_batch_iter: Positive = 1
     """Gradient steps per batch."""
+    num_step_returns: Positive = 1
+    """n of n-step returns: targets use the rewards of n steps, of fewer at the end of an episode (after a truncation they bootstrap from
+    its last observation) or of the collected data. With a RecurrentNet, returns also end at the end of a sequence. They are not corrected
+    for actions that the present policy would not choose (as in Rainbow, arXiv:1710.02298)."""
 
 
 class VanillaDQNSpec(QLearningSpec):

@@ -1,0 +1,53 @@
+"""Links from each transition of a replay buffer to the next one of its episode, for n-step returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from slm_lab.lib.records import VecStep
+
+
+class StepLinks:
+    """Row of the transition that follows each transition in its episode; −1: none yet, or the episode has ended.
+
+    A ring overwrites its oldest rows first, so that the rows after a row that can be sampled are in the ring too.
+    """
+
+    def __init__(self, capacity: int, num_envs: int) -> None:
+        self.next_row = np.full(capacity, -1, np.int64)
+        self.last_row_N = np.full(num_envs, -1, np.int64)
+        """Row of the last transition of each env whose episode continues; −1: the next transition begins an episode."""
+
+    def add(self, row_K: np.ndarray, env_K: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
+        """Link new rows row_K of the envs env_K [K] to the rows before them. `first_N`: whether the observation begins an episode."""
+        before_K = np.where(first_N[env_K], -1, self.last_row_N[env_K])
+        linked_K = before_K >= 0
+        self.next_row[before_K[linked_K]] = row_K[linked_K]
+        self.next_row[row_K] = -1
+        self.last_row_N[env_K] = np.where((step.terminated_N | step.truncated_N)[env_K], -1, row_K)
+
+    def follow(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of up to `steps` successive transitions [steps, B], and whether each exists, bool [steps, B].
+
+        Where no transition follows, the last row is repeated.
+        """
+        rows, exists = [row_B], [np.ones(len(row_B), np.bool_)]
+        for _ in range(steps - 1):
+            next_B = self.next_row.take(rows[-1])
+            exists.append(next_B >= 0)
+            rows.append(np.where(exists[-1], next_B, rows[-1]))
+        return np.stack(rows), np.stack(exists)
+
+    def state_dict(self, rows: int) -> dict[str, Any]:
+        """Return the links of the first `rows` rows."""
+        return {"next_row": torch.from_numpy(self.next_row[:rows].copy()), "last_row_N": torch.from_numpy(self.last_row_N.copy())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned. With another number of envs, open episodes get no more links."""
+        saved = state["next_row"].numpy()
+        self.next_row[: len(saved)] = saved
+        last_row_N = state["last_row_N"].numpy()
+        self.last_row_N[:] = last_row_N if len(last_row_N) == len(self.last_row_N) else -1

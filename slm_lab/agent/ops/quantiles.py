@@ -1,0 +1,64 @@
+"""The quantile regression loss of QR-DQN (arXiv:1710.10044), with its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.ops.arrays import A, like, tensor
+from slm_lab.agent.ops.losses import LossAndGradient
+
+
+def midpoints(number: int) -> Tensor:
+    """Return τ̂_i = (2i + 1) / 2N [N], the probabilities whose quantiles are learned (arXiv:1710.10044, lemma 2)."""
+    return (torch.arange(number) + 0.5) / number
+
+
+def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None) -> LossAndGradient:
+    """Return the mean over the batch of Σ_i E_j[ρ_τ̂i(target_j − θ_i)] (arXiv:1710.10044, eq. 10), and its gradient.
+
+    ρ_τ(u) = |τ − 1{u < 0}| L(u) with Huber's loss L, which is ½ u² for |u| ≤ 1 and |u| − ½ beyond (eq. 9 and 10 with κ = 1). The sum is
+    over N quantiles, the expectation over M samples of the target distribution, in any order.
+
+    The targets are sorted once, and sums over those in an interval are differences of prefix sums: N log M operations per row in place of
+    N × M. The loss is NaN if a target is not finite.
+
+    Args: quantile_BN, target_BM: float32. weight_B: weight of each row in the mean; None: all 1. No argument may have an autograd graph.
+    Returns the loss, and its gradient with respect to quantile_BN.
+    """
+    loss_B, grad_BN = _loss_of_rows(tensor(quantile_BN), tensor(target_BM))
+    weights: Any = 1.0 if weight_B is None else tensor(weight_B)
+    grad_BN *= weights if weight_B is None else weights.unsqueeze(1)
+    rows = len(loss_B)
+    return LossAndGradient((loss_B * weights).sum() / rows, like(quantile_BN, grad_BN / rows))
+
+
+def _loss_of_rows(quantile_BN: Tensor, target_BM: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row [B], and its gradient [B, N], float32."""
+    M, tau_N = target_BM.shape[1], midpoints(quantile_BN.shape[1]).to(quantile_BN.device)
+    target_BM = target_BM.sort(dim=1).values
+    # float64: sums of squares cancel out
+    theta_BN, y_BM = quantile_BN.double(), target_BM.double()
+    number_BK = torch.arange(M + 1, device=y_BM.device).expand(len(y_BM), -1)
+    sum_BK = torch.nn.functional.pad(y_BM.cumsum(1), (1, 0))
+    square_BK = torch.nn.functional.pad((y_BM * y_BM).cumsum(1), (1, 0))
+    # the targets below θ − 1, below θ and below θ + 1
+    low, mid, high = (torch.searchsorted(y_BM, theta_BN + shift) for shift in (-1.0, 0.0, 1.0))
+
+    def inside(begin: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Return Σ u and Σ ½ u² over the targets between two indices [B, N], where |u| ≤ 1."""
+        n, s, q = (x.gather(1, end) - x.gather(1, begin) for x in (number_BK, sum_BK, square_BK))
+        return s - n * theta_BN, 0.5 * (q - 2.0 * theta_BN * s + n * theta_BN**2)
+
+    total_BN = sum_BK[:, -1:]
+    below_slope, below_loss = inside(low, mid)
+    above_slope, above_loss = inside(mid, high)
+    low_sum, high_sum = low * theta_BN - sum_BK.gather(1, low), total_BN - sum_BK.gather(1, high) - (M - high) * theta_BN  # Σ |u|
+    below_loss += low_sum - 0.5 * low
+    above_loss += high_sum - 0.5 * (M - high)
+    loss_BN = (1.0 - tau_N) * below_loss + tau_N * above_loss
+    slope_BN = (1.0 - tau_N) * (below_slope - low) + tau_N * (above_slope + (M - high))
+    loss_B = loss_BN.sum(1) / M + 0.0 * square_BK[:, -1]  # 0 · ∞ and 0 · NaN are NaN
+    return loss_B.float(), (slope_BN / -M).float()

@@ -33,6 +33,7 @@ DIAGNOSTICS = {
     "clip_fraction": "share of transitions whose ratio is outside 1 ± ε",
     "explained_variance": "1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for one that predicts a constant, below 0 for "
     "a worse one",
+    "bounds_loss": "mean square of the actions' means outside ±1.1, before it is multiplied by `bounds_loss_coef`",
     "td_error": "mean absolute temporal-difference error, |y − Q(s, a)|",
     "q_mean": "mean of Q(s, a) over the batch; a value far above the returns means overestimation",
     "critic_loss": "sum of the losses of both critics",

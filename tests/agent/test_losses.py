@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from slm_lab.agent.ops.losses import LOSSES, ValueLoss, clipped_surrogate_loss, clipped_value_loss, policy_gradient_loss, symlog
+from slm_lab.agent.ops.losses import (
+    LOSSES,
+    ValueLoss,
+    bounds_loss,
+    clipped_surrogate_loss,
+    clipped_value_loss,
+    policy_gradient_loss,
+    symlog,
+)
 from slm_lab.spec.models.net import LossSpec
 from slm_lab.spec.report import SpecError
 
@@ -55,6 +63,24 @@ def test_clipped_surrogate(ratio: float, advantage: float, objective: float) -> 
     old = torch.tensor([-0.7])
     loss = clipped_surrogate_loss(old + math.log(ratio), old, torch.tensor([advantage]), 0.2)
     assert float(loss) == pytest.approx(-objective, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "objective", "slope"),
+    [(5.0, -1.0, -3.0, 0.0), (2.0, -1.0, -2.0, -2.0), (0.5, -1.0, -0.8, 0.0), (5.0, 1.0, 1.2, 0.0), (1.1, 2.0, 2.2, 2.2)],
+)
+def test_dual_clip(ratio: float, advantage: float, objective: float, slope: float) -> None:
+    """c = 3: a bad action that has become more than three times as likely loses no more than three times its advantage."""
+    logp = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss = clipped_surrogate_loss(logp, torch.zeros(1), torch.tensor([advantage]), 0.2, dual_clip=3.0)
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(-objective, rel=1e-5)
+    assert float(logp.grad) == pytest.approx(-slope, rel=1e-5)
+
+
+def test_bounds_loss() -> None:
+    """Means of two actions with two components: 0.4 and 0.2 beyond ±1.1."""
+    assert float(bounds_loss(torch.tensor([[1.5, 0.0], [-1.3, 1.05]]))) == pytest.approx((0.16 + 0.04) / 2)
 
 
 @pytest.mark.parametrize("log_ratio", [100.0, -100.0, math.inf])

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Beta, Categorical, Normal
-from slm_lab.agent.ops.losses import clipped_surrogate_loss, policy_gradient_loss
+from slm_lab.agent.ops.losses import bounds_loss, clipped_surrogate_loss, policy_gradient_loss
 from slm_lab.agent.ops.objective import VALUE_LIMIT, Coefs, Objective, Terms, differentiate
 from slm_lab.lib.records import ActionSpace
 
@@ -54,13 +54,14 @@ def by_autograd(distribution: ActionDistribution, row: dict[str, Tensor], coefs:
     if coefs.clip_eps is None:
         policy_loss = policy_gradient_loss(logp, row["advantage"])
     else:
-        policy_loss = clipped_surrogate_loss(logp, row["old"], row["advantage"], coefs.clip_eps)
+        policy_loss = clipped_surrogate_loss(logp, row["old"], row["advantage"], coefs.clip_eps, coefs.dual_clip)
     target = row["target"]
     if coefs.value_std is not None:
         value, target = ((x / coefs.value_std).clamp(-VALUE_LIMIT, VALUE_LIMIT) for x in (value, target))
     value_loss = F.mse_loss(value, target)
     loss = coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy.mean()
-    return Terms(loss, policy_loss, value_loss, entropy.mean(), logp)
+    outside = bounds_loss(distribution.split(params)[0]) if isinstance(distribution, Normal) and coefs.bounds else torch.zeros(())
+    return Terms(loss + coefs.bounds * outside, policy_loss, value_loss, entropy.mean(), logp, outside)
 
 
 def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs: Coefs, weight: float = 1.0) -> Any:
@@ -72,11 +73,20 @@ def closed_form(distribution: ActionDistribution, row: dict[str, Tensor], coefs:
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize(
     "coefs",
-    [Coefs(0.5, 0.01, clip_eps=0.2), Coefs(0.7, 0.0, clip_eps=0.1), Coefs(0.5, 0.03, policy=1.3), Coefs(0.5, 0.0, value_std=0.1)],
+    [
+        Coefs(0.5, 0.01, clip_eps=0.2),
+        Coefs(0.7, 0.0, clip_eps=0.1),
+        Coefs(0.5, 0.03, policy=1.3),
+        Coefs(0.5, 0.0, value_std=0.1),
+        Coefs(0.5, 0.01, clip_eps=0.2, dual_clip=1.3),
+        Coefs(0.5, 0.01, clip_eps=0.2, bounds=0.7),
+    ],
     ids=str,
 )
 def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: Coefs) -> None:
     distribution = DISTRIBUTIONS[name]()
+    if name == "Categorical":
+        coefs = coefs._replace(bounds=0.0)
     row = rows(distribution)
     outputs = row["params"], row["value"]
     theirs = differentiate(lambda params, value: by_autograd(distribution, row, coefs, params, value), outputs, 1.7)

@@ -47,11 +47,10 @@ class SharedStatistic:
             self.numbers[:] = state[self.name]
 
 
-class TargetDeviation(SharedStatistic):
-    """Running standard deviation of the value targets (Chan et al. 1979).
+class TargetMoments(SharedStatistic):
+    """Running mean and variance of the value targets (Chan et al. 1979).
 
-    A target counts once for each minibatch that contains it. Targets that are not finite are ignored. The numbers are the count, the mean
-    and the sum of squared differences from the mean.
+    Targets that are not finite are ignored. The numbers are the count, the mean and the sum of squared differences from the mean.
     """
 
     def __init__(self) -> None:
@@ -73,6 +72,10 @@ class TargetDeviation(SharedStatistic):
         self.numbers[1] += difference * new / (count + new)
         self.numbers[2] += new_variance * new + difference * difference * count * new / (count + new)
 
+
+class TargetDeviation(TargetMoments):
+    """Running standard deviation of the value targets. A target counts once for each minibatch that contains it."""
+
     @property
     def std(self) -> float:
         """The standard deviation, at least 1."""
@@ -82,6 +85,27 @@ class TargetDeviation(SharedStatistic):
     def scale(self, value_B: Tensor) -> Tensor:
         """Divide values or targets by the deviation, and clamp them."""
         return (value_B / self.std).clamp(-VALUE_LIMIT, VALUE_LIMIT)
+
+
+class ValueNormalizer(TargetMoments):
+    """Convert between values and the critic's outputs: values minus the mean of all targets so far, divided by their standard deviation.
+
+    Each rollout is added once. Before the first one, values are the critic's outputs.
+    """
+
+    def normalize(self, value: Tensor) -> Tensor:
+        """Convert values of any shape to the scale of the critic's outputs."""
+        mean, std = self._scale()
+        return (value - mean) / std
+
+    def denormalize(self, output: Tensor) -> Tensor:
+        """Convert the critic's outputs of any shape to values."""
+        mean, std = self._scale()
+        return output * std + mean
+
+    def _scale(self) -> tuple[float, float]:
+        count, mean, squares = self.numbers.tolist()
+        return (mean, math.sqrt(squares / count + 1e-5)) if count > 1 else (0.0, 1.0)
 
 
 class PercentileScale(SharedStatistic):

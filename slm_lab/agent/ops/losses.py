@@ -28,8 +28,12 @@ def policy_gradient_loss(logp_B: Tensor, advantage_B: Tensor) -> Tensor:
     return torch.dot(logp_B, advantage_B) / -len(logp_B)
 
 
-def clipped_surrogate_loss(logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tensor, clip_eps: float) -> Tensor:
+def clipped_surrogate_loss(
+    logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tensor, clip_eps: float, dual_clip: float | None = None
+) -> Tensor:
     """−E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old, eq. 7 of arXiv:1707.06347.
+
+    With dual_clip c, the minimum is at least c Â where Â < 0 (arXiv:1912.09729, dual-clip PPO): a large ratio has no gradient.
 
     Computed as min(r Â, Â + ε|Â|), which is equal: the clip has an effect only above 1+ε for Â > 0 and below 1−ε for Â < 0. This needs
     half the kernels forward and backward. log r is clamped to ±20: beyond that exp overflows, and its gradient would be NaN.
@@ -37,7 +41,19 @@ def clipped_surrogate_loss(logp_B: Tensor, old_logp_B: Tensor, advantage_B: Tens
     _check(logp_B, old_logp_B, advantage_B)
     bound_B = torch.add(advantage_B, advantage_B.abs(), alpha=clip_eps)
     ratio_B = torch.exp(F.hardtanh(logp_B - old_logp_B, -20.0, 20.0))  # a clamp whose backward is one kernel
-    return -torch.minimum(ratio_B * advantage_B, bound_B).mean()
+    surrogate_B = torch.minimum(ratio_B * advantage_B, bound_B)
+    if dual_clip is not None:
+        surrogate_B = torch.where(advantage_B < 0.0, torch.maximum(surrogate_B, dual_clip * advantage_B), surrogate_B)
+    return -surrogate_B.mean()
+
+
+SOFT_BOUND = 1.1
+"""Absolute value above which `bounds_loss` penalises the mean of an action, whose bounds are ±1."""
+
+
+def bounds_loss(loc_BD: Tensor) -> Tensor:
+    """E[Σ_d ((|μ_d| − 1.1)₊)²] for means μ [B, D] of actions in [−1, 1] (as `bounds_loss` of rl_games)."""
+    return F.relu(loc_BD.abs() - SOFT_BOUND).square().sum(1).mean()
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float) -> Tensor:

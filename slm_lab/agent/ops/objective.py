@@ -18,6 +18,7 @@ from torch import Tensor
 from slm_lab.agent.ops.arrays import A, array, equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous, read
 from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
+from slm_lab.agent.ops.losses import SOFT_BOUND
 
 CLOSED_FORM = True
 """Whether to compute objectives in closed form where supported; False: always use autograd."""
@@ -33,6 +34,8 @@ class Terms(NamedTuple):
     entropy: Tensor | float
     logp_B: Tensor
     """log π(a|s) [B]."""
+    bounds_loss: Tensor | float = 0.0
+    """Penalty of means outside the bounds of actions, before it is multiplied by its weight."""
 
 
 VALUE_LIMIT = 10.0
@@ -49,6 +52,10 @@ class Coefs(NamedTuple):
     """ε of the clipped surrogate loss; None: use the policy gradient loss."""
     value_std: float | None = None
     """In the value loss, values and targets are divided by value_std and clamped to ±VALUE_LIMIT; None: they are not scaled."""
+    dual_clip: float | None = None
+    """c of the clipped surrogate loss: lower bound c Â for Â < 0; None: no bound."""
+    bounds: float = 0.0
+    """Weight of the bounds loss (Normal only)."""
 
 
 Gradient = Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray | None]]
@@ -144,9 +151,10 @@ def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], we
 
 
 class Objective:
-    """Weighted sum (see Coefs) of the policy loss, the mean squared error of the value and the entropy bonus.
+    """Weighted sum (see Coefs) of the policy loss, the mean squared error of the value, the entropy bonus and the bounds loss.
 
-    The policy loss is `losses.clipped_surrogate_loss`, or `losses.policy_gradient_loss` without clip_eps.
+    The policy loss is `losses.clipped_surrogate_loss`, or `losses.policy_gradient_loss` without clip_eps. The bounds loss is
+    `losses.bounds_loss`.
     """
 
     def __init__(self, distribution: ActionDistribution) -> None:
@@ -177,7 +185,7 @@ class Objective:
         if coefs.clip_eps is None:
             loss_B, grad_logp_B = _policy_gradient(logp_B, array(advantage_B))
         else:
-            loss_B, grad_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps)
+            loss_B, grad_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps, coefs.dual_clip)
         grad_logp_B *= coefs.policy * weight / B
         grad_params_BP, grad_log_std_D = gradient(grad_logp_B, -coefs.entropy * weight / B)
         if coefs.value_std is None:
@@ -191,8 +199,13 @@ class Objective:
         value_loss = float(error_B.dot(error_B)) / B
         error_B *= 2.0 * coefs.value * weight / B
         error_B *= grad_error_B
-        loss = float(np.float32(coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy))
-        terms = Terms(loss, policy_loss, value_loss, entropy, torch.from_numpy(logp_B))
+        total, bounds_loss = coefs.policy * policy_loss + coefs.value * value_loss - coefs.entropy * entropy, 0.0
+        if coefs.bounds:
+            assert isinstance(self.distribution, Normal)
+            bounds_loss, grad_loc_BD = _bounds_loss(self.distribution.split(params_BP)[0])
+            total += coefs.bounds * bounds_loss
+            grad_params_BP[:, : grad_loc_BD.shape[1]] += (coefs.bounds * weight) * grad_loc_BD
+        terms = Terms(float(np.float32(total)), policy_loss, value_loss, entropy, torch.from_numpy(logp_B), bounds_loss)
         return TermsAndGradients(terms, (grad_params_BP, error_B), grad_log_std_D)
 
 
@@ -201,8 +214,14 @@ def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.nd
     return -logp_B * advantage_B, -advantage_B
 
 
+def _bounds_loss(loc_BD: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return `losses.bounds_loss` and its gradient [B, D]."""
+    outside_BD = loc_BD - np.clip(loc_BD, -SOFT_BOUND, SOFT_BOUND)
+    return float(np.add.reduce(outside_BD * outside_BD, axis=None)) / len(loc_BD), outside_BD * np.float32(2.0 / len(loc_BD))
+
+
 def _clipped_surrogate(
-    logp_B: np.ndarray, old_logp_B: np.ndarray, advantage_B: np.ndarray, clip_eps: float
+    logp_B: np.ndarray, old_logp_B: np.ndarray, advantage_B: np.ndarray, clip_eps: float, dual_clip: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     log_ratio_B = logp_B - old_logp_B
     inside_B = np.abs(log_ratio_B) < 20.0
@@ -212,7 +231,12 @@ def _clipped_surrogate(
     bound_B *= clip_eps
     bound_B += advantage_B
     inside_B &= unclipped_B <= bound_B  # they are equal only if both are 0
-    return -np.minimum(unclipped_B, bound_B), -unclipped_B * inside_B
+    surrogate_B = np.minimum(unclipped_B, bound_B)
+    if dual_clip is not None:
+        lowest_B = np.where(advantage_B < 0.0, np.float32(dual_clip) * advantage_B, -np.inf)
+        inside_B &= surrogate_B >= lowest_B
+        surrogate_B = np.maximum(surrogate_B, lowest_B)
+    return -surrogate_B, -unclipped_B * inside_B
 
 
 Reduction = Callable[[Tensor], Tensor]

@@ -290,6 +290,14 @@ class Trainer:
             self._finite = False
         return loss
 
+    def discard(self) -> None:
+        """Discard the gradient accumulated since the last step, and the changes of buffers by its forward pass."""
+        self.flat.grad.zero_()
+        if self.shared is not None:
+            self.shared.skip()
+        elif self.mode_layers:
+            self.flat.restore_buffers()
+
     def step(self) -> Tensor | float:
         """Step by the gradient accumulated since the last step. Return its L2 norm over all parameters, before clipping."""
         if self.deferred:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, Strict
 
 from slm_lab.spec.models.base import (
     Component,
@@ -184,6 +184,20 @@ class ActorCriticSpec(VTraceSpec):
         return (self.num_step_returns if self.lam is None else None) or super().rollout_len(default)
 
 
+class AdaptiveLR(SpecModel):
+    """A learning rate that follows the Kullback–Leibler divergence of updates (as in rl_games and rsl_rl)."""
+
+    kl_target: PositiveReal = 0.01
+    """Divergence KL(π_old, π) per update: after each rollout, the learning rate is divided by `factor` if approx_kl of the last epoch is
+    above 2 · kl_target, and multiplied by it if below kl_target / 2."""
+    factor: Annotated[float, Strict(), Field(gt=1)] = 1.5
+    """Factor of one change."""
+    min_lr: PositiveReal = 1e-5
+    """Lowest learning rate."""
+    max_lr: PositiveReal = 1e-2
+    """Highest learning rate."""
+
+
 class PPOSpec(VTraceSpec):
     """Proximal policy optimisation with the clipped objective (arXiv:1707.06347)."""
 
@@ -202,6 +216,24 @@ class PPOSpec(VTraceSpec):
     clip_vloss: Flag = False
     """Also clip the change of value predictions by ε: the value loss is half the mean of the larger squared error (clipped or not).
     loss_spec and normalize_v_targets then have no effect."""
+    dual_clip: Annotated[float, Strict(), Field(gt=1)] | None = None
+    """c of the dual clip (arXiv:1912.09729): where the advantage is negative, the clipped objective is at least c times the advantage,
+    so that a ratio π/π_old above c has no gradient; absent: no such bound."""
+    bounds_loss_coef: NonNegative = 0.0
+    """Weight of the mean of Σ (|μ| − 1.1)₊² over the means μ of the actions, scaled to [−1, 1]: keeps the means near the bounds (as in
+    rl_games). For the distribution Normal over bounded actions."""
+    target_kl: PositiveReal | None = None
+    """Stop the epochs of a rollout, before a gradient step, once approx_kl of the next minibatch is above 1.5 · target_kl (as in
+    Stable-Baselines3); the first step is always taken. Absent: all epochs."""
+    adaptive_lr: AdaptiveLR | None = None
+    """{kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}: after each rollout, divide the learning rate by factor if approx_kl
+    of the last epoch is above 2 · kl_target, multiply it by factor if below kl_target / 2, within min_lr and max_lr. The first rate is
+    that of optim_spec; a separate optimizer of the critic is scaled in the same way. Replaces lr_scheduler_spec. Absent: no adaptation."""
+    recompute_advantages: Flag = False
+    """Compute values and advantages again before each epoch after the first, with the present critic (arXiv:2006.05990, section 3.5)."""
+    normalize_values: Flag = False
+    """The critic learns normalised returns: its outputs are values minus the running mean of the returns, divided by their running
+    standard deviation (`normalize_value` of rl_games)."""
     minibatch_size: Positive = 64
     """Transitions per gradient step; at most time_horizon × num_envs."""
     time_horizon: Positive = 128

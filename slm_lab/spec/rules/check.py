@@ -76,6 +76,23 @@ def _algorithm(spec: Spec, report: Report) -> None:
         report.ineffective((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
         _defaults_only(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
+    if isinstance(algorithm, PPOSpec):
+        _ppo(algorithm, spec.agent, report)
+
+
+def _ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
+    if algorithm.normalize_values:
+        _defaults_only(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
+        if algorithm.self_imitation:
+            why = f"{algorithm.name} compares returns with the critic's outputs; set normalize_v_targets"
+            report.fail((*ALGORITHM, "normalize_values"), f"must be false: {why}")
+    if (adaptive := algorithm.adaptive_lr) is None or agent.net is None:
+        return
+    if adaptive.min_lr > adaptive.max_lr:
+        report.fail((*ALGORITHM, "adaptive_lr", "min_lr"), f"must be at most max_lr ({adaptive.max_lr:g}), not {adaptive.min_lr:g}")
+    for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
+        if getattr(agent.net, key) is not None:
+            report.fail(("agent", "net", key), "cannot be combined with agent.algorithm.adaptive_lr; remove one of them")
 
 
 def _defaults_only(section: SpecModel, keys: Iterable[str], place: KeyPath, why: str, report: Report) -> None:

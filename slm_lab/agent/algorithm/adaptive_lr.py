@@ -1,0 +1,34 @@
+"""A learning rate that keeps the change of the policy per update near a target."""
+
+from __future__ import annotations
+
+from slm_lab.agent.algorithm.value_scale import SharedStatistic
+from slm_lab.spec.models.algorithm import AdaptiveLR
+
+
+class AdaptiveRate(SharedStatistic):
+    """Learning rate that follows the Kullback-Leibler divergence of each update of PPO, as in rl_games and rsl_rl.
+
+    Several processes that train one net share the rate. Args: spec: its keys. rate: initial learning rate.
+    """
+
+    def __init__(self, spec: AdaptiveLR, rate: float) -> None:
+        super().__init__("rate", 1)
+        self.spec, self.initial = spec, rate
+        self.numbers[0] = rate
+
+    @property
+    def factor(self) -> float:
+        """The present rate divided by the initial one."""
+        return float(self.numbers[0]) / self.initial
+
+    def adapt(self, kl: float) -> None:
+        """Lower the rate if the divergence of an update is above twice the target, raise it if below half the target."""
+        self.run(self._adapt, kl)
+
+    def _adapt(self, kl: float) -> None:
+        spec, rate = self.spec, float(self.numbers[0])
+        if kl > 2.0 * spec.kl_target:
+            self.numbers[0] = min(rate, max(rate / spec.factor, spec.min_lr))
+        elif kl < 0.5 * spec.kl_target:
+            self.numbers[0] = max(rate, min(rate * spec.factor, spec.max_lr))

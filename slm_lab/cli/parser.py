@@ -33,7 +33,7 @@ class Command(NamedTuple):
 
 
 MODE_OPTIONS = {
-    "enjoy": ("episodes", "deterministic", "render", "video", "checkpoint", "session", "trial", "entry", "env"),
+    "enjoy": ("episodes", "deterministic", "render", "video", "record", "replace", "checkpoint", "session", "trial", "entry", "env"),
     "search": ("confirm", "common_seeds"),
     "study": ("adopt", "until_decided", "max_seeds"),
 }
@@ -293,6 +293,7 @@ _OPTIONS = (
     _Option("--deterministic", "", {"enjoy": "take the mode of the action distribution instead of a sample"}),
     _Option("--render", "", {"enjoy": "draw one env in a window"}),
     _Option("--video", "", {"enjoy": "record one env as an MP4 file in the run folder"}),
+    _Option("--record", "PATH", {"enjoy": "write the episodes to a file, a data set for meta.demonstrations"}),
     _Option("--checkpoint", "WHICH", {"enjoy, export": "best, last, or the frame of a numbered checkpoint (default: best)"}),
     _Option(
         "--session",
@@ -327,7 +328,7 @@ _OPTIONS = (
         "NAME",
         {"export, pull": "name of the model, which enjoy@, export, load_agent and meta.init_from accept like a folder"},
     ),
-    _Option("--replace", "", {"export, pull": "replace the model of this name"}),
+    _Option("--replace", "", {"export, pull": "replace the model of this name", "enjoy": "overwrite the file of --record"}),
     _Option("--private", "", {"push": "create a private repository"}),
     _Option("--trust-code", "", {"pull": "accept a spec that names modules, which are imported when the model is used"}),
     _Option("--by", "COLUMN", {"compare": f"x axis, one of {', '.join(AXES)} (default: frame)"}),

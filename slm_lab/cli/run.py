@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shlex
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from slm_lab.cli.files import Request, agent_words, mark_set_keys, resolve_request
@@ -195,6 +196,8 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:
         raise UsageError("--render and --video exclude each other: an env is drawn either in a window or for a file")
+    if arguments.replace and arguments.record is None:
+        raise UsageError("--replace has no effect without --record PATH; remove it")
     from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
     from slm_lab.experiment.files.find import Choice, find_training, notify_if_unfinished
     from slm_lab.spec.load.files import spec_names
@@ -209,6 +212,8 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
         show="screen" if arguments.render else "video" if arguments.video else None,
         which=arguments.checkpoint or "best",
         session=arguments.session,
+        record=None if arguments.record is None else Path(arguments.record),
+        replace=arguments.replace,
         sets=arguments.set,
     )
     choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)

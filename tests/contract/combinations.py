@@ -21,6 +21,8 @@ def names(union: Any) -> list[str]:
     return [model.model_fields["name"].annotation.__args__[0] for model in members(union)]
 
 
+OFFLINE = ("BC",)
+"""Algorithms that learn from recorded episodes alone, so that no steps can drive them: see tests/agent/test_offline.py."""
 ALGORITHM_NAMES, MEMORIES, NETS = names(Algorithm), names(Memory), names(Net)
 
 ARC = {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}}}
@@ -38,6 +40,8 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
     replays = memory in ("Replay", "PrioritizedReplay")
     if algorithm == "Random":
         return True
+    if algorithm in OFFLINE:
+        return memory == "Replay" and net != "RecurrentNet" and "Dueling" not in net
     if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ"):
         fits = replays and (net != "RecurrentNet" or "DQN" in algorithm)
     elif algorithm in ("PPO", "PPOSIL"):
@@ -64,6 +68,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "DoubleDQN": REPLAYING,
     "SoftActorCritic": REPLAYING,
     "CrossQ": REPLAYING,
+    "BC": {},
 }
 """Keys that let an algorithm train after 10 vector steps of 2 envs; a new algorithm must be added here."""
 KEYS: dict[str, dict[str, Any]] = {
@@ -116,7 +121,7 @@ def cases() -> list[Case]:
     """Each algorithm with each memory and a plain net, with each net and its first memory, and with continuous actions."""
     found = []
     for algorithm in ALGORITHM_NAMES:
-        if algorithm == "Random":
+        if algorithm in ("Random", *OFFLINE):
             continue
         fits = [(memory, net) for memory in MEMORIES for net in NETS if fitting(algorithm, memory, net)]
         found += [Case(algorithm, memory, net) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]

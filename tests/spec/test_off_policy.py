@@ -11,7 +11,7 @@ import pytest
 
 from slm_lab.spec.load.files import SPEC_FOLDER
 from slm_lab.spec.load.loader import dump_spec, load_spec
-from tests.contract.combinations import ALGORITHM_NAMES, MEMORIES, NEEDS, NETS, fitting
+from tests.contract.combinations import ALGORITHM_NAMES, MEMORIES, NEEDS, NETS, OFFLINE, fitting
 from tests.spec.conftest import PPO, Specs, changed
 
 REPLAY = {"agent.memory": {"name": "Replay"}}
@@ -215,6 +215,7 @@ def test_dump_and_load_are_identity_for_all_that_goes_together(specs: Specs, alg
             "agent.memory": {"name": memory},
             "agent.net": {"type": net} | NEEDS.get(net, {}),
             "env.max_frame": 3000,
+            **({"meta.demonstrations": "episodes.npz"} if algorithm in OFFLINE else {}),
         }
         if not fitting(algorithm, memory, net):
             assert all(problem in ("agent.memory.name", "agent.net.type") for problem in specs.problems(changes)), changes

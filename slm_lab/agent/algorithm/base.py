@@ -15,6 +15,7 @@ from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
 from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, storage_bytes
 from slm_lab.lib.clock import Clock
+from slm_lab.lib.demonstrations import Demonstrations
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
@@ -31,11 +32,12 @@ def agent_memory(
 ) -> RolloutStorage | Replay | None:
     """Build the memory that the spec names. Raises SpecError if it does not fit into this machine's memory.
 
-    Returns None for an algorithm that does not learn. Args: state_size: size of the hidden state. device: device of the net.
+    Returns None for an algorithm that does not learn, or whose memory `use_demonstrations` builds.
+    Args: state_size: size of the hidden state. device: device of the net.
     """
     algorithm: Any = agent.algorithm
     memory: Any = agent.memory
-    if not algorithm.learns:
+    if not algorithm.learns or algorithm.offline:
         return None
     if algorithm.on_policy:
         if isinstance(memory, OnPolicyBatchReplaySpec):
@@ -130,6 +132,10 @@ class Algorithm:
 
     def build(self) -> None:
         """Build the other parts."""
+
+    def use_demonstrations(self, data: Demonstrations) -> None:
+        """Learn from recorded episodes too (meta.demonstrations). Called once, before training."""
+        raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one step. `first_N`: whether obs_N begins an episode; `state_N`: hidden state before obs_N."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from slm_lab.env.make import make_env
 from slm_lab.env.render import has_display, rendered
 from slm_lab.env.spaces import action_codec, same_form, space_from_dict
 from slm_lab.env.vec import Env
+from slm_lab.experiment.deploy.facts import digest, read_saved_spec
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.find import CheckpointName, Training
@@ -25,8 +26,10 @@ from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.report.metrics import estimate
 from slm_lab.experiment.report.return_range import return_range
+from slm_lab.experiment.training import demonstrations
 from slm_lab.experiment.training.evaluate import MAX_STEPS, play
 from slm_lab.experiment.training.resolve import select_device
+from slm_lab.lib.demonstrations import EpisodeRecorder, joined
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.load.loader import load_spec, mark_sets, parse_sets
@@ -130,6 +133,10 @@ class EnjoyOptions:
     which: CheckpointName = "best"
     session: int | None = None
     """Number of the Session whose checkpoint is used; None: the Session with the best weights."""
+    record: Path | None = None
+    """File to which the episodes are written as a data set for meta.demonstrations."""
+    replace: bool = False
+    """Whether `record` may exist."""
     sets: Sequence[str] = ()
     """`--set` arguments, limited to keys that build the env."""
 
@@ -145,6 +152,8 @@ class Played(NamedTuple):
     video: VideoFile | None = None
     bounds: tuple[float, float] | None = None
     """Lowest and highest possible return of the env, if they are known."""
+    recorded: Path | None = None
+    """File to which the episodes were written."""
 
 
 def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
@@ -156,13 +165,15 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
     env_spec = _env_spec(spec, training.spec_file, options.sets)
     if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
+    if options.record is not None:
+        demonstrations.check_new(options.record, options.replace)
     agent = load_trained(training, options.which, options.session, select_device(spec, plan, 0))
     bounds = return_range({f"env.{key}": value for key, value in env_spec.model_dump(exclude_defaults=True).items()})
     video = _video(training.paths, agent, options) if options.show == "video" else None
     try:
         if options.show is not None:
             env_spec = rendered(env_spec, "human" if video is None else "rgb_array", video)
-        returns = _play(spec, env_spec, agent, options)
+        returns = _play(spec, env_spec, agent, options, _note(training, spec, agent))
     except BaseException as error:
         if video is not None:
             video.close(keep=False)
@@ -171,25 +182,38 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
         raise
     if video is not None:
         video.close(keep=True)
-    return Played(agent.path, agent.description, returns, video, bounds)
+    return Played(agent.path, agent.description, returns, video, bounds, options.record)
 
 
-def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions) -> list[float]:
+def _note(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
+    """Return what a data set tells about its origin."""
+    return {"spec": spec.name, "digest": digest(*read_saved_spec(training.spec_file)), "checkpoint": agent.path.name}
+
+
+def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions, note: dict[str, Any]) -> list[float]:
+    """Return the returns of the episodes; with options.record write the episodes, and what is in `note`, to that file."""
     seeds = session_seeds(spec.meta.random_seed, 0, 0)
     episodes = EPISODES if options.episodes is None else options.episodes
     num_envs = 1 if options.show is not None else min(episodes, MAX_ENVS)
-    gamma = spec.agent.algorithm.gamma
+    gamma, records = spec.agent.algorithm.gamma, options.record is not None
     input = spec.agent.input
-    env = make_env(env_spec, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores(), input=input)
+    raw = env_spec.model_copy(update={"normalize_obs": False, "clip_obs": None}) if records else env_spec
+    env = make_env(raw, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores(), input=input)
     try:
         _check_spaces(agent, env, spec, env_spec.name)
         env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())
         act = agent.policy.evaluator(np.random.default_rng(seeds.eval_env), options.deterministic or spec.meta.eval_deterministic)
-        returns = play(env, act, Stop(), episodes=episodes)
+        recorder = EpisodeRecorder(num_envs, env.info.action.kind == "continuous" and env.info.action.bounded)
+        if records and (normalizer := agent.normalizers.obs) is not None:
+            plain = act
+            act = lambda obs_N, first_N: plain(normalizer(obs_N), first_N)  # noqa: E731
+        returns = play(env, act, Stop(), episodes=episodes, record=recorder.add if records else None)
     finally:
         close_env(env.close)
     if not returns:
         raise UserError(f"no episode of {env_spec.name} ended within {MAX_STEPS:,} steps; limit their length by --set env.max_t=…")
+    if options.record is not None:
+        demonstrations.write(options.record, joined(recorder.episodes), {**note, "env": env_spec.name, "spaces": env.info.spaces})
     return returns
 
 
@@ -235,4 +259,6 @@ def summary(played: Played) -> str:
     if played.video is not None:
         shown = f"{played.video.episodes} of {count}" if played.video.episodes < len(returns) else count
         lines.append(f"{played.video.path}: {shown}, {played.video.frames:,} frames")
+    if played.recorded is not None:
+        lines.append(f"{played.recorded}: {count}, for meta.demonstrations")
     return "\n".join(lines)

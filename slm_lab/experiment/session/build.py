@@ -22,6 +22,7 @@ from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
 from slm_lab.experiment.collect.local import LocalSource
+from slm_lab.experiment.collect.offline import OfflineSource
 from slm_lab.experiment.collect.workers.source import WorkerSource
 from slm_lab.experiment.collect.workers.worker_pool import OpenPool, WorkerPool, open_pool
 from slm_lab.experiment.execute.heartbeat import BUILDING, CLOSING
@@ -29,6 +30,7 @@ from slm_lab.experiment.execute.local.fork_server import server_in_use, use_star
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.training.demonstrations import load_demonstrations, normalized
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.evaluate import plan_evaluation
 from slm_lab.experiment.training.experience import Beat, ExperienceSource, no_beat
@@ -128,7 +130,7 @@ class SessionParts:
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
         self._torch = TorchSettings()
 
-    def _build_local(self) -> LocalSource:
+    def _build_local(self) -> LocalSource | OfflineSource:
         context = self.context
         if context.resumed is None and not context.restart:
             check_env(self.spec, self.seeds(0).env, context.beat, device=self.device)
@@ -139,7 +141,8 @@ class SessionParts:
             context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
         self._check_memory(learner)
         self._closing.pop()  # the source now closes the env
-        source = LocalSource(env, learner, context.stop, context.beat)
+        kind = OfflineSource if self.spec.agent.algorithm.offline else LocalSource
+        source = kind(env, learner, context.stop, context.beat)
         self._closing.append(source.close)
         return source
 
@@ -187,6 +190,11 @@ class SessionParts:
         agent = build_agent(spec, info, initial, Clock(), self.device, self._learning_cores)
         if initial != seeds:
             torch.manual_seed(seeds.net)
+        if spec.meta.demonstrations is not None:
+            data = load_demonstrations(spec, info)
+            if (normalizer := normalizers.obs) is not None:
+                data = normalized(data, normalizer)
+            agent.algorithm.use_demonstrations(data)
         table = self.index * spec.policies + policy
         learner = PolicyLearner(
             spec,

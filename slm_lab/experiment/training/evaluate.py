@@ -12,6 +12,7 @@ from slm_lab.experiment.execute.heartbeat import EVALUATING
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.lib.log import notice
+from slm_lab.lib.records import VecStep
 from slm_lab.spec.models.algorithm import ReplayAlgorithmSpec
 from slm_lab.spec.models.spec import Spec
 
@@ -31,6 +32,8 @@ _UPDATE_COST = 4.0
 _ENVS = 8
 """Number of training envs above which a frame is assumed to be faster in proportion; with 8, PPO in CartPole takes 42 µs per frame."""
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Record = Callable[[np.ndarray, np.ndarray, VecStep, np.ndarray], None]
+"""record(obs_N, action_N, step, counts_N): a step, and whether each env's episode counts."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int
     algorithm = spec.agent.algorithm
     if time_limit is None or not algorithm.learns:
         return 0
+    if algorithm.offline:  # there are no other episodes
+        return _EPISODES[-1]
     updates = (
         (getattr(algorithm, "training_iter", None) or 1) / algorithm.training_frequency
         if isinstance(algorithm, ReplayAlgorithmSpec)
@@ -78,11 +83,12 @@ def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int
     return min(affordable, _EPISODES[-1]) if affordable >= _EPISODES[0] else 0
 
 
-def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | None = None) -> list[float]:
+def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | None = None, record: Record | None = None) -> list[float]:
     """Return raw returns of `episodes` episodes (None: one per env) in the order of envs; [] if `stop` is requested before the end.
 
-    `act(obs_N, first_N) → action_N`. The number of episodes per env is fixed before the first step: the episodes that end first are the
-    shortest, and their mean would be biased. If one does not end within MAX_STEPS, it and all later episodes of its env are left out.
+    `act(obs_N, first_N) → action_N`; `record` is called with each step. The
+    number of episodes per env is fixed before the first step: the episodes that end first are the shortest, and their mean would be
+    biased. If one does not end within MAX_STEPS, it and all later episodes of its env are left out.
     """
     count = env.info.num_envs
     quota, rest = divmod(count if episodes is None else episodes, count)
@@ -100,7 +106,10 @@ def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | N
             continue
         steps += 1
         beat(EVALUATING)
-        step = env.step(act(obs_N, first_N))
+        action_N = act(obs_N, first_N)
+        step = env.step(action_N)
+        if record is not None:
+            record(obs_N, action_N, step, left_N > 0)
         obs_N, first_N = step.obs_N, step.first_N
         for episode in step.episodes:
             begin_N[episode.env] = steps

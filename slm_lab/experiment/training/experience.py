@@ -33,7 +33,8 @@ class Experience(NamedTuple):
     frames: int
     episodes: list[Episode]
     """Episodes that ended in this step."""
-    transition: Transition
+    transition: Transition | None
+    """None if no env was stepped: the frames are gradient steps on recorded episodes."""
     time: float | None = None
     """Time of collection, in seconds of perf_counter; None: now."""
     report: Callable[[], dict[str, float]] | None = None

@@ -175,7 +175,8 @@ class PolicyLearner:
             clock.time = experience.time
         clock.tick(experience.frames)
         clock.epi += len(episodes)
-        agent.observe(*experience.transition)
+        if experience.transition is not None:
+            agent.observe(*experience.transition)
         metrics = self._timed(agent.update) if agent.ready() else None
         agent.end_step()
         if metrics is not None:

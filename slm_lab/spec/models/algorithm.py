@@ -51,6 +51,8 @@ class AlgorithmSpec(Component):
 
     on_policy: ClassVar[bool] = True
     """Learns from each transition once, in the order collected; otherwise from a replay buffer."""
+    offline: ClassVar[bool] = False
+    """Learns from meta.demonstrations alone: a frame is a gradient step, and the env is stepped in evaluations only."""
     learns: ClassVar[bool] = True
     """Has weights to train, so it needs a net."""
     has_critic: ClassVar[bool] = False
@@ -94,7 +96,7 @@ class AlgorithmSpec(Component):
     @property
     def learns_values(self) -> bool:
         """Return whether it learns values, by net.loss_spec."""
-        return not self.on_policy or self.has_critic or self.values
+        return not (self.on_policy or self.offline) or self.has_critic or self.values
 
     @property
     def needs_logp(self) -> bool:
@@ -377,6 +379,26 @@ class DoubleDQNSpec(QLearningSpec):
     name: Literal["DoubleDQN"]
 
 
+class OfflineSpec(AlgorithmSpec):
+    """Keys of the algorithms that learn from recorded episodes alone."""
+
+    on_policy = False
+    offline = True
+    recurrent = False
+    memories = ("Replay",)
+    batch_size = 256
+
+
+class BCSpec(OfflineSpec):
+    """Behaviour cloning (Pomerleau 1991): maximum likelihood of the actions in meta.demonstrations."""
+
+    class_path = "slm_lab.agent.algorithm.behaviour_cloning:BehaviourCloning"
+
+    name: Literal["BC"]
+    entropy_coef_spec: Schedule = constant(0.0)
+    """Schedule of the weight of the entropy bonus over frames (gradient steps)."""
+
+
 class EntropyAnneal(SpecModel):
     """Linear annealing of the automatic target entropy over discrete actions."""
 
@@ -464,7 +486,8 @@ Algorithm = Annotated[
     | DQNSpec
     | DoubleDQNSpec
     | SoftActorCriticSpec
-    | CrossQSpec,
+    | CrossQSpec
+    | BCSpec,
     Field(discriminator="name"),
     Extensible(AlgorithmSpec),
 ]

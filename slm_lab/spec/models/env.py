@@ -45,7 +45,7 @@ class EnvSpec(SpecModel):
     max_t: Positive | None = None
     """Truncate episodes after this many steps; absent: the env's own limit."""
     max_frame: Positive
-    """Frames to train for; one vector step is num_envs frames."""
+    """Frames to train for; one vector step is num_envs frames. In BC and IQL, which step no env, a frame is a gradient step."""
     normalize_obs: Flag = False
     """Normalise observations by their running mean and standard deviation."""
     normalize_reward: Flag = False

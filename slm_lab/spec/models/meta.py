@@ -88,6 +88,10 @@ class MetaSpec(SpecModel):
     init_from: str | None = None
     """The folder of a run, search or study, a checkpoint file, or the name of a model: training starts from its best weights and
     observation statistics, where names and shapes match; absent: from random weights."""
+    demonstrations: str | None = None
+    """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set that Minari knows), or a folder or HDF5 file in
+    Minari's format; absent: none. BC and IQL learn from it alone, off-policy algorithms from a memory and it
+    (memory.demonstration_fraction)."""
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None

@@ -35,6 +35,8 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         _net(spec.agent, net, ("agent", key), report)
     _memory(spec.agent, report, algorithm_known=algorithm_known)
     _env(spec, report)
+    if algorithm_known:
+        _demonstrations(spec, report)
     if spec.meta.distributed:
         _global_nets(spec.agent, report)
     if algorithm_known:
@@ -347,6 +349,21 @@ def _env(spec: Spec, report: Report) -> None:
         other = OTHER_NAMES.get(key, "")
         if hint := f"; slm_lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"is passed to the env's constructor{hint}")
+
+
+def _demonstrations(spec: Spec, report: Report) -> None:
+    """Check that the algorithm learns from demonstrations if there are any, and that it has the ones it needs."""
+    algorithm, place = spec.agent.algorithm, ("meta", "demonstrations")
+    if spec.meta.demonstrations is None:
+        if algorithm.offline:
+            hint = "record some: slm-lab enjoy@{run folder} --record PATH"
+            report.fail(place, f"missing; {algorithm.name} learns from recorded episodes alone ({hint})", "missing")
+        return
+    if not algorithm.offline:
+        learners = ", ".join(name for name, model in ALGORITHMS.items() if model.offline)
+        report.fail(place, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")
+    if spec.env.normalize_reward:
+        report.fail(("env", "normalize_reward"), "cannot be combined with meta.demonstrations, whose rewards have no running statistics")
 
 
 def _sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:

@@ -103,6 +103,9 @@ def _meta(draft: _Draft) -> None:
         _global_optimizers(net, ("agent", key), bool(meta.distributed), draft.report)
     if meta.sampler is not None:
         _sampler(meta.sampler, draft)
+    if agent.algorithm.offline:
+        why = f"{agent.algorithm.name} steps no env in training"
+        draft.ignore(("env",), ["num_envs"], why, by=[_NAME])
     if meta.distributed and meta.max_session == 1:
         why = f"'{meta.distributed}' is the same as false with one session; set meta.max_session to 2 or more"
         draft.report.note(("meta", "distributed"), why)

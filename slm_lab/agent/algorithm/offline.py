@@ -1,0 +1,75 @@
+"""Base class of the algorithms that learn from recorded episodes alone."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.meter import GradientMeter
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
+from slm_lab.agent.net.passes.validity import add_gradient
+from slm_lab.agent.ops.autograd import Pass
+from slm_lab.agent.ops.distributions import ActionDistribution, NormalTanh, SquashedNormal
+from slm_lab.agent.ops.losses import policy_gradient_loss
+from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.replay.demonstration_replay import demonstration_replay
+from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.lib.demonstrations import Demonstrations
+from slm_lab.lib.records import ActOut, VecStep
+from slm_lab.spec.report import Problem, SpecError
+
+
+class OfflineAlgorithm(Algorithm):
+    """Learn from the memory that `use_demonstrations` fills; each update takes one gradient step per net."""
+
+    net: ActorCriticNet
+    distribution: ActionDistribution
+    memory: Replay
+    trainer: Trainer
+
+    def build(self) -> None:
+        if isinstance(self.distribution, NormalTanh) and not isinstance(self.distribution, SquashedNormal):
+            message = f"'NormalTanh' learns from samples before tanh, which recorded actions are not; allowed for {self.spec.name}: default"
+            raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
+        self.net.use_direct(self.trainer.flat)
+        self.meter = GradientMeter(self.trainer, self.clock)
+
+    def use_demonstrations(self, data: Demonstrations) -> None:
+        memory, rng = self.agent_spec.memory, np.random.default_rng(self.seeds.update)
+        self.memory = demonstration_replay(data, self.info, memory.batch_size, self.clock, rng, self.device if memory.on_device else None)
+
+    def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        """Ignore a step of the env."""
+
+    def ready(self) -> bool:
+        return True
+
+    @cached_property
+    def _closed_form(self) -> Objective | None:
+        return Objective(self.distribution) if Objective.supports(self.distribution, self.device) else None
+
+    def imitate(self, actor: Pass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> Terms:
+        """Add the gradient of −E[w log π(a|s)] − c H to that of the actor, for a batch's actions; return the terms.
+
+        Args: actor: pass over the batch's observations. weight_B: w, float32 [B].
+        """
+        if self._closed_form is None:
+            terms, grads, _ = differentiate(lambda params_BP, _: self._likelihood(params_BP, batch, weight_B, entropy_coef), actor.values)
+        else:  # the policy gradient with weights in place of advantages
+            rows = (batch.action_B, batch.logp_B, weight_B, actor.values[1])
+            terms, grads, grad_log_std_D = self._closed_form(actor.values, *rows, Coefs(0.0, entropy_coef))
+            if grad_log_std_D is not None:
+                add_gradient(self.distribution.log_std, torch.from_numpy(grad_log_std_D))  # type: ignore[attr-defined]  # a Normal
+        actor.backward(grads[0], None)
+        return terms
+
+    def _likelihood(self, params_BP: Tensor, batch: Transitions, weight_B: Tensor, entropy_coef: float) -> Terms:
+        logp_B, entropy_B = self.distribution.evaluate(params_BP, batch.action_B)
+        policy_loss, entropy = policy_gradient_loss(logp_B, weight_B), entropy_B.mean()
+        return Terms(policy_loss - entropy_coef * entropy, policy_loss, 0.0, entropy, logp_B)

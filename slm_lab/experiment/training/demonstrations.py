@@ -1,0 +1,123 @@
+"""Data sets of recorded episodes: the file that `enjoy --record` writes, and what `meta.demonstrations` reads.
+
+The file is numpy's .npz: arrays with the names of Demonstrations' fields, and `header`, a JSON text with the env and its spaces.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.agent_spaces import image_channels
+from slm_lab.env.normalize import ObsNormalizer, RewardNormalizer
+from slm_lab.env.spaces import action_codec, same_form, space_from_dict
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.training.minari_data import is_minari, read_minari
+from slm_lab.lib.demonstrations import Demonstrations
+from slm_lab.lib.files import replace_file
+from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem, SpecError
+
+VERSION = 1
+"""Version of the file format."""
+KEY = "meta.demonstrations"
+_ARRAYS = tuple(field.name for field in fields(Demonstrations))
+
+
+def check_new(path: Path, replaces: bool) -> None:
+    """Raise UserError if a data set cannot be written to `path`. Args: replaces: whether an existing file may be replaced."""
+    if path.is_dir():
+        raise UserError(f"--record {path} is a folder; expected a file, such as {path / 'demonstrations.npz'}")
+    if path.exists() and not replaces:
+        raise UserError(f"--record {path} exists; choose another name, or add --replace to overwrite it")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--record {path}: there is no folder {path.absolute().parent}")
+
+
+def write(path: Path, data: Demonstrations, header: Mapping[str, Any]) -> None:
+    """Write a data set atomically, compressed. Raises UserError."""
+    content = io.BytesIO()
+    about = {"version": VERSION, **header, "episodes": len(data.last_obs_E), "transitions": len(data)}
+    arrays = {name: getattr(data, name) for name in _ARRAYS}
+    np.savez_compressed(content, header=np.array(json.dumps(about)), **arrays)
+    try:
+        replace_file(path, content.getvalue(), sync=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
+    """Return a data set and its header. Raises OSError, or ValueError if the file is damaged or has another format."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            data = Demonstrations(*(file[name] for name in _ARRAYS))
+    except (zipfile.BadZipFile, KeyError, EOFError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, or is no data set of enjoy --record ({error})") from None
+    if header.get("version") != VERSION:
+        raise ValueError(f"{path} has version {header.get('version')} of the format; this slm_lab reads {VERSION}")
+    if len(data.end_E) != len(data.last_obs_E) or not len(data) or data.end_E[-1] != len(data) - 1:
+        raise ValueError(f"{path} is damaged: its episodes are not complete")
+    return data, header
+
+
+def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
+    """Return the demonstrations of a spec, with training rewards (env.reward_scale, env.clip_reward).
+
+    Raises SpecError if they cannot be read, or were recorded in another env or with other spaces.
+    """
+    where = spec.meta.demonstrations
+    assert where is not None
+    try:
+        data, header = read_minari(where, spec, info) if is_minari(where) else read(Path(where).expanduser())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise _problem(spec, reason if where in reason else f"{where}: {reason}") from None
+    _check_env(spec, info, where, header)
+    if data.obs_K.shape[1:] != info.observation.shape or data.obs_K.dtype != info.observation.dtype:
+        of_data, of_env = f"{data.obs_K.dtype} {list(data.obs_K.shape[1:])}", f"{info.observation.dtype} {list(info.observation.shape)}"
+        raise _problem(spec, f"{where} has observations {of_data}; those of {spec.env.name} are {of_env}: env.wrappers or obs_keys differ")
+    rewards = RewardNormalizer(spec.env, len(data), spec.agent.algorithm.gamma)
+    return replace(data, reward_K=rewards(data.reward_K))
+
+
+def normalized(data: Demonstrations, normalizer: ObsNormalizer) -> Demonstrations:
+    """Return the data with normalised observations; the statistics are those of the data."""
+    normalizer.update(data.obs_K)
+    return replace(data, obs_K=normalizer(data.obs_K), last_obs_E=normalizer(data.last_obs_E))
+
+
+def _check_env(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any]) -> None:
+    """Raise SpecError if a data set is of another env, or of other spaces than those of `info`."""
+    if header["env"] is not None and _plain_id(header["env"]) != _plain_id(spec.env.name):
+        raise _problem(spec, f"{where} was recorded in {header['env']}; env.name is {spec.env.name}")
+    assert info.spaces is not None
+    for kind, same in (("observation", _same_observations(spec)), ("action", _same_actions)):
+        recorded, own = space_from_dict(header["spaces"][kind]), space_from_dict(info.spaces[kind])
+        if not same(recorded, own):
+            raise _problem(spec, f"{where} has {kind}s {recorded}; those of {spec.env.name} are {own}")
+
+
+def _plain_id(name: str) -> str:
+    return name.removeprefix("envpool:").rpartition(":")[2]
+
+
+def _same_observations(spec: Spec) -> Any:
+    return lambda one, other: same_form(one, other, spec.agent.input, image_channels(spec.env))
+
+
+def _same_actions(one: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
+    return same_form(one, other) and action_codec(one)[0] == action_codec(other)[0]
+
+
+def _problem(spec: Spec, message: str) -> SpecError:
+    return SpecError(spec.name, [Problem(KEY, message)])

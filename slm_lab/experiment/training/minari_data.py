@@ -1,0 +1,81 @@
+"""Data sets of Minari (https://minari.farama.org), which may come from any program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.env.agent_spaces import agent_spaces
+from slm_lab.env.spaces import box_scale, space_from_dict, space_to_dict
+from slm_lab.lib.demonstrations import Demonstrations
+from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.models.spec import Spec
+
+PREFIX = "minari:"
+"""Before the id of a data set that Minari knows."""
+
+
+def is_minari(where: str) -> bool:
+    """Return whether `meta.demonstrations` names a data set of Minari: minari:ID, a folder, or an HDF5 file."""
+    return where.startswith(PREFIX) or Path(where).expanduser().is_dir() or where.endswith((".hdf5", ".h5"))
+
+
+def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, dict[str, Any]]:
+    """Return a data set of Minari in the agent's form, and a header like that of our own files.
+
+    An episode that is neither terminated nor truncated at its end counts as truncated there. Raises OSError or ValueError.
+    """
+    try:
+        import minari
+    except ImportError:
+        raise ValueError(f"{where} needs the package minari: pip install 'slm-lab[minari]'") from None
+    data = _open(minari, where)
+    observation, action = data.observation_space, data.action_space
+    known = None if data.env_spec is None else data.env_spec.id
+    header = {"env": known, "spaces": {"observation": space_to_dict(observation), "action": space_to_dict(action)}}
+    assert info.spaces is not None
+    if space_to_dict(observation)["type"] != info.spaces["observation"]["type"]:
+        raise ValueError(f"{where} has observations {observation}; this env has {space_from_dict(info.spaces['observation'])}")
+    encode = agent_spaces(spec.env, observation, action, spec.agent.input).encode
+    episodes = [episode for episode in data.iterate_episodes() if len(episode.rewards)]
+    if not episodes:
+        raise ValueError(f"{where} has no episodes")
+    obs = [encode(episode.observations) for episode in episodes]
+    actions = [encode_actions(action, np.asarray(episode.actions)) for episode in episodes]
+    terminated = [np.asarray(episode.terminations, np.bool_) for episode in episodes]
+    last_K = np.concatenate([np.arange(len(rows)) == len(rows) - 1 for rows in terminated])
+    terminated_K = np.concatenate(terminated) & last_K
+    rows_K = np.concatenate([rows[:-1] for rows in obs]), np.concatenate(actions)
+    rewards_K = np.concatenate([np.asarray(episode.rewards, np.float32) for episode in episodes])
+    return Demonstrations(*rows_K, rewards_K, terminated_K, last_K & ~terminated_K, np.stack([rows[-1] for rows in obs])), header
+
+
+def _open(minari: Any, where: str) -> Any:
+    """Return Minari's data set. Raises ValueError if there is none."""
+    try:
+        if where.startswith(PREFIX):
+            return minari.load_dataset(where.removeprefix(PREFIX))
+        path = Path(where).expanduser()
+        folder = path.parent if path.is_file() else path
+        return minari.MinariDataset(folder / "data" if (folder / "data").is_dir() else folder)
+    except Exception as error:  # whatever Minari and h5py raise
+        known = ", ".join(minari.list_local_datasets()) if where.startswith(PREFIX) else ""
+        hint = f"; local data sets: {known or 'none'}" if where.startswith(PREFIX) else ""
+        raise ValueError(f"{where} cannot be read by Minari: {type(error).__name__}: {error}{hint}") from None
+
+
+def encode_actions(space: spaces.Space[Any], action_K: np.ndarray) -> np.ndarray:
+    """Return actions of the env in the agent's form (see ActionSpace): the inverse of `env.spaces.action_codec`."""
+    match space:
+        case spaces.Discrete():
+            return np.asarray(action_K, np.int64) - int(space.start)
+        case spaces.MultiDiscrete():
+            return np.asarray(action_K, np.int64).reshape(len(action_K), -1) - space.start.ravel()
+        case spaces.Box():
+            scale = box_scale(space)
+            scaled: np.ndarray = (action_K.reshape(len(action_K), -1) - scale.center) / scale.half
+            return scaled.astype(np.float32)
+    return np.asarray(action_K, np.int64).reshape(len(action_K), -1)

@@ -1,0 +1,113 @@
+"""Recorded episodes, as agents see them: what `enjoy --record` writes and `meta.demonstrations` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from slm_lab.lib.records import ActOut, VecStep
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """K transitions of E complete episodes, one episode after the other."""
+
+    obs_K: np.ndarray
+    """[K, *shape], in the agent's form, before normalisation."""
+    action_K: np.ndarray
+    """[K] or [K, dim] as the env takes them, see ActionSpace: continuous actions with bounds lie in [-1, 1]."""
+    reward_K: np.ndarray
+    """float32 [K]: raw rewards, or training rewards after `with_rewards`."""
+    terminated_K: np.ndarray
+    """bool [K]."""
+    truncated_K: np.ndarray
+    """bool [K]: the last row of each episode is terminated or truncated, and no other row is."""
+    last_obs_E: np.ndarray
+    """[E, *shape]: the true last observation of each episode."""
+
+    def __len__(self) -> int:
+        return len(self.reward_K)
+
+    @cached_property
+    def end_E(self) -> np.ndarray:
+        """int64 [E]: the last row of each episode."""
+        return np.flatnonzero(self.terminated_K | self.truncated_K)
+
+    @property
+    def first_K(self) -> np.ndarray:
+        """bool [K]: whether a row begins an episode."""
+        return np.concatenate([[True], (self.terminated_K | self.truncated_K)[:-1]])
+
+    @property
+    def return_E(self) -> np.ndarray:
+        """float64 [E]: sum of the rewards of each episode."""
+        sums = np.cumsum(self.reward_K, dtype=np.float64)[self.end_E]
+        return np.diff(sums, prepend=0.0)
+
+    def steps(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, None, ActOut, VecStep]:
+        """Return rows [begin, end) as one vector step of as many envs, as algorithms observe it (see experience.Transition)."""
+        rows = slice(begin, end)
+        next_obs = np.concatenate([self.obs_K[begin + 1 : end + 1], self.last_obs_E[-1:]])[: end - begin]  # one too many, unless at the end
+        ended_E = self.end_E[(self.end_E >= begin) & (self.end_E < end)]
+        next_obs[ended_E - begin] = self.last_obs_E[np.searchsorted(self.end_E, ended_E)]
+        unknown_K = np.full(end - begin, np.nan, np.float32)
+        valid_K = np.ones(end - begin, np.bool_)
+        first_K = self.terminated_K[rows] | self.truncated_K[rows]
+        step = VecStep(self.reward_K[rows], self.terminated_K[rows], self.truncated_K[rows], next_obs, next_obs, first_K, valid_K, [])
+        return self.obs_K[rows], self.first_K[rows], None, ActOut(self.action_K[rows], unknown_K), step
+
+
+class Recorded(NamedTuple):
+    """One step of one env."""
+
+    obs: np.ndarray
+    action: np.ndarray
+    reward: float
+    terminated: bool
+    truncated: bool
+    next_obs: np.ndarray
+
+
+def joined(episodes: Iterable[list[Recorded]]) -> Demonstrations:
+    """Join complete episodes, at least one. An episode whose last step is not terminated counts as truncated there."""
+    done = list(episodes)
+    rows = [row for episode in done for row in episode]
+    terminated_K = np.array([row.terminated for row in rows])
+    truncated_K = np.zeros(len(rows), np.bool_)
+    truncated_K[np.cumsum([len(episode) for episode in done]) - 1] = True
+    return Demonstrations(
+        np.stack([row.obs for row in rows]),
+        np.stack([row.action for row in rows]),
+        np.array([row.reward for row in rows], np.float32),
+        terminated_K,
+        truncated_K & ~terminated_K,
+        np.stack([episode[-1].next_obs for episode in done]),
+    )
+
+
+class EpisodeRecorder:
+    """Collects the steps of a vector env, and keeps the episodes that end.
+
+    Args: num_envs: number of envs. bounded: whether continuous actions are clipped to [-1, 1], as the env does.
+    """
+
+    def __init__(self, num_envs: int, bounded: bool = False) -> None:
+        self.bounded = bounded
+        self.episodes: list[list[Recorded]] = []
+        self._open: list[list[Recorded]] = [[] for _ in range(num_envs)]
+
+    def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, kept_N: np.ndarray) -> None:
+        """Add a step. Args: action_N: actions as the env takes them. kept_N: bool [N], whether the episode is one to keep."""
+        if self.bounded:
+            action_N = np.clip(action_N, -1.0, 1.0).astype(np.float32)
+        for n in np.flatnonzero(step.valid_N & kept_N):
+            flags = bool(step.terminated_N[n]), bool(step.truncated_N[n])
+            row = Recorded(obs_N[n], action_N[n], float(step.reward_N[n]), *flags, step.last_obs_N[n])
+            self._open[n].append(row)
+            if any(flags):
+                self.episodes.append(self._open[n])
+                self._open[n] = []

@@ -1,0 +1,217 @@
+"""Recorded episodes: what enjoy --record writes, what meta.demonstrations reads, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import slm_lab
+from slm_lab.cli import main
+from slm_lab.experiment.training.demonstrations import load_demonstrations, read, write
+from slm_lab.lib.demonstrations import Demonstrations
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import SpecError
+from slm_lab.testing.spec_contract import SpecContract
+from tests.agent.scripted import balance, played, swing_up
+from tests.experiment.test_load import trained
+
+CARTPOLE = {"name": "CartPole-v1", "max_frame": 400}
+
+
+def saved(path: Path, name: str, act: Any, episodes: int = 4, **keys: Any) -> Demonstrations:
+    data, env = played(name, act, episodes, **keys)
+    write(path, data, {"env": name, "spaces": env.info.spaces})
+    return data
+
+
+def bc(path: Path | str, env: dict[str, Any] = CARTPOLE, algorithm: dict[str, Any] | None = None, **meta: Any) -> Spec:
+    net = {"name": "MLPNet", "hid_layers": [32], "hid_layers_activation": "tanh", "optim_spec": {"name": "Adam", "lr": 0.01}}
+    agent = {"algorithm": {"name": "BC", **(algorithm or {})}, "net": net, "memory": {"name": "Replay", "batch_size": 64}}
+    raw = {"agent": agent, "env": env, "meta": {"demonstrations": str(path), "eval_episodes": 0, "log_frequency": 100, **meta}}
+    return slm_lab.load_spec({"bc": raw}, "bc")
+
+
+# ---- the recorder
+
+
+def test_a_file_holds_the_steps_of_the_env_before_normalisation(tmp_path: Path) -> None:
+    """Each row obeys the equations of the pendulum, also the last one of an episode, whose env was reset afterwards."""
+    paths = trained(tmp_path, {"name": "Pendulum-v1", "max_t": 20, "normalize_obs": True})
+    file = tmp_path / "episodes.npz"
+    assert main([f"enjoy@{paths.root}", "--record", str(file), "--episodes", "3"]) == 0
+    data, header = read(file)
+    assert (header["env"], header["episodes"], header["transitions"], header["spec"]) == ("Pendulum-v1", 3, 60, "small")
+    assert len(header["digest"]) == 16
+    assert data.end_E.tolist() == [19, 39, 59]
+    assert data.truncated_K.sum() == 3
+    assert not data.terminated_K.any()
+    env: Any = gym.make("Pendulum-v1").unwrapped
+    env.reset()
+    _, _, _, _, step = data.steps(0, 60)
+    for obs, action, reward, after in zip(data.obs_K, data.action_K, data.reward_K, step.last_obs_N, strict=True):
+        env.state = np.array([np.arctan2(obs[1], obs[0]), obs[2]])
+        expected, cost, *_ = env.step(2.0 * action)
+        np.testing.assert_allclose(after, expected, atol=1e-4)
+        np.testing.assert_allclose(reward, cost, rtol=1e-3, atol=1e-4)
+    assert (np.abs(data.action_K) <= 1.0).all()
+
+
+def test_a_file_is_not_overwritten_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = trained(tmp_path, {"name": "CartPole-v1"})
+    file = tmp_path / "episodes.npz"
+    record = [f"enjoy@{paths.root}", "--episodes", "2", "--record", str(file)]
+    file.write_text("mine")
+    assert main(record) == 2
+    assert file.read_text() == "mine"
+    assert f"--record {file} exists; choose another name, or add --replace to overwrite it" in capsys.readouterr().err
+    assert main([*record, "--replace"]) == 0
+    assert read(file)[1]["episodes"] == 2
+    assert main([f"enjoy@{paths.root}", "--replace"]) == 2
+    assert "--replace has no effect without --record PATH" in capsys.readouterr().err
+    assert main([*record[:-1], str(tmp_path)]) == 2
+    assert main([*record[:-1], str(tmp_path / "no" / "file.npz")]) == 2
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == ["episodes.npz"]  # no temporary file is left
+
+
+def test_steps_have_the_last_observations_of_their_episodes() -> None:
+    """Two episodes of 2 and 3 steps, whole and in pieces."""
+    obs = np.arange(5, dtype=np.float32)[:, None]
+    flags = np.array([[0, 0], [1, 0], [0, 0], [0, 0], [0, 1]], np.bool_)
+    data = Demonstrations(obs, np.arange(5), np.ones(5, np.float32), flags[:, 0], flags[:, 1], np.array([[10.0], [20.0]], np.float32))
+    assert data.first_K.tolist() == [True, False, True, False, False]
+    assert data.return_E.tolist() == [2.0, 3.0]
+    for size in (1, 2, 3, 5):
+        parts = [data.steps(begin, min(begin + size, 5)) for begin in range(0, 5, size)]
+        assert np.concatenate([step.last_obs_N for *_, step in parts]).ravel().tolist() == [1.0, 10.0, 3.0, 4.0, 20.0]
+        assert np.concatenate([first for _, first, *_ in parts]).tolist() == data.first_K.tolist()
+
+
+# ---- the reader
+
+
+def problem(spec: Spec) -> str:
+    with pytest.raises(SpecError) as caught:
+        slm_lab.Session(spec).build()
+    (found,) = caught.value.problems
+    assert found.path == "meta.demonstrations"
+    return found.message
+
+
+def test_demonstrations_of_another_env_are_refused_with_both_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, where = tmp_path / "cartpole.npz", tmp_path / "spec.json"
+    saved(file, "CartPole-v1", balance, 1)
+    body = {"acrobot": {"agent": {"algorithm": {"name": "BC"}}, "env": {"name": "Acrobot-v1", "max_frame": 100}}}
+    where.write_text(json.dumps({"acrobot": body["acrobot"] | {"meta": {"demonstrations": str(file)}}}))
+    assert main([str(where), "acrobot", "train", "--data-dir", str(tmp_path / "data")]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert f"meta.demonstrations: {file} was recorded in CartPole-v1; env.name is Acrobot-v1" in shown
+
+
+def test_other_spaces_and_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file.npz"
+    data = saved(file, "CartPole-v1", balance, 1)
+    read_env = played("CartPole-v1", balance, 1)[1].info.spaces
+    assert read_env is not None
+    assert problem(bc(tmp_path / "none.npz")) == f"{tmp_path / 'none.npz'}: No such file or directory"
+    write(file, data, {"env": "CartPole-v1", "spaces": read_env | {"action": {"type": "Discrete", "n": 3, "start": 0, "dtype": "int64"}}})
+    assert problem(bc(file)) == f"{file} has actions Discrete(3); those of CartPole-v1 are Discrete(2)"
+    write(file, replace(data, last_obs_E=data.last_obs_E[:0]), {"env": "CartPole-v1", "spaces": read_env})
+    assert problem(bc(file)) == f"{file} is damaged: its episodes are not complete"
+    file.write_bytes(file.read_bytes()[:300])
+    assert "is damaged, or is no data set of enjoy --record" in problem(bc(file))
+
+
+def test_a_key_without_its_algorithm_or_an_algorithm_without_its_key(tmp_path: Path) -> None:
+    def found(algorithm: dict[str, Any], env: dict[str, Any] | None = None, **meta: Any) -> set[str]:
+        with pytest.raises(SpecError) as caught:
+            slm_lab.load_spec({"a": {"agent": {"algorithm": algorithm}, "env": CARTPOLE | (env or {}), "meta": meta}}, "a")
+        return {one.path for one in caught.value.problems}
+
+    assert found({"name": "BC"}) == {"meta.demonstrations"}
+    assert found({"name": "PPO"}, demonstrations="x.npz") == {"meta.demonstrations"}
+    assert found({"name": "BC"}, {"normalize_reward": True}, demonstrations="x.npz") == {"env.normalize_reward"}
+
+
+def test_rewards_and_observations_are_transformed_as_the_spec_says(tmp_path: Path) -> None:
+    file = tmp_path / "pendulum.npz"
+    raw = saved(file, "Pendulum-v1", swing_up, 1)
+    env = {"name": "Pendulum-v1", "max_frame": 10, "reward_scale": 0.5, "clip_reward": [-1.0, 1.0], "normalize_obs": True}
+    session = slm_lab.Session(bc(file, env)).build()
+    memory = session.agent.algorithm.memory
+    np.testing.assert_allclose(memory.columns["reward"][: len(raw)], np.maximum(0.5 * raw.reward_K, -1.0), rtol=1e-6)
+    normal = (raw.obs_K - raw.obs_K.mean(0)) / np.sqrt(raw.obs_K.var(0) + 1e-8)
+    np.testing.assert_allclose(memory.store.obs[: len(raw)], np.clip(normal, -10, 10), atol=1e-4)
+    statistics = session.learners[0].normalizers.state_dict()["obs_stats"]
+    np.testing.assert_allclose(statistics["mean"], raw.obs_K.mean(0), atol=1e-6)
+    session.close()
+
+
+# ---- behaviour cloning in a Session
+
+
+def test_a_run_counts_gradient_steps_as_frames_and_plays_as_well_as_the_recorded_agent(tmp_path: Path) -> None:
+    file = tmp_path / "cartpole.npz"
+    recorded = saved(file, "CartPole-v1", balance, 10)
+    session = slm_lab.Session(bc(file, eval_episodes=4))
+    result = session.run()
+    assert session.clock.frame == session.clock.opt_step == 400
+    assert result.rows[-1]["epi"] == 0  # no env was stepped to learn
+    assert result.eval_rows[-1]["total_reward"] >= 0.9 * recorded.return_E.mean()
+
+
+def test_envs_in_the_spec_are_ignored_with_a_note() -> None:
+    assert bc("x.npz", CARTPOLE | {"num_envs": 8}).env.num_envs == 1
+
+
+class TestContract(SpecContract):
+    """Repeats, resumes exactly, acts alone."""
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "cartpole.npz"
+        saved(self.path, "CartPole-v1", balance, 2)
+
+    def spec(self) -> Spec:
+        return bc(self.path, {"name": "CartPole-v1", "max_frame": 100}, random_seed=3, log_frequency=25)
+
+
+# ---- Minari
+
+
+def test_a_data_set_of_minari_is_read_in_the_form_of_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari", reason="minari is not installed")
+    pytest.importorskip("h5py", reason="minari cannot write without h5py")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    env = gym.make("Pendulum-v1", max_episode_steps=30)
+    taken = np.random.default_rng(0).uniform(-2.0, 2.0, (2, 30, 1)).astype(np.float32)
+    episodes = [[env.reset(seed=seed), *(env.step(action) for action in actions)] for seed, actions in enumerate(taken)]
+    obs = np.array([[outcome[0] for outcome in outcomes] for outcomes in episodes])
+    reward, terminated, truncated = (np.array([[outcome[k] for outcome in outcomes[1:]] for outcomes in episodes]) for k in (1, 2, 3))
+    rows = zip(obs, taken, reward, terminated, truncated, strict=True)
+    names = ("observations", "actions", "rewards", "terminations", "truncations")
+    from minari.data_collector import EpisodeBuffer
+
+    buffer = [EpisodeBuffer(id=index, **dict(zip(names, row, strict=True))) for index, row in enumerate(rows)]
+    about = {"algorithm_name": "random", "author": "a", "author_email": "a@b.c", "code_permalink": "x"}
+    minari.create_dataset_from_buffers("pendulum/random-v0", buffer, env, **about)
+    spec = bc("minari:pendulum/random-v0", {"name": "Pendulum-v1", "max_frame": 10})
+    info = played("Pendulum-v1", swing_up, 1)[1].info
+    for where in ("minari:pendulum/random-v0", str(tmp_path / "minari" / "pendulum" / "random-v0")):
+        data = load_demonstrations(bc(where, {"name": "Pendulum-v1", "max_frame": 10}), info)
+        np.testing.assert_allclose(data.action_K, taken.reshape(60, 1) / 2.0, rtol=1e-6)
+        np.testing.assert_allclose(data.obs_K, obs[:, :-1].reshape(60, 3))
+        np.testing.assert_allclose(data.last_obs_E, obs[:, -1])
+        np.testing.assert_allclose(data.reward_K, reward.ravel(), rtol=1e-6)
+        assert data.end_E.tolist() == [29, 59]
+        assert data.truncated_K.sum() == 2
+    other = spec.model_copy(update={"env": spec.env.model_copy(update={"name": "MountainCarContinuous-v0"})})
+    with pytest.raises(SpecError, match=r"was recorded in Pendulum-v1; env.name is MountainCarContinuous-v0"):
+        load_demonstrations(other, info)
+    with pytest.raises(SpecError, match=r"local data sets: pendulum/random-v0"):
+        load_demonstrations(bc("minari:pendulum/none-v0"), info)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from slm_lab.env.mask_from_info import mask_entry, not_discrete
 from slm_lab.env.normalize import normalizes_obs
-from slm_lab.env.spaces import Codec, action_codec, observation_codec, ordered
+from slm_lab.env.spaces import Codec, action_codec, number_of_choices, observation_codec, ordered
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationSpace, Use
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
@@ -113,6 +113,8 @@ def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str
         case spaces.MultiDiscrete():
             nvec = action.nvec.ravel().tolist()
             fits, wanted = kinds and (_is_flat(mask, action) or is_joint(mask, action)), f"[{sum(nvec)}] or {nvec}"
+        case spaces.Dict() | spaces.Tuple() if size := number_of_choices(action):
+            fits, wanted = kinds and mask.shape == (size,), f"[{size}], one number per choice of the discrete parts of the action"
         case _:
             return not_discrete(action)
     return None if fits else f"the mask {key!r} is {mask}; expected the shape {wanted}; correct the env, {other}"

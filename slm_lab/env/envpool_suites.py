@@ -20,7 +20,8 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.arguments import WrapperError, unknown_key_message
-from slm_lab.env.mask_from_info import choices, mask_entry, no_entry, not_discrete
+from slm_lab.env.mask_from_info import mask_entry, no_entry, not_discrete
+from slm_lab.env.spaces import number_of_choices
 from slm_lab.env.wrappers import Parts
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem
@@ -252,7 +253,7 @@ class ObservationReader:
         if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
             raise WrapperError("action_mask", not_discrete(action))
         self._mask = found, self._infos[found]
-        self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(choices(action))})
+        self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(number_of_choices(action))})
 
     def select(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
         """Keep only these parts and the action mask. Raises WrapperError for a key that is none."""

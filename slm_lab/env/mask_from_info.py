@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from slm_lab.env.arguments import WrapperError
 from slm_lab.env.outcome import InvalidOutcome, shown
+from slm_lab.env.spaces import number_of_choices
 from slm_lab.spec.report import nearest
 
 MASK_KEYS = ("action_mask", "legal_action_mask")
@@ -20,14 +21,9 @@ MASK_KEYS = ("action_mask", "legal_action_mask")
 def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
     """Return the entry of an observation that is the action mask; None if there is none. Args: wanted: env.action_mask."""
     if wanted is None:
-        names = MASK_KEYS if isinstance(action, spaces.Discrete | spaces.MultiDiscrete) else ()
+        names = MASK_KEYS if number_of_choices(action) else ()
         return next((name for name in names if name in entries), None)
     return wanted if wanted and wanted in entries else None
-
-
-def choices(action: spaces.Discrete | spaces.MultiDiscrete) -> int:
-    """Return the number of choices of all components of an action, which is the size of its mask."""
-    return int(action.n if isinstance(action, spaces.Discrete) else action.nvec.sum())
 
 
 def no_entry(wanted: str, entries: Collection[str], infos: Collection[str]) -> str:
@@ -52,10 +48,9 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], key: str) -> None:
         super().__init__(env)
         action, space = env.action_space, env.observation_space
-        if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
+        self._key, self._is_dict, self._size = key, isinstance(space, spaces.Dict), number_of_choices(action)
+        if not self._size:
             raise WrapperError("action_mask", not_discrete(action))
-        self._key, self._is_dict = key, isinstance(space, spaces.Dict)
-        self._size = choices(action)
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
         self._entries = list(entries) if self._is_dict else []
         self.observation_space = spaces.Dict({**entries, key: spaces.Box(0.0, 1.0, (self._size,))})

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.layout import UNBOUNDED, BoxLayout, box_layout, is_stacked, set_stacked
+from slm_lab.env.nested_actions import action_leaves, columns_of, nested_action_codec
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationPart, ObservationSpace, Use
 
 Codec = Callable[[Any], np.ndarray]
@@ -289,7 +290,7 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
 
     Args: joint: whether a multi-discrete action is one choice among all combinations of its components.
 
-    Raises: UnsupportedSpace for Dict, Tuple and others.
+    Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
     if joint and isinstance(space, spaces.MultiDiscrete):
         return _combinations(space)
@@ -308,8 +309,22 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
             return ActionSpace("multi_binary", dim=int(np.prod(bits))), lambda a: np.asarray(a, np.int8).reshape(-1, *bits)
         case spaces.Box():
             return _continuous(space)
-    kind = type(space).__name__
-    raise UnsupportedSpace(f"action space {kind} is not supported; allowed: Discrete, Box, MultiDiscrete, MultiBinary")
+        case spaces.Dict() | spaces.Tuple() if action_leaves(space):
+            return nested_action_codec(space, action_codec)
+    kind = f"empty {type(space).__name__}" if isinstance(space, spaces.Dict | spaces.Tuple) else type(space).__name__
+    allowed = "Discrete, Box, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
+    raise UnsupportedSpace(f"action space {kind} is not supported; allowed: {allowed}")
+
+
+def action_columns(space: spaces.Space[Any]) -> list[slice]:
+    """Return the components of the agent's action that belong to each leaf of a Dict or Tuple of actions."""
+    return columns_of([action_codec(leaf)[0] for leaf in action_leaves(space)])
+
+
+def number_of_choices(space: spaces.Space[Any]) -> int:
+    """Return the number of choices of all discrete components of an action: the size of an action mask."""
+    leaves = [leaf for leaf in action_leaves(space) if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)]
+    return sum(int(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec.sum()) for leaf in leaves)
 
 
 def _combinations(space: spaces.MultiDiscrete) -> tuple[ActionSpace, Codec]:

@@ -25,7 +25,8 @@ from slm_lab.env.outcome import (
 from slm_lab.env.snapshot import NotSavable
 from slm_lab.env.spaces import Codec, batch_of_one, lone_codec
 from slm_lab.lib.log import notice
-from slm_lab.lib.masks import draw_valid, has_action
+from slm_lab.lib.masks import has_action
+from slm_lab.lib.random_actions import draw_uniform
 from slm_lab.lib.records import EnvInfo, Episode, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 
@@ -317,20 +318,7 @@ class Env:
 
     def sample(self) -> np.ndarray:
         """Draw random valid agent actions, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded."""
-        space, rng, count = self.info.action, self._sampler, self.info.num_envs
-        if self._valid_NA is not None:
-            action_ND = draw_valid(self._valid_NA, space.nvec, rng)
-            return action_ND[:, 0] if space.kind == "discrete" else action_ND
-        match space.kind:
-            case "discrete":
-                return rng.integers(space.nvec[0], size=count)
-            case "multi_discrete":
-                return rng.integers(space.nvec, size=(count, space.dim))
-            case "multi_binary":
-                return rng.integers(2, size=(count, space.dim))
-            case "continuous":
-                actions = rng.uniform(-1, 1, (count, space.dim)) if space.bounded else rng.standard_normal((count, space.dim))
-                return actions.astype(np.float32)
+        return draw_uniform(self.info.action, self.info.num_envs, self._sampler, self._valid_NA)[0]
 
     def state_dict(self) -> dict[str, Any]:
         """Return statistics, random streams and running episodes in plain Python.

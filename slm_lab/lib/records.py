@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary"]
+ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary", "hybrid"]
 Dtype = Literal["float32", "uint8"]
 InputKind = Literal["image", "vector"]
 Use = Literal["all", "critic", "mask"]
@@ -32,15 +32,37 @@ class ActionSpace:
     multi_binary: 0 or 1 per component, action int64 [N, dim].
     continuous: float32 [N, dim]. The env maps [-1, 1] onto its bounds if both are finite, and clips; an unbounded
     component is passed through. The Box is flattened to dim components.
+    hybrid: several of these kinds, float32 [N, dim]: the components of multi_discrete, those of multi_binary, those of continuous.
     """
 
     kind: ActionKind
     nvec: tuple[int, ...] = ()
-    """discrete: (n,); multi_discrete: choices per component; otherwise empty."""
+    """discrete: (n,); multi_discrete, and hybrid for its discrete components: choices per component; otherwise empty."""
     dim: int = 1
     """Components of one action: 1 for discrete."""
     bounded: bool = True
-    """continuous: every component has finite bounds."""
+    """continuous, hybrid: every continuous component has finite bounds."""
+    bits: int = 0
+    """hybrid: number of its binary components."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one action in the agent's form."""
+        return () if self.kind == "discrete" else (self.dim,)
+
+    @property
+    def dtype(self) -> type[np.float32 | np.int64]:
+        """dtype of actions in the agent's form."""
+        return np.float32 if self.kind in ("continuous", "hybrid") else np.int64
+
+    @property
+    def parts(self) -> tuple[ActionSpace, ...]:
+        """The spaces of which a hybrid one is the product, in the order of their components; any other space itself."""
+        if self.kind != "hybrid":
+            return (self,)
+        choices = ActionSpace("multi_discrete", self.nvec, len(self.nvec))
+        rest = ActionSpace("continuous", dim=self.dim - choices.dim - self.bits, bounded=self.bounded)
+        return tuple(part for part in (choices, ActionSpace("multi_binary", dim=self.bits), rest) if part.dim)
 
 
 def _divisor(dtype: Dtype, high: float | None) -> float:

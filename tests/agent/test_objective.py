@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,17 @@ from torch import Tensor, nn
 
 from slm_lab.agent.ops import objective
 from slm_lab.agent.ops.arrays import ignore_float_errors
-from slm_lab.agent.ops.distributions import LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Beta, Categorical, Normal
+from slm_lab.agent.ops.distributions import (
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    ActionDistribution,
+    Bernoulli,
+    Beta,
+    Categorical,
+    MultiCategorical,
+    Normal,
+    Product,
+)
 from slm_lab.agent.ops.losses import bounds_loss, clipped_surrogate_loss, policy_gradient_loss
 from slm_lab.agent.ops.objective import VALUE_LIMIT, Coefs, Objective, Terms, differentiate
 from slm_lab.lib.records import ActionSpace
@@ -27,7 +38,23 @@ def free_normal() -> Normal:
     return Normal(CONTINUOUS, nn.Parameter(torch.tensor([-0.3, LOG_STD_MIN - 1.0, LOG_STD_MAX])))
 
 
-DISTRIBUTIONS = {"Categorical": lambda: Categorical(DISCRETE), "Normal": lambda: Normal(CONTINUOUS), "free Normal": free_normal}
+HYBRID = ActionSpace("hybrid", (3, 2, 4), 8, bits=2)
+
+
+def product(normal: Callable[[], Normal]) -> Product:
+    choices, bits, _ = HYBRID.parts
+    return Product(HYBRID, [MultiCategorical(choices), Bernoulli(bits), normal()])
+
+
+DISTRIBUTIONS: dict[str, Callable[[], ActionDistribution]] = {
+    "Categorical": lambda: Categorical(DISCRETE),
+    "MultiCategorical": lambda: MultiCategorical(ActionSpace("multi_discrete", (3, 1, 4), 3)),
+    "Bernoulli": lambda: Bernoulli(ActionSpace("multi_binary", dim=3)),
+    "Normal": lambda: Normal(CONTINUOUS),
+    "free Normal": free_normal,
+    "Product": lambda: product(lambda: Normal(CONTINUOUS)),
+    "Product with a free Normal": lambda: product(free_normal),
+}
 
 
 def rows(distribution: ActionDistribution) -> dict[str, Tensor]:
@@ -94,8 +121,11 @@ def test_terms_and_gradients_are_those_of_autograd(name: str, coefs: Coefs) -> N
     for one, other in zip(ours.terms, theirs.terms, strict=True):
         torch.testing.assert_close(torch.as_tensor(one, dtype=torch.float32), other, rtol=2e-5, atol=2e-5, check_dtype=False)
         assert not other.requires_grad
-    grads = [*ours.outputs, *([ours.log_std_D] if name == "free Normal" else [])]
-    expected = [*theirs.outputs, *([distribution.log_std.grad] if name == "free Normal" else [])]
+    grads, expected = [*ours.outputs], [*theirs.outputs]
+    if "free" in name:
+        assert distribution.normal is not None
+        grads.append(ours.log_std_D)
+        expected.append(distribution.normal.log_std.grad)  # type: ignore[union-attr]
     for one, other in zip(grads, expected, strict=True):
         torch.testing.assert_close(torch.as_tensor(one), other, rtol=1e-4, atol=1e-6)
 

@@ -14,6 +14,7 @@ from slm_lab.spec.rules.check import check_rules
 from slm_lab.spec.rules.resolve import resolve
 
 DISCRETE, CONTINUOUS = ActionSpace("discrete", (3,), 1), ActionSpace("continuous", (), 2)
+HYBRID = ActionSpace("hybrid", (3, 2), 5, bits=1)
 
 
 def names(union: Any) -> list[str]:
@@ -88,14 +89,16 @@ class Case(NamedTuple):
     memory: str
     net: str
     continuous: bool = False
+    hybrid: bool = False
 
     def __str__(self) -> str:
-        return "-".join([self.algorithm, self.memory, self.net] + ["continuous"] * self.continuous)
+        return "-".join([self.algorithm, self.memory, self.net] + ["continuous"] * self.continuous + ["hybrid"] * self.hybrid)
 
     def info(self, num_envs: int = 2) -> EnvInfo:
         images = "Conv" in self.net
         observation = ObservationSpace((1, 7, 7), "uint8") if images else ObservationSpace((4,))
-        return EnvInfo(num_envs, observation, CONTINUOUS if self.continuous else DISCRETE, max_frame=10_000)
+        action = HYBRID if self.hybrid else CONTINUOUS if self.continuous else DISCRETE
+        return EnvInfo(num_envs, observation, action, max_frame=10_000)
 
     def spec(self, num_envs: int = 2, net: dict[str, Any] | None = None) -> Spec:
         algorithm = {"name": self.algorithm} | SMALL[self.algorithm]
@@ -118,7 +121,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
-    """Each algorithm with each memory and a plain net, with each net and its first memory, and with continuous actions."""
+    """Each algorithm with each memory and a plain net, with each net and its first memory, with continuous and with hybrid actions."""
     found = []
     for algorithm in ALGORITHM_NAMES:
         if algorithm in ("Random", *OFFLINE):
@@ -127,4 +130,6 @@ def cases() -> list[Case]:
         found += [Case(algorithm, memory, net) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
         if "DQN" not in algorithm and algorithm != "SARSA":
             found.append(Case(algorithm, fits[0][0], "MLPNet", continuous=True))
+        if algorithm in ("Reinforce", "ActorCritic", "PPO", "SIL", "PPOSIL"):
+            found += [Case(algorithm, fits[0][0], net, hybrid=True) for net in ("MLPNet", "RecurrentNet")]
     return found

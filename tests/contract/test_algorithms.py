@@ -275,7 +275,7 @@ def test_building_leaves_the_spec_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONLINE)
-@pytest.mark.parametrize("kind", ["discrete", "continuous", "unbounded", "multi_discrete", "multi_binary"])
+@pytest.mark.parametrize("kind", ["discrete", "continuous", "unbounded", "multi_discrete", "multi_binary", "hybrid"])
 def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
     """Whatever an env's actions are: they are acted on in the right shape, or a SpecError names a key and what is allowed."""
     spaces = {
@@ -284,6 +284,7 @@ def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
         "unbounded": ActionSpace("continuous", (), 2, bounded=False),
         "multi_discrete": ActionSpace("multi_discrete", (2, 3), 2),
         "multi_binary": ActionSpace("multi_binary", (), 2),
+        "hybrid": ActionSpace("hybrid", (3,), 2),
     }
     case = next((case for case in CASES if case.algorithm == name), Case("Random", "OnPolicyBatchReplay", "MLPNet"))
     info = EnvInfo(2, case.info().observation, spaces[kind])
@@ -300,7 +301,7 @@ def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
     assert name == "Random" or name in algorithms_for(info.action).split(", ")
     out = agent.act(np.zeros((2, 4), np.float32))
     assert out.action_N.shape == ((2,) if kind == "discrete" else (2, 2))
-    assert out.action_N.dtype == (np.float32 if info.action.kind == "continuous" else np.int64)
+    assert out.action_N.dtype == info.action.dtype
     drive(agent, ToyEnv(info), 30)
 
 

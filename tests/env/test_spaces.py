@@ -16,7 +16,18 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slm_lab.env.spaces import UnsupportedSpace, action_codec, batch_of_one, observation_codec, space_from_dict, space_to_dict
+from slm_lab.env.nested_actions import first_action
+from slm_lab.env.spaces import (
+    UnsupportedSpace,
+    action_codec,
+    batch_of_one,
+    number_of_choices,
+    observation_codec,
+    space_from_dict,
+    space_to_dict,
+)
+from slm_lab.lib.random_actions import draw_uniform
+from slm_lab.lib.records import ActionSpace
 from tests.env.test_step import build
 from tests.env.toys import PREFIX
 
@@ -63,7 +74,14 @@ observations = st.recursive(
     ),
     max_leaves=4,
 )
-actions = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
+plain_actions = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries)
+actions = st.recursive(
+    plain_actions,
+    lambda inner: st.one_of(
+        st.dictionaries(names, inner, min_size=1, max_size=3).map(spaces.Dict), st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+    ),
+    max_leaves=4,
+)
 
 
 @given(observations)
@@ -113,15 +131,11 @@ def test_codecs_of_the_info_equal_those_of_the_env(name: str, num_envs: int) -> 
 def test_any_action_of_the_agent_is_one_of_the_env(space: spaces.Space[Any], count: int, seed: int) -> None:
     known, decode = action_codec(space)
     rng = np.random.default_rng(seed)
-    match known.kind:
-        case "discrete":
-            action = rng.integers(known.nvec[0], size=count)
-        case "multi_discrete":
-            action = rng.integers(known.nvec, size=(count, known.dim))
-        case "multi_binary":
-            action = rng.integers(2, size=(count, known.dim))
-        case "continuous":
-            action = (3 * rng.standard_normal((count, known.dim))).astype(np.float32)
+    action, _ = draw_uniform(known, count, rng)
+    assert action.dtype == known.dtype
+    assert action.shape == (count, *known.shape)
+    if known.kind == "continuous":
+        action = 3 * action
     decoded = decode(action)
     assert batch_space(space, count).contains(decoded), (space, decoded)
     if isinstance(space, spaces.Discrete):
@@ -226,9 +240,49 @@ def test_other_observations_are_refused(space: spaces.Space[Any]) -> None:
         observation_codec(space)
 
 
-def test_nested_action_spaces_are_refused() -> None:
-    with pytest.raises(UnsupportedSpace, match="action space Dict"):
-        action_codec(spaces.Dict({"a": spaces.Discrete(2)}))
+NESTED = spaces.Dict(
+    {
+        "aim": spaces.Tuple((spaces.Box(0.0, 4.0, (2,), np.float32), spaces.MultiBinary(1))),
+        "move": spaces.Discrete(3, start=1),
+        "tools": spaces.MultiDiscrete([2, 5]),
+    }
+)
+
+
+def test_a_nested_action_has_discrete_binary_and_continuous_components_in_this_order() -> None:
+    known, decode = action_codec(NESTED)
+    assert known == ActionSpace("hybrid", (3, 2, 5), 6, bits=1)
+    decoded = decode(np.array([[2, 1, 4, 1, -1.0, 0.5], [0, 0, 0, 0, 1.0, 0.0]], np.float32))
+    (strength, switch), move, tools = decoded["aim"], decoded["move"], decoded["tools"]
+    np.testing.assert_array_equal(strength, np.array([[0.0, 3.0], [4.0, 2.0]], np.float32))
+    np.testing.assert_array_equal(switch, [[1], [0]])
+    np.testing.assert_array_equal(move, [3, 1])
+    np.testing.assert_array_equal(tools, [[1, 4], [0, 0]])
+    first = first_action(NESTED, decoded)
+    assert NESTED.contains(first)
+    assert type(first["move"]) is int
+    assert number_of_choices(NESTED) == 10
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([spaces.Discrete(3)], ActionSpace("discrete", (3,))),
+        ([spaces.Discrete(3), spaces.MultiDiscrete([2])], ActionSpace("multi_discrete", (3, 2), 2)),
+        ([spaces.MultiBinary(2), spaces.MultiBinary(1)], ActionSpace("multi_binary", dim=3)),
+        ([spaces.Box(0, 1, (2,)), spaces.Box(-np.inf, 1, (1,))], ActionSpace("continuous", dim=3, bounded=False)),
+    ],
+    ids=str,
+)
+def test_parts_of_one_kind_are_an_action_of_that_kind(parts: list[Any], expected: ActionSpace) -> None:
+    """So that every algorithm for this kind can act in it."""
+    assert action_codec(spaces.Tuple(parts))[0] == expected
+
+
+@pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple((spaces.Discrete(2), spaces.Text(3)))], ids=str)
+def test_other_actions_are_refused(space: spaces.Space[Any]) -> None:
+    with pytest.raises(UnsupportedSpace, match="is not supported; allowed: Discrete, Box"):
+        action_codec(space)
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

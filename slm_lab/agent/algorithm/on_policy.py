@@ -90,7 +90,10 @@ class PolicyGradient(Algorithm):
             rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
             terms, grads, grad_log_std_D = closed_form(outputs.values, *rows, coefs, weight)
             if grad_log_std_D is not None:
-                add_gradient(self.distribution.log_std, torch.from_numpy(grad_log_std_D))  # type: ignore[attr-defined]  # a Normal
+                normal = self.distribution.normal
+                assert normal is not None
+                assert normal.log_std is not None
+                add_gradient(normal.log_std, torch.from_numpy(grad_log_std_D))
         outputs.backward(*grads)
         return terms
 

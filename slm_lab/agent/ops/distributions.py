@@ -37,6 +37,20 @@ class ActionDistribution(ABC):
         self.param_dim = 2 * action.dim
         """P: number of parameters, which are the actor's outputs."""
 
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return type(self).__name__
+
+    @property
+    def normal(self) -> Normal | None:
+        """The distribution of the components that are Gaussian; None if there are none."""
+        return None
+
+    def with_log_std(self, log_std: Tensor) -> ActionDistribution:
+        """Return the distribution with log standard deviations [D] of its `normal` that do not depend on the state."""
+        raise TypeError(f"{self.name} has no Gaussian components")
+
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Sample actions [N] given float32 params_NP; return the actions and their log-probabilities [N]."""
         action_N = self.draw(params_NP, rng)
@@ -207,6 +221,13 @@ class Normal(_LocationScale):
         """Memory address of log_std on the CPU, and a view of log_std."""
         if log_std is not None:
             self.param_dim = action.dim
+
+    @property
+    def normal(self) -> Normal:
+        return self
+
+    def with_log_std(self, log_std: Tensor) -> Normal:
+        return type(self)(self.action, log_std)
 
     def free_log_std(self) -> np.ndarray:
         """Return the parameter log_std [1, D], on the CPU as a view. The result must not be modified."""
@@ -469,6 +490,76 @@ class MultivariateNormal(ActionDistribution):
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         return self._dist(params_BP).entropy()
+
+
+class Product(ActionDistribution):
+    """Independent distributions of the parts of a hybrid action: probabilities are multiplied, their logarithms and entropies added.
+
+    Parameters and components of actions are those of the parts, concatenated.
+    """
+
+    kinds = ("hybrid",)
+
+    def __init__(self, action: ActionSpace, parts: Sequence[ActionDistribution]) -> None:
+        super().__init__(action)
+        self.parts = tuple(parts)
+        self.param_dim = sum(part.param_dim for part in parts)
+        self._params, self._actions = (_slices(sizes) for sizes in ([p.param_dim for p in parts], [p.action.dim for p in parts]))
+
+    @property
+    def name(self) -> str:
+        return " and ".join(part.name for part in self.parts)
+
+    @property
+    def normal(self) -> Normal | None:
+        return next((part.normal for part in self.parts if part.normal is not None), None)
+
+    def with_log_std(self, log_std: Tensor) -> Product:
+        return Product(self.action, [part if part.normal is None else part.with_log_std(log_std) for part in self.parts])
+
+    def split(self, params_BP: A) -> list[tuple[Any, A]]:
+        """Return each part with its parameters."""
+        return [(part, params_BP[:, at]) for part, at in zip(self.parts, self._params, strict=True)]
+
+    def split_actions(self, action_BD: A) -> list[A]:
+        """Return the action of each part in its own dtype."""
+        columns = [action_BD[:, at] for at in self._actions]
+        return [own if part.action.dtype is np.float32 else _integers(own) for part, own in zip(self.parts, columns, strict=True)]
+
+    def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        drawn = [part.sample(np.ascontiguousarray(params), rng) for part, params in self.split(params_NP)]
+        return _joined([action_N for action_N, _ in drawn]), np.add.reduce([logp_N for _, logp_N in drawn])
+
+    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return _joined([part.draw(params, rng) for part, params in self.split(params_NP)])
+
+    def mode(self, params_BP: A) -> A:
+        return _joined([part.mode(params) for part, params in self.split(params_BP)])
+
+    def env_action(self, action_B: A) -> A:
+        return _joined([part.env_action(action_B[:, at]) for part, at in zip(self.parts, self._actions, strict=True)])
+
+    def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
+        rows = zip(self.split(params_BP), self.split_actions(action_B), strict=True)
+        return torch.stack([part.log_prob(params, own) for (part, params), own in rows]).sum(0)
+
+    def entropy(self, params_BP: Tensor) -> Tensor:
+        return torch.stack([part.entropy(params) for part, params in self.split(params_BP)]).sum(0)
+
+
+def _slices(sizes: Sequence[int]) -> list[slice]:
+    return [slice(sum(sizes[:index]), sum(sizes[: index + 1])) for index in range(len(sizes))]
+
+
+def _integers(x: A) -> A:
+    return x.astype(np.int64) if isinstance(x, np.ndarray) else x.long()
+
+
+def _joined(parts: Sequence[A]) -> A:
+    """Concatenate actions of several kinds as float32."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, axis=1, dtype=np.float32)
+    return torch.cat([part.to(torch.float32) for part in parts], 1)
 
 
 DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
-from slm_lab.agent.ops.arrays import A, like, where
+from slm_lab.agent.ops.arrays import A, copy, like, where
 from slm_lab.agent.ops.autograd import Pass
 from slm_lab.lib.records import ObservationSpace
 
@@ -20,7 +21,7 @@ MASKED = -1e30
 
 
 class ActionMask:
-    """The columns [begin, end) of observations, one per output of the net, which are not 0 for valid actions."""
+    """The columns [begin, end) of observations, one per choice of a discrete component, which are not 0 for valid choices."""
 
     def __init__(self, begin: int, end: int) -> None:
         self._columns = slice(begin, end)
@@ -31,12 +32,23 @@ class ActionMask:
         return None if obs.mask is None else ActionMask(*obs.mask)
 
     def valid(self, obs: A) -> A:
-        """Return which actions are valid, bool [..., A]."""
+        """Return which choices of the discrete components are valid, bool [..., A]."""
         return obs[..., self._columns] != 0
 
     def __call__(self, outputs: A, obs: A) -> A:
-        """Return outputs [..., A] with those of invalid actions replaced by MASKED."""
-        return where(self.valid(obs), outputs, MASKED)
+        """Return outputs [..., P] with those of invalid actions replaced by MASKED: the first A outputs are those of discrete choices."""
+        return masked(outputs, self.valid(obs))
+
+
+def masked(outputs: A, valid: A) -> A:
+    """Return outputs [..., P] in which those of the first A that are not valid, bool [..., A], are replaced by MASKED."""
+    choices, size = valid.shape[-1], outputs.shape[-1]
+    if choices == size:
+        return where(valid, outputs, MASKED)
+    replaced, others = where(valid, outputs[..., :choices], MASKED), outputs[..., choices:]
+    if isinstance(replaced, np.ndarray):
+        return np.concatenate((replaced, others), axis=-1, dtype=outputs.dtype)
+    return torch.cat((replaced, others), -1)
 
 
 def valid_outputs(outputs_NA: np.ndarray) -> np.ndarray:
@@ -50,11 +62,20 @@ class MaskedPass:
     def __init__(self, inner: Pass, valid_BA: Any) -> None:
         first, *others = inner.values
         self._inner, self._valid_BA = inner, like(first, valid_BA)
-        self.values: tuple[Any, ...] = (where(self._valid_BA, first, MASKED), *others)
+        self.values: tuple[Any, ...] = (masked(first, self._valid_BA), *others)
 
     def select(self, rows: Any) -> MaskedPass:
         return MaskedPass(self._inner.select(rows), self._valid_BA[rows])
 
     def backward(self, *grads: Any) -> None:
         first, *others = grads
-        self._inner.backward(None if first is None else like(self._valid_BA, first) * self._valid_BA, *others)
+        self._inner.backward(None if first is None else self._kept(like(self._valid_BA, first)), *others)
+
+    def _kept(self, grad_BP: A) -> A:
+        """Return a gradient in which that of invalid choices is 0."""
+        choices = self._valid_BA.shape[1]
+        if choices == grad_BP.shape[1]:
+            return grad_BP * self._valid_BA
+        kept = copy(grad_BP)
+        kept[:, :choices] *= self._valid_BA
+        return kept

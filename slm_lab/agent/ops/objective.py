@@ -17,7 +17,19 @@ from torch import Tensor
 
 from slm_lab.agent.ops.arrays import A, array, equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous, read
-from slm_lab.agent.ops.distributions import LOG_2PI, LOG_STD_MAX, LOG_STD_MIN, ActionDistribution, Argmax, Categorical, Normal
+from slm_lab.agent.ops.distributions import (
+    LOG_2PI,
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    ActionDistribution,
+    Argmax,
+    Bernoulli,
+    Categorical,
+    MultiArgmax,
+    MultiCategorical,
+    Normal,
+    Product,
+)
 from slm_lab.agent.ops.losses import SOFT_BOUND
 
 CLOSED_FORM = True
@@ -115,10 +127,66 @@ def _normal(distribution: Normal, params_BP: np.ndarray, action_BD: np.ndarray) 
     return logp_B, entropy_B, gradient
 
 
+def _multi_categorical(
+    distribution: MultiCategorical, params_BP: np.ndarray, action_BD: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, Gradient]:
+    # as _categorical; the logits of component d are the rows from first_D[d] on
+    nvec = distribution.action.nvec
+    first_D = np.cumsum((0, *nvec[:-1]))
+    logp_PB = params_BP.T - np.repeat(np.maximum.reduceat(params_BP.T, first_D, axis=0), nvec, axis=0)
+    p_PB = np.exp(logp_PB)
+    total_DB = np.add.reduceat(p_PB, first_D, axis=0)
+    p_PB /= np.repeat(total_DB, nvec, axis=0)
+    logp_PB -= np.repeat(np.log(total_DB), nvec, axis=0)
+    chosen = (action_BD.T + first_D[:, None], np.arange(len(action_BD)))
+    entropy_DB = -np.add.reduceat(p_PB * logp_PB, first_D, axis=0)
+
+    def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, None]:
+        grad_PB = logp_PB + np.repeat(entropy_DB, nvec, axis=0)
+        grad_PB *= -grad_entropy
+        grad_PB -= grad_logp_B
+        grad_PB *= p_PB
+        grad_PB[chosen] += grad_logp_B
+        return grad_PB.T, None
+
+    return np.add.reduce(logp_PB[chosen], axis=0), np.add.reduce(entropy_DB, axis=0), gradient
+
+
+def _bernoulli(distribution: Bernoulli, params_BD: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
+    # log π(a) = a z − log(1 + exp z);  H = log(1 + exp z) − z σ(z), with logits z
+    softplus_BD = np.logaddexp(np.float32(0.0), params_BD)
+    p_BD = np.exp(params_BD - softplus_BD)
+    chosen_BD = action_BD.astype(np.float32)
+
+    def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, None]:
+        # ∂ log π(a) / ∂ z = a − σ(z);  ∂ H / ∂ z = −z σ(z) (1 − σ(z))
+        return grad_logp_B[:, None] * (chosen_BD - p_BD) - grad_entropy * params_BD * p_BD * (1.0 - p_BD), None
+
+    logp_B = np.add.reduce(chosen_BD * params_BD - softplus_BD, axis=1)
+    return logp_B, np.add.reduce(softplus_BD - params_BD * p_BD, axis=1), gradient
+
+
+def _product(distribution: Product, params_BP: np.ndarray, action_BD: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
+    # log π and H are sums over the parts, so each part has its own gradient
+    rows = zip(distribution.split(params_BP), distribution.split_actions(action_BD), strict=True)
+    logps, entropies, gradients = zip(*(EVALUATE[type(part)](part, params, own) for (part, params), own in rows), strict=True)
+
+    def gradient(grad_logp_B: np.ndarray, grad_entropy: float) -> tuple[np.ndarray, np.ndarray | None]:
+        found = [one(grad_logp_B, grad_entropy) for one in gradients]
+        free = next((grad_D for _, grad_D in found if grad_D is not None), None)
+        return np.concatenate([grad_BP for grad_BP, _ in found], axis=1), free
+
+    return np.add.reduce(logps), np.add.reduce(entropies), gradient
+
+
 EVALUATE: dict[type[ActionDistribution], Callable[[Any, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, Gradient]]] = {
     Categorical: _categorical,
     Argmax: _categorical,
+    MultiCategorical: _multi_categorical,
+    MultiArgmax: _multi_categorical,
+    Bernoulli: _bernoulli,
     Normal: _normal,
+    Product: _product,
 }
 """Distribution → function of the distribution, parameters [B, P] and actions [B] that returns log π(a|s) [B], entropy [B] and Gradient."""
 
@@ -163,7 +231,9 @@ class Objective:
     @staticmethod
     def supports(distribution: ActionDistribution, device: str) -> bool:
         """Return whether this class supports a distribution, and tensors are on the CPU."""
-        return CLOSED_FORM and type(distribution) in EVALUATE and not is_asynchronous(torch.device(device))
+        parts = distribution.parts if isinstance(distribution, Product) else (distribution,)
+        closed = all(type(part) in EVALUATE for part in (distribution, *parts))
+        return CLOSED_FORM and closed and not is_asynchronous(torch.device(device))
 
     def __call__(
         self,

@@ -27,12 +27,13 @@ from slm_lab.agent.ops.distributions import (
     DISTRIBUTIONS,
     MULTI_DISCRETE,
     ActionDistribution,
-    Normal,
+    Product,
 )
 from slm_lab.agent.ops.masks import ActionMask, valid_outputs
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.log import notice
-from slm_lab.lib.masks import draw_valid, uniform_logp
+from slm_lab.lib.masks import uniform_logp
+from slm_lab.lib.random_actions import draw_uniform
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo
 from slm_lab.spec.models.algorithm import ALGORITHMS, ActionPolicy, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.models.net import NetSpec
@@ -180,8 +181,8 @@ class Policy:
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def _valid_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
-        """Return the action masks, bool [N, P], given masked outputs; None for an env without masks."""
-        return None if self.mask is None else valid_outputs(params_NP)
+        """Return the action masks, bool [N, A], given masked outputs; None for an env without masks."""
+        return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
         """Return a function (obs_N, first_N) → the env's actions: this policy (or its mode) with its own hidden state and random stream."""
@@ -262,24 +263,7 @@ class Policy:
         return action_N, np.log(np.full(len(action_N), lucky, np.float32) + np.float32(1.0 - self.explore_var) * same_N)
 
     def _uniform(self, num_envs: int, valid_NA: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Draw uniform actions, or standard normal actions if a component is unbounded. Return them and their log-probabilities.
-
-        Args: valid_NA: bool [N, A], which actions are valid; None: all.
-        """
-        action, rng = self.action, self.rng
-        if valid_NA is not None:
-            action_ND = draw_valid(valid_NA, self._nvec, rng)
-            return action_ND[:, 0] if action.kind == "discrete" else action_ND, uniform_logp(valid_NA, self._nvec)
-        if action.kind == "continuous":
-            shape = (num_envs, action.dim)
-            if action.bounded:
-                return rng.uniform(-1.0, 1.0, shape).astype(np.float32), np.full(num_envs, -action.dim * np.log(2.0), np.float32)
-            noise_ND = rng.standard_normal(shape, dtype=np.float32)
-            return noise_ND, (-0.5 * (noise_ND**2 + np.log(2.0 * np.pi))).sum(axis=1).astype(np.float32)
-        logp_N = np.full(num_envs, -math.log(self._choices), np.float32)
-        if action.kind == "discrete":
-            return rng.integers(action.nvec[0], size=num_envs), logp_N
-        return rng.integers(self._nvec, size=(num_envs, len(self._nvec))), logp_N
+        return draw_uniform(self.action, num_envs, self.rng, valid_NA)
 
 
 def fits(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:
@@ -298,28 +282,47 @@ def check_actions(algorithm: AlgorithmSpec, action: ActionSpace) -> None:
         return
     kinds = {"discrete": "a discrete action", "continuous": f"{'bounded ' if algorithm.bounded_only else ''}continuous actions"}
     needs = " or ".join(kinds.get(kind, f"{kind.replace('_', '-')} actions") for kind in algorithm.action_kinds)
-    space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
+    space = _actions_text(action)
     message = f"{algorithm.name!r} requires {needs}; this env has {space}; allowed: {algorithms_for(action)}"
     raise SpecError("agent", [Problem("agent.algorithm.name", message)])
 
 
 def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:
     """Build the distribution that the spec names. Raises SpecError if it does not fit the action space."""
-    name = DEFAULT_DISTRIBUTION[action.kind] if spec.action_pdtype == "default" else spec.action_pdtype
-    kinds = DISTRIBUTIONS | MULTI_DISCRETE if action.kind == "multi_discrete" else DISTRIBUTIONS
-    kind = kinds[name]
-    if action.kind not in kind.kinds or (kind.needs_bounds and not action.bounded):
-        fitting = [n for n, k in kinds.items() if action.kind in k.kinds and (action.bounded or not k.needs_bounds)]
-        space = f"{'' if action.bounded else 'unbounded '}{action.kind.replace('_', '-')} actions"
-        message = f"{name!r} is not supported for {space}; allowed: default, {', '.join(fitting)}"
+    name, parts = spec.action_pdtype, action.parts
+    found = [_part_distribution(name, part) for part in parts]
+    # the key names the distribution of the components that it fits; with several kinds of components, the others keep their default
+    if None in found and (len(parts) == 1 or not any(found)):
+        fitting = dict.fromkeys(fit for part in parts for fit in _fitting(part))
+        message = f"{name!r} is not supported for {_actions_text(action)}; allowed: default, {', '.join(fitting)}"
         raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
-    if spec.action_policy in ("boltzmann", "epsilon_greedy") and action.kind == "continuous":
-        message = f"{spec.action_policy!r} is not supported for continuous actions; allowed: default, random"
+    if spec.action_policy in ("boltzmann", "epsilon_greedy") and action.kind in ("continuous", "hybrid"):
+        message = f"{spec.action_policy!r} is not supported for {action.kind} actions; allowed: default, random"
         raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
     if name == "NormalTanh" and spec.action_policy == "random":
         message = "'random' is not supported with NormalTanh; allowed: default"
         raise SpecError("agent", [Problem("agent.algorithm.action_policy", message)])
-    return kind(action)
+    built = [kind or _part_distribution("default", part) for kind, part in zip(found, parts, strict=True)]
+    distributions = [kind(part) for kind, part in zip(built, parts, strict=True) if kind is not None]
+    return distributions[0] if len(parts) == 1 else Product(action, distributions)
+
+
+def _part_distribution(name: str, part: ActionSpace) -> type[ActionDistribution] | None:
+    """Return the distribution of a name for actions of one kind; None if it does not fit them."""
+    return _fitting(part).get(DEFAULT_DISTRIBUTION[part.kind] if name == "default" else name)
+
+
+def _fitting(part: ActionSpace) -> dict[str, type[ActionDistribution]]:
+    """Return the distributions that fit actions of one kind."""
+    kinds = DISTRIBUTIONS | MULTI_DISCRETE if part.kind == "multi_discrete" else DISTRIBUTIONS
+    return {name: kind for name, kind in kinds.items() if part.kind in kind.kinds and (part.bounded or not kind.needs_bounds)}
+
+
+def _actions_text(action: ActionSpace) -> str:
+    """Return a description of the actions of a space: "unbounded continuous actions", "hybrid actions (multi-discrete and continuous)"."""
+    kinds = [part.kind.replace("_", "-") for part in action.parts]
+    text = kinds[0] + " actions" if len(kinds) == 1 else f"hybrid actions ({' and '.join(kinds)})"
+    return text if action.bounded else f"unbounded {text}"
 
 
 def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> None:
@@ -404,8 +407,8 @@ def _distribution(agent: AgentSpec, net: NetSpec, action: ActionSpace) -> tuple[
     distribution = build_distribution(agent.algorithm, action) if own is None else ACTOR_DISTRIBUTIONS[own[0]](action, **own[1])
     if net.log_std_init is None:
         return distribution, None
-    if not isinstance(distribution, Normal):
-        notice(f"agent.net.log_std_init: has no effect with {type(distribution).__name__}, only with Normal; ignored")
+    if distribution.normal is None:
+        notice(f"agent.net.log_std_init: has no effect with {distribution.name}, only with Normal; ignored")
         return distribution, None
-    log_std = nn.Parameter(torch.full((action.dim,), net.log_std_init))
-    return type(distribution)(action, log_std), log_std
+    log_std = nn.Parameter(torch.full((distribution.normal.action.dim,), net.log_std_init))
+    return distribution.with_log_std(log_std), log_std

@@ -163,10 +163,9 @@ class Replay:
             _check_device(device, self.capacity, info)
         check_replay_memory(self.capacity, self.nbytes, device=device)
         self.store: ObservationStore = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info, device)
-        action, shape = info.action, () if info.action.kind == "discrete" else (info.action.dim,)
-        rows = (self.capacity,)
+        action, rows = info.action, (self.capacity,)
         self.columns: dict[str, Any] = {
-            "action": zero_rows((*rows, *shape), np.float32 if action.kind == "continuous" else np.int64, device),
+            "action": zero_rows((*rows, *action.shape), action.dtype, device),
             "logp": zero_rows(rows, np.float32, device),
             "reward": zero_rows(rows, np.float32, device),
             "terminated": zero_rows(rows, np.float32, device),
@@ -386,7 +385,7 @@ def _is_image(info: EnvInfo) -> bool:
 def replay_bytes(capacity: int, info: EnvInfo) -> int:
     """Return the size in bytes of a replay buffer for `capacity` transitions."""
     action = info.action
-    row = (4 if action.kind == "continuous" else 8) * (1 if action.kind == "discrete" else action.dim) + 3 * 4 + 8
+    row = np.dtype(action.dtype).itemsize * action.dim + 3 * 4 + 8
     return (FrameStore if _is_image(info) else VectorStore).nbytes(capacity, info) + capacity * row
 
 

@@ -88,7 +88,7 @@ ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
 def storage_bytes(info: EnvInfo, rows: int) -> int:
     """Return the size in bytes of a storage's arrays for the given number of rows."""
     obs, action = info.observation, info.action
-    per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * (4 if action.kind == "continuous" else 8) + 20
+    per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * np.dtype(action.dtype).itemsize + 20
     return rows * info.num_envs * per_env
 
 
@@ -111,11 +111,10 @@ class RolloutStorage(ABC):
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action
-        action_shape = () if action.kind == "discrete" else (action.dim,)
         return {
             "obs": np.zeros((rows + 1, N, *obs.shape), obs.dtype),
             "first": np.zeros((rows + 1, N), np.bool_),
-            "action": np.zeros((rows, N, *action_shape), np.float32 if action.kind == "continuous" else np.int64),
+            "action": np.zeros((rows, N, *action.shape), action.dtype),
             "logp": np.zeros((rows, N), np.float32),
             "version": np.zeros((rows, N), np.int64),
             "reward": np.zeros((rows, N), np.float32),

@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from slm_lab.env.nested_actions import leaf_values
 from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.files.find import CheckpointName, Training
@@ -167,7 +168,7 @@ def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Port
 def _example(policy: ExportedPolicy) -> _Example:
     rows = 3  # torch.export would treat 0 and 1 as fixed sizes
     inputs = [torch.zeros(rows, *(entry.space.shape or ()), dtype=torch_dtype(entry.space)) for entry in policy.entries]
-    names, out_names = [entry.name for entry in policy.entries], ["action", "params"]
+    names, out_names = [entry.name for entry in policy.entries], [*policy.action_names, "params"]
     if policy.state_size:
         inputs.append(torch.zeros(rows, policy.state_size))
         names.append("state")
@@ -259,32 +260,31 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
     if state is not None:
         state = rng.uniform(-0.9, 0.9, state.shape).astype(np.float32)
         inputs.append(np.ascontiguousarray(state[:, : policy.state_size]))
-    expected_N, next_state = agent.act(obs, state, deterministic=True)
+    action_N, next_state = agent.act(obs, state, deterministic=True)
+    expected = leaf_values(agent.action_space, action_N)
     params_NP, _ = agent.policy.forward(agent.encode(obs), state)
-    action_N, *others = run(inputs)
-    one, *_ = run([values[:1] for values in inputs])
+    found, one = run(inputs), run([values[:1] for values in inputs])
+    actions, others = found[: len(expected)], found[len(expected) :]
     distribution = agent.policy.distribution
     assert distribution is not None
-    expected = [all_params(distribution, torch.from_numpy(params_NP)).numpy()]
-    expected += [] if next_state is None else [next_state[:, : policy.state_size]]
-    difference = max(_difference(found, known) for found, known in zip(others, expected, strict=True))
-    if action_N.shape != expected_N.shape or action_N.dtype != expected_N.dtype:
-        mismatch = f"{action_N.dtype} {action_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
-        raise UserError(f"the file's actions are {mismatch}")
-    if np.issubdtype(action_N.dtype, np.floating):
-        wrong = _difference(action_N, expected_N) > TOLERANCE
-    else:
-        mode_B = distribution.mode(torch.from_numpy(others[0][:, : distribution.param_dim]))
-        own = policy.decode(distribution.env_action(mode_B))
-        wrong = not np.array_equal(action_N, own.numpy())
-    wrong |= difference > TOLERANCE or not np.allclose(one, action_N[:1], atol=TOLERANCE)
-    greatest = float(np.abs(action_N.astype(np.float64) - expected_N).max())
+    outputs = [all_params(distribution, torch.from_numpy(params_NP)).numpy()]
+    outputs += [] if next_state is None else [next_state[:, : policy.state_size]]
+    difference = max(_difference(found, known) for found, known in zip(others, outputs, strict=True))
+    own = policy.decode(distribution.env_action(distribution.mode(torch.from_numpy(others[0][:, : distribution.param_dim]))))
+    wrong = difference > TOLERANCE
+    for found_N, expected_N, own_N, one_N in zip(actions, expected, own, one, strict=False):
+        if found_N.shape != expected_N.shape or found_N.dtype != expected_N.dtype:
+            mismatch = f"{found_N.dtype} {found_N.shape} instead of {expected_N.dtype} {expected_N.shape}"
+            raise UserError(f"the file's actions are {mismatch}")
+        same = _difference(found_N, expected_N) <= TOLERANCE if found_N.dtype.kind == "f" else np.array_equal(found_N, own_N.numpy())
+        wrong |= not same or not np.allclose(one_N, found_N[:1], atol=TOLERANCE)
+    greatest = max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(actions, expected, strict=True))
     if wrong:
         raise UserError(
             f"the file acts differently on {OBSERVATIONS:,} observations: actions differ from the agent's by up to {greatest:.2g}, "
             f"distribution parameters by up to {difference:.2g} of their size; no file is written"
         )
-    return greatest, max(float(np.abs(found - known).max()) for found, known in zip(others, expected, strict=True))
+    return greatest, max(float(np.abs(found - known).max()) for found, known in zip(others, outputs, strict=True))
 
 
 def _difference(found: np.ndarray, known: np.ndarray) -> float:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.layers import Unpack
-from slm_lab.agent.ops.distributions import Normal
-from slm_lab.agent.ops.masks import MASKED
+from slm_lab.agent.ops.distributions import ActionDistribution
+from slm_lab.agent.ops.masks import masked
 from slm_lab.env.layout import BoxLayout
-from slm_lab.env.spaces import box_scale, leaves, observation_codec
+from slm_lab.env.nested_actions import action_leaves
+from slm_lab.env.spaces import action_columns, box_scale, leaves, observation_codec
 from slm_lab.experiment.deploy.load import LoadedAgent
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.records import Use
@@ -42,7 +43,8 @@ class ExportedPolicy(nn.Module):
     """Computes actions from observations in the env's form (one batch [B, …] per entry) and, if recurrent, a hidden state [B, S].
 
     forward returns (action, params) and, for a recurrent policy, the next hidden state. action [B, …] is the mode of the action
-    distribution in the env's form; params [B, P] are the parameters of the distribution. Raises UserError if a policy cannot be exported.
+    distribution in the env's form, in a Dict or Tuple space one action per entry (`action_names`); params [B, P] are the parameters of the
+    distribution. Raises UserError if a policy cannot be exported.
     """
 
     mean: Tensor | None
@@ -55,8 +57,9 @@ class ExportedPolicy(nn.Module):
             raise UserError("it acts at random, without a net")
         self.head = copy.deepcopy(policy.net.actor_head)
         self.distribution = copy.copy(policy.distribution)
-        if isinstance(self.distribution, Normal) and self.distribution.log_std is not None:
-            self.distribution.log_std = self.head.log_std
+        if self.distribution.normal is not None and self.distribution.normal.log_std is not None:
+            assert self.head.log_std is not None
+            self.distribution = self.distribution.with_log_std(self.head.log_std)
         self.body: Body = copy.deepcopy(policy.net.actor_body)
         self.state_size = self.body.state_size
         self.entries = [entry for entry in _entries(agent) if entry.use != "critic"]
@@ -73,17 +76,18 @@ class ExportedPolicy(nn.Module):
         self.register_buffer("mean", None if stats is None else torch.from_numpy(stats.mean.ravel().copy()))
         self.register_buffer("inv_std", None if stats is None else torch.from_numpy(stats.inv_std.ravel().copy()))
         self.decode = _joint_decoder(agent.action_space) if agent.spaces.joint else _decoder(agent.action_space)
+        self.action_names = [".".join(["action", *map(str, path)]) for path, _ in leaves(agent.action_space)]
         self.eval().requires_grad_(False)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         encoded = [self._normalize(entry, entry.encode(x)) for entry, x in zip(self.entries, inputs, strict=False)]
-        mask_BP = encoded.pop().flatten(1) if self.masked else None  # the last entry
+        mask_BA = encoded.pop().flatten(1) if self.masked else None  # the last entry
         flat = self.packed or len(encoded) > 1
         obs_B = torch.cat([x.to(torch.float32).flatten(1) for x in encoded], dim=1) if flat else encoded[0]
         if isinstance(self.body, RecurrentBody):
             features_1B, state_BS = self.body.run_cell(self.body.run_layers(obs_B).unsqueeze(0), inputs[-1])
-            return (*self._act(features_1B[0], mask_BP), state_BS)
-        return self._act(self.body(obs_B), mask_BP)
+            return (*self._act(features_1B[0], mask_BA), state_BS)
+        return self._act(self.body(obs_B), mask_BA)
 
     def _normalize(self, entry: Entry, x: Tensor) -> Tensor:
         if entry.floats.start == entry.floats.stop or (self.mean is None and self.clip == math.inf):
@@ -93,19 +97,19 @@ class ExportedPolicy(nn.Module):
             x = (x.to(torch.float64) - self.mean[entry.floats].view(shape)) * self.inv_std[entry.floats].view(shape)
         return x.clamp(-self.clip, self.clip).to(torch.float32)
 
-    def _act(self, features_BF: Tensor, mask_BP: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _act(self, features_BF: Tensor, mask_BA: Tensor | None) -> tuple[Tensor, ...]:
         params_BP = self.head(features_BF)
-        if mask_BP is not None:
-            params_BP = torch.where(mask_BP != 0, params_BP, MASKED)
+        if mask_BA is not None:
+            params_BP = masked(params_BP, mask_BA != 0)
         action_B = self.decode(self.distribution.env_action(self.distribution.mode(params_BP)))
-        return action_B, all_params(self.distribution, params_BP)
+        return *action_B, all_params(self.distribution, params_BP)
 
 
-def all_params(distribution: Any, params_BP: Tensor) -> Tensor:
+def all_params(distribution: ActionDistribution, params_BP: Tensor) -> Tensor:
     """Return the actor's outputs, with the log standard deviation appended if it does not depend on the observation."""
-    if not isinstance(distribution, Normal) or distribution.log_std is None:
+    if distribution.normal is None or distribution.normal.log_std is None:
         return params_BP
-    log_std_BD = distribution.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
+    log_std_BD = distribution.normal.log_std.detach().unsqueeze(0).expand(params_BP.shape[0], -1)
     return torch.cat([params_BP, log_std_BD], dim=1)
 
 
@@ -163,25 +167,37 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Callable[[Tensor], Tensor]:
     return encode
 
 
-def _joint_decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
+Decoder = Callable[[Tensor], list[Tensor]]
+"""Maps a batch of the agent's actions to the env's actions: one batch per entry of a Dict or Tuple, otherwise one."""
+
+
+def _joint_decoder(space: spaces.Space[Any]) -> Decoder:
     """Return the function from the number of a combination of a MultiDiscrete space to its components."""
     assert isinstance(space, spaces.MultiDiscrete)
     nvec, first = torch.from_numpy(space.nvec.ravel()).long(), torch.from_numpy(space.start.ravel()).long()
     below = torch.cat([nvec[1:].flip(0).cumprod(0).flip(0), torch.ones(1, dtype=torch.int64)])
     shape, dtype = space.shape, torch_dtype(space)
-    return lambda a: (a.unsqueeze(-1) // below % nvec + first).reshape(-1, *shape).to(dtype)
+    return lambda a: [(a.unsqueeze(-1) // below % nvec + first).reshape(-1, *shape).to(dtype)]
 
 
-def _decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
+def _decoder(space: spaces.Space[Any]) -> Decoder:
     """Return the function of `action_codec`, implemented in torch."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        decode = _leaf_decoder(space)
+        return lambda a: [decode(a)]
+    parts = [(at, _leaf_decoder(leaf)) for at, leaf in zip(action_columns(space), action_leaves(space), strict=True)]
+    return lambda a: [decode((a.unsqueeze(1) if a.dim() == 1 else a)[:, at]) for at, decode in parts]
+
+
+def _leaf_decoder(space: spaces.Space[Any]) -> Callable[[Tensor], Tensor]:
     shape = space.shape or ()
     match space:
         case spaces.Discrete():
             start = int(space.start)
-            return lambda a: a + start
+            return lambda a: a.to(torch.int64).reshape(-1) + start
         case spaces.MultiDiscrete():
             first, dtype = torch.from_numpy(space.start.ravel()).long(), torch_dtype(space)
-            return lambda a: (a + first).reshape(-1, *shape).to(dtype)
+            return lambda a: (a.to(torch.int64) + first).reshape(-1, *shape).to(dtype)
         case spaces.MultiBinary():
             return lambda a: a.to(torch.int8).reshape(-1, *shape)
     assert isinstance(space, spaces.Box)

@@ -13,6 +13,7 @@ import numpy as np
 from slm_lab.agent.policy.policy import Policy, build_policy
 from slm_lab.env.agent_spaces import AgentSpaces, agent_spaces, image_channels
 from slm_lab.env.layout import BoxLayout
+from slm_lab.env.nested_actions import first_action
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.spaces import batch_of_one, laid_out, space_from_dict
 from slm_lab.experiment.files import bundle as state
@@ -84,8 +85,7 @@ class LoadedAgent:
         action_N = self.spaces.decode(self.policy.env_action(out.action_N))
         if batched:
             return action_N, out.state_N
-        action = action_N[0]
-        return (int(action) if isinstance(self.action_space, gym.spaces.Discrete) else action), out.state_N
+        return first_action(self.action_space, action_N), out.state_N
 
     def encode(self, obs_N: Any) -> np.ndarray:
         """Convert a batch of the env's observations to the policy's input: one normalised array."""

@@ -388,7 +388,7 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
     for key in nets:
         if not fit:
             del agent[key]  # even if this one fits: the recommended nets of actor and critics belong together
-        elif info.action.kind != "continuous":
+        elif info.action.kind not in ("continuous", "hybrid"):
             agent[key].pop("log_std_init", None)
     pdtype = agent["algorithm"].get("action_pdtype")
     if pdtype is not None and (pdtype in _DISCRETE_PDTYPES) != (info.action.kind == "discrete"):

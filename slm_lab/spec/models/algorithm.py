@@ -42,7 +42,7 @@ ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
 StandardizeAdvantages = Literal["standardize"] | Flag
 ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
 REPLAY_MEMORIES = ("Replay", "PrioritizedReplay")
-ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary")
+ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary", "hybrid")
 """Kinds of action spaces (lib.records.ActionKind)."""
 
 

@@ -418,7 +418,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
         optim |= {"lr": 2.5e-4 if images else 3e-4 if isinstance(algorithm, PPOSpec) else 1e-3, "eps": 1e-5}
         if getattr(algorithm, "adaptive_lr", None) is None:
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.1}
-        if action_kind == "continuous":
+        if action_kind in ("continuous", "hybrid"):
             net["log_std_init"] = 0.0
     net["gpu"] = False  # most of these nets are faster on the CPU
     if spec.meta.distributed:

@@ -1,0 +1,97 @@
+"""Actions of Dict and Tuple spaces: one flat array for the agent, the nested structure for the env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from slm_lab.lib.records import ActionKind, ActionSpace
+
+Codec = Callable[[Any], Any]
+"""Maps a batch of the agent's actions to a batch of the env's."""
+_KINDS: tuple[ActionKind, ...] = ("multi_discrete", "multi_binary", "continuous")
+"""Kinds of components in the order in which the agent's action has them."""
+
+
+def nested_action_codec(
+    space: spaces.Dict | spaces.Tuple[Any], codec: Callable[[Any], tuple[ActionSpace, Codec]]
+) -> tuple[ActionSpace, Codec]:
+    """Return the agent's space of a Dict or Tuple of actions, and the function that converts actions.
+
+    The agent's action has the components of all leaves in order, but discrete ones before binary ones before continuous ones. Its kind is
+    that of the leaves if they agree, else hybrid.
+
+    Args: codec: see `spaces.action_codec`; it is called with each leaf.
+    """
+    known, decoders = zip(*map(codec, action_leaves(space)), strict=True)
+    columns = columns_of(known)
+
+    def decode(action_N: Any) -> Any:
+        action_ND = np.asarray(action_N).reshape(len(action_N), -1)
+        parts = [
+            one(action_ND[:, at.start] if action.kind == "discrete" else action_ND[:, at])
+            for at, action, one in zip(columns, known, decoders, strict=True)
+        ]
+        return assembled(space, iter(parts))
+
+    return _joined(known), decode
+
+
+def _kind(action: ActionSpace) -> ActionKind:
+    return "multi_discrete" if action.kind == "discrete" else action.kind
+
+
+def _joined(known: Sequence[ActionSpace]) -> ActionSpace:
+    nvec, bounded = tuple(n for action in known for n in action.nvec), all(action.bounded for action in known)
+    size, kinds = sum(action.dim for action in known), {_kind(action) for action in known}
+    if len(kinds) == 1:
+        return ActionSpace("discrete" if len(nvec) == size == 1 else kinds.pop(), nvec, size, bounded)
+    return ActionSpace("hybrid", nvec, size, bounded, sum(action.dim for action in known if action.kind == "multi_binary"))
+
+
+def columns_of(known: Sequence[ActionSpace]) -> list[slice]:
+    """Return the components of the agent's action that belong to each leaf, given the agent's space of each leaf."""
+    columns, begin = [slice(0)] * len(known), 0
+    for index in sorted(range(len(known)), key=lambda index: _KINDS.index(_kind(known[index]))):
+        columns[index] = slice(begin, begin + known[index].dim)
+        begin += known[index].dim
+    return columns
+
+
+def action_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
+    """Return the spaces in a Dict or Tuple that are neither, in order; any other space itself."""
+    match space:
+        case spaces.Dict():
+            return [leaf for inner in space.spaces.values() for leaf in action_leaves(inner)]
+        case spaces.Tuple():
+            return [leaf for inner in space.spaces for leaf in action_leaves(inner)]
+    return [space]
+
+
+def assembled(space: spaces.Space[Any], leaves: Iterator[Any]) -> Any:
+    """Return the structure of a Dict or Tuple with the given values of its leaves."""
+    match space:
+        case spaces.Dict():
+            return {key: assembled(inner, leaves) for key, inner in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(assembled(inner, leaves) for inner in space.spaces)
+    return next(leaves)
+
+
+def leaf_values(space: spaces.Space[Any], action: Any) -> list[Any]:
+    """Return the values of the leaves of an action, or of a batch of actions."""
+    match space:
+        case spaces.Dict():
+            return [value for key, inner in space.spaces.items() for value in leaf_values(inner, action[key])]
+        case spaces.Tuple():
+            return [value for inner, part in zip(space.spaces, action, strict=True) for value in leaf_values(inner, part)]
+    return [action]
+
+
+def first_action(space: spaces.Space[Any], action_N: Any) -> Any:
+    """Return the first action of a batch; a Discrete one as int."""
+    values = zip(action_leaves(space), leaf_values(space, action_N), strict=True)
+    return assembled(space, iter([int(value[0]) if isinstance(leaf, spaces.Discrete) else value[0] for leaf, value in values]))

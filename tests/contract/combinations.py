@@ -45,11 +45,15 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
         return memory == "Replay" and net != "RecurrentNet" and "Dueling" not in net
     if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ"):
         fits = replays and (net != "RecurrentNet" or "DQN" in algorithm)
-    elif algorithm in ("PPO", "PPOSIL"):
+    elif algorithm in ("PPO", "PPOSIL", "PQN"):
         fits = memory == "OnPolicyBatchReplay"
     else:
         fits = not replays
-    return fits and ("DQN" in algorithm or algorithm == "SARSA" or "Dueling" not in net)
+    return fits and (acts_on_values(algorithm) or "Dueling" not in net)
+
+
+def acts_on_values(algorithm: str) -> bool:
+    return "DQN" in algorithm or algorithm in ("SARSA", "PQN")
 
 
 ON_POLICY = {"training_frequency": 10}
@@ -67,6 +71,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "VanillaDQN": REPLAYING,
     "DQN": REPLAYING,
     "DoubleDQN": REPLAYING,
+    "PQN": ROLLOUT,
     "SoftActorCritic": REPLAYING,
     "CrossQ": REPLAYING,
     "BC": {},
@@ -128,7 +133,7 @@ def cases() -> list[Case]:
             continue
         fits = [(memory, net) for memory in MEMORIES for net in NETS if fitting(algorithm, memory, net)]
         found += [Case(algorithm, memory, net) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
-        if "DQN" not in algorithm and algorithm != "SARSA":
+        if not acts_on_values(algorithm):
             found.append(Case(algorithm, fits[0][0], "MLPNet", continuous=True))
         if algorithm in ("Reinforce", "ActorCritic", "PPO", "SIL", "PPOSIL"):
             found += [Case(algorithm, fits[0][0], net, hybrid=True) for net in ("MLPNet", "RecurrentNet")]

@@ -101,6 +101,23 @@ def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
     return advantage_TN
 
 
+def q_lambda_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float, lam: float) -> A:
+    """Return the λ-returns of Q-learning (Peng & Williams 1994; arXiv:2407.04811, section 4),
+
+        R_t = r_t + γ [(1 − λ) max_a Q(s_{t+1}, a) + λ R_{t+1}],
+
+    with max_a Q(s_{t+1}, a) in place of R_{t+1} at a truncation and at the last row, and R_t = r_t at a termination.
+
+    Args: float32 or bool [T, N]; `next_value_TN` is max_a Q of the true next observation. Returns [T, N].
+    """
+    _check(reward_TN, next_value_TN, terminated_TN, done_TN)
+    cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma * lam)
+    cut_TN[-1] = True
+    decay_TN[cut_TN] = 0.0
+    weight_TN = where(cut_TN, gamma, gamma * (1.0 - lam))
+    return discounted_scan(reward_TN + where(terminated_TN, 0.0, weight_TN * next_value_TN), decay_TN)
+
+
 class VTrace(NamedTuple, Generic[A]):
     """Result of `vtrace`, float32 [T, N] each."""
 

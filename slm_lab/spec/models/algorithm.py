@@ -294,6 +294,42 @@ class PPOSILSpec(PPOSpec, SILKeys):
     name: Literal["PPOSIL"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
+class EpsilonGreedySpec(AlgorithmSpec):
+    """Keys of algorithms that act greedily on action values, with some random actions."""
+
+    values = True
+
+    action_pdtype: ActionPdtype = "Argmax"
+    """Probability distribution of actions over the action values; absent: Argmax, or Categorical with the policy boltzmann."""
+    action_policy: ActionPolicy = "epsilon_greedy"
+    """How to choose an action from the distribution; default: sample it."""
+    explore_var_spec: Schedule | None = None
+    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; absent with epsilon_greedy: from 1 to 0.05 over the first tenth of
+    env.max_frame."""
+
+
+class PQNSpec(EpsilonGreedySpec):
+    """Parallelised Q-network: Q(λ) on rollouts of many envs, without replay buffer and target net (arXiv:2407.04811)."""
+
+    class_path = "slm_lab.agent.algorithm.pqn:PQN"
+    action_kinds = ("discrete",)
+    memories = ("OnPolicyBatchReplay",)
+    samplers: ClassVar[tuple[str, ...]] = ("sync", "async")
+
+    name: Literal["PQN"]
+    lam: Fraction = 0.65
+    """λ of the returns: 0 is one-step Q-learning, 1 uses the rewards up to the end of the episode or rollout."""
+    minibatch_size: Positive = 64
+    """Transitions per gradient step; at most time_horizon × num_envs."""
+    time_horizon: Positive = 32
+    """Vector steps per rollout; the agent trains after each rollout."""
+    training_epoch: Positive = 2
+    """Epochs over each rollout."""
+
+    def rollout_len(self, default: int) -> int:
+        return self.time_horizon
+
+
 class SARSASpec(AlgorithmSpec):
     """SARSA (Rummery & Niranjan 1994): on-policy action values."""
 
@@ -330,22 +366,14 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
         return 1
 
 
-class QLearningSpec(ReplayAlgorithmSpec):
+class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec):
     """Keys of the Q-learning algorithms."""
 
-    values = True
     has_target = True
     recurrent = True
     action_kinds = ("discrete", "multi_discrete")
     batch_size = 128
 
-    action_pdtype: ActionPdtype = "Argmax"
-    """Probability distribution of actions over the action values; absent: Argmax, or Categorical with the policy boltzmann."""
-    action_policy: ActionPolicy = "epsilon_greedy"
-    """How to choose an action from the distribution; default: sample it."""
-    explore_var_spec: Schedule | None = None
-    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; absent with epsilon_greedy: from 1 to 0.05 over the first tenth of
-    env.max_frame."""
     training_iter: Positive = 1
     """Batches per training."""
     training_batch_iter: Positive = 1
@@ -485,11 +513,14 @@ Algorithm = Annotated[
     | VanillaDQNSpec
     | DQNSpec
     | DoubleDQNSpec
+    | PQNSpec
     | SoftActorCriticSpec
     | CrossQSpec
     | BCSpec,
     Field(discriminator="name"),
     Extensible(AlgorithmSpec),
 ]
+EPOCHS = (PPOSpec, PQNSpec)
+"""Algorithms that learn in epochs of minibatches from rollouts of time_horizon steps."""
 ALGORITHMS: dict[str, type[AlgorithmSpec]] = by_name(Algorithm)
 """Name → model."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from slm_lab.spec.models.algorithm import Algorithm, AlgorithmSpec, PPOSpec, QLearningSpec, ReplayAlgorithmSpec
+from slm_lab.spec.models.algorithm import EPOCHS, Algorithm, AlgorithmSpec, EpsilonGreedySpec, ReplayAlgorithmSpec
 from slm_lab.spec.models.base import Component, ExtensionError, LinearDecay, SpecModel, find_model, is_extension, kind_of
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES, Memory
@@ -99,9 +99,9 @@ class Spec(SpecModel):
 
     @model_validator(mode="after")
     def _explore(self) -> Spec:
-        """Give Q-learning its default exploration, which depends on two sections."""
+        """Give algorithms that act on action values their default exploration, which depends on two sections."""
         algorithm = self.agent.algorithm
-        if isinstance(algorithm, QLearningSpec):
+        if isinstance(algorithm, EpsilonGreedySpec):
             change: dict[str, Any] = {}
             if algorithm.action_policy == "epsilon_greedy" and algorithm.explore_var_spec is None:
                 change["explore_var_spec"] = LinearDecay(
@@ -141,7 +141,7 @@ class Spec(SpecModel):
         """Return the number of single-env rollouts in a dataset of meta.sampler."""
         algorithm, sampler = self.agent.algorithm, self.meta.sampler
         assert sampler is not None
-        if isinstance(algorithm, PPOSpec):
+        if isinstance(algorithm, EPOCHS):
             return algorithm.minibatch_size * sampler.num_batches_per_epoch // self.rollout_rows
         return sampler.num_envs
 

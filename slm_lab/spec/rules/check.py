@@ -8,7 +8,7 @@ from typing import Any
 
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.migrate import OTHER_NAMES
-from slm_lab.spec.models.algorithm import ALGORITHMS, ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.models.algorithm import ALGORITHMS, EPOCHS, ActorCriticSpec, AlgorithmSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
 from slm_lab.spec.models.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
 from slm_lab.spec.models.meta import SamplerSpec
@@ -171,7 +171,7 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
     algorithm, rows = spec.agent.algorithm, spec.agent.rollout_len
     keys = [key for key in ("time_horizon", "num_step_returns", "training_frequency") if getattr(algorithm, key, None) is not None]
     path = (*ALGORITHM, keys[0] if keys else "training_frequency")
-    if spec.is_short and isinstance(algorithm, PPOSpec) and spec.meta.sampler is None and "time_horizon" not in algorithm.model_fields_set:
+    if spec.is_short and isinstance(algorithm, EPOCHS) and spec.meta.sampler is None and "time_horizon" not in algorithm.model_fields_set:
         return None  # the recommended value will fit
     if spec.agent.memory.episodes:
         late = rows > spec.session_frames
@@ -227,7 +227,7 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
         return
     if algorithm_known and not fits(algorithm, memory):
         allowed = _one_of(algorithm.memories)
-        if isinstance(algorithm, PPOSpec):
+        if isinstance(algorithm, EPOCHS):
             why = "learns from rollouts of time_horizon steps"
         else:
             why = "learns on-policy" if algorithm.on_policy else "learns from a replay buffer"
@@ -423,7 +423,7 @@ def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
         why = "ActorCritic takes one gradient step on the rollouts of all workers together"
         report.fail((*SAMPLER, "num_batches_per_epoch"), f"must be 1 ({why}), not {sampler.num_batches_per_epoch}")
-    if not isinstance(algorithm, PPOSpec):
+    if not isinstance(algorithm, EPOCHS):
         return
     rows, minibatch, batches = spec.rollout_rows, algorithm.minibatch_size, sampler.num_batches_per_epoch
     unit = dataset_unit(spec, sampler)
@@ -446,5 +446,5 @@ def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 
 
 def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
-    """Return the number of transitions that must divide a dataset of PPO: one rollout, or in sync mode one rollout of every env."""
+    """Return the number of transitions that must divide a dataset of PPO or PQN: one rollout, or in sync mode one rollout of every env."""
     return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

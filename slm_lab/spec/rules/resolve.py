@@ -8,9 +8,12 @@ from typing import Any
 from slm_lab.spec.compat.env_ids import success_of
 from slm_lab.spec.models.algorithm import (
     ALGORITHMS,
+    EPOCHS,
     ActorCriticSpec,
     EntropyAnneal,
+    EpsilonGreedySpec,
     PPOSpec,
+    PQNSpec,
     QLearningSpec,
     ReinforceSpec,
     ReplayAlgorithmSpec,
@@ -165,20 +168,26 @@ def _algorithm(draft: _Draft) -> None:
         _vtrace(algorithm, draft)
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None:
         draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)", by=[(*ALGORITHM, "lam")])
+    if isinstance(algorithm, PPOSpec) and algorithm.clip_vloss and not _is_searched(spec, (*ALGORITHM, "clip_vloss")):
+        draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
+        if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
+            draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
+    if isinstance(algorithm, EPOCHS):
+        _minibatch_size(algorithm, draft)
     if isinstance(algorithm, PPOSpec):
-        if algorithm.clip_vloss and not _is_searched(spec, (*ALGORITHM, "clip_vloss")):
-            draft.ignore(ALGORITHM, ["normalize_v_targets"], "clip_vloss compares values as they are")
-            if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
-                draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
-        steps, rollout = algorithm.time_horizon, algorithm.time_horizon * spec.env.num_envs
-        sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
-        is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see complete
-        if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
-            why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
-            draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
-        given = algorithm.training_frequency not in (None, steps)
-        why = f"has no effect: {algorithm.name} trains every time_horizon ({steps}) steps; ignored"
+        given = algorithm.training_frequency not in (None, algorithm.time_horizon)
+        why = f"has no effect: {algorithm.name} trains every time_horizon ({algorithm.time_horizon}) steps; ignored"
         draft.set((*ALGORITHM, "training_frequency"), None, why if given else "", by=[_NAME])
+
+
+def _minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _Draft) -> None:
+    """Reduce minibatch_size to the size of a rollout."""
+    spec, steps, rollout = draft.spec, algorithm.time_horizon, algorithm.time_horizon * draft.spec.env.num_envs
+    sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
+    is_open = spec.is_short and "time_horizon" not in algorithm.model_fields_set  # see complete
+    if algorithm.minibatch_size > rollout and spec.meta.sampler is None and not is_open:
+        why = f"{algorithm.minibatch_size} is larger than the rollout of {steps} steps × {spec.env.num_envs} envs; {rollout} is used"
+        draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
 
 
 def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
@@ -286,12 +295,12 @@ def _optimizers(net: NetSpec, draft: _Draft) -> None:
 
 
 def derive_sizes(spec: Spec) -> Spec:
-    """Return the spec with absent minibatch_size and num_batches_per_epoch filled in, if PPO's defaults do not fit the workers.
+    """Return the spec with absent minibatch_size and num_batches_per_epoch filled in, if the defaults of PPO or PQN do not fit the workers.
 
     A dataset is then one rollout of every env, in minibatches of the given size, or of the size nearest to the default.
     """
     algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
-    if sampler is None or not isinstance(algorithm, PPOSpec):
+    if sampler is None or not isinstance(algorithm, EPOCHS):
         return spec
     minibatch, batches = algorithm.minibatch_size, sampler.num_batches_per_epoch
     given = ("minibatch_size" in algorithm.model_fields_set, "num_batches_per_epoch" in sampler.model_fields_set)
@@ -371,6 +380,10 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
             given = algorithm.time_horizon if "time_horizon" in algorithm.model_fields_set else horizon
             keys |= {"time_horizon": horizon, "minibatch_size": min(256 if images else 64, given * spec.env.num_envs)}
         return keys
+    if isinstance(algorithm, PQNSpec):
+        horizon = max(1, _power_of_2(min(2048, frames // 10)) // spec.env.num_envs)
+        given = algorithm.time_horizon if "time_horizon" in algorithm.model_fields_set else min(32, horizon)
+        return {} if spec.meta.sampler is not None else {"time_horizon": given, "minibatch_size": min(64, given * spec.env.num_envs)}
     if isinstance(algorithm, ReinforceSpec):
         episodes = {"training_frequency": 4} if spec.agent.memory.episodes else {}
         return {"center_return": True, **episodes, "entropy_coef_spec": constant(0.01)}
@@ -392,7 +405,7 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
 def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
     """Return the recommended net."""
     algorithm = spec.agent.algorithm
-    width = 64 if algorithm.on_policy else 256 if algorithm.soft else 128
+    width = 128 if isinstance(algorithm, EpsilonGreedySpec) else 64 if algorithm.on_policy else 256 if algorithm.soft else 128
     net: dict[str, Any] = (
         {"name": "ConvNet", "normalize": True, "batch_norm": False} if images else {"name": "MLPNet", "hid_layers": [width, width]}
     )
@@ -404,9 +417,9 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
             # a slowly moving target net is more stable than one that is replaced
             net |= {"update_type": "replace", "update_frequency": 1_000} if images else _moving(0.01, spec.env.num_envs)
-        if isinstance(algorithm, QLearningSpec):
+        if isinstance(algorithm, EpsilonGreedySpec):
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
-            if not images:
+            if not images or isinstance(algorithm, PQNSpec):
                 net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
         if algorithm.soft:
             # CrossQ's critics need batch norm instead of target nets

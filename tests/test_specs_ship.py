@@ -34,7 +34,7 @@ MINATAR = ("ppo_minatar", "dqn_minatar")
 _LEFT_OUT = (*(() if find_library("Qt5Gui") else ("ppo_procgen",)), *(() if find_spec("minatar") else MINATAR))
 SPECS = [(path, name) for path in FILES for name in spec_names(path) if name not in _LEFT_OUT]
 PONG = ("sac_atari", "ppo_atari", "a2c_gae_atari", "a2c_nstep_atari", "dqn_atari", "ddqn_per_atari", "dueling_ddqn_per_atari")
-MUJOCO = ("sac_mujoco", "crossq_mujoco", "async_sac_mujoco")
+MUJOCO = ("sac_mujoco", "crossq_mujoco", "async_sac_mujoco", "sac_simba_mujoco")
 SUITES = {
     "ppo_dm_control": "CheetahRun-v1",
     "ppo_mujoco_playground": "MuJoCoPlayground/Go1JoystickFlatTerrain-v1",
@@ -55,7 +55,9 @@ GLOBAL = [(path, name) for path, name in BENCHMARKS if path.parent.name == "a3c"
 """Those of Sessions that train one net, with budgets of their own."""
 SAMPLED = [(path, name) for path, name in BENCHMARKS if path.parent.name == "appo"]
 """Those with rollout workers."""
-BENCHMARKS = [where for where in BENCHMARKS if where not in GLOBAL + SAMPLED]
+FEW_FRAMES = [(path, name) for path, name in BENCHMARKS if path.parent.name == "simba"]
+"""Those with fewer frames than the published budgets: they learn more from each."""
+BENCHMARKS = [where for where in BENCHMARKS if where not in GLOBAL + SAMPLED + FEW_FRAMES]
 CONTINUOUS = ("Pendulum-v1", "HalfCheetah-v5")
 OLD_FORM = "async_sac_roboschool.json"
 

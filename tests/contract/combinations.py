@@ -80,6 +80,7 @@ SMALL: dict[str, dict[str, Any]] = {
 KEYS: dict[str, dict[str, Any]] = {
     "MLPNet": {"hid_layers": [8]},
     "DuelingMLPNet": {"hid_layers": [8]},
+    "SimbaNet": {"width": 8},
     "RecurrentNet": {"rnn_hidden_size": 4, "seq_len": 5},
     "ConvNet": {"fc_hid_layers": [8]},
     "DuelingConvNet": {"fc_hid_layers": [8]},
@@ -115,7 +116,7 @@ class Case(NamedTuple):
         if self.memory == "OnPolicyCrossEntropy":
             memory["cross_entropy"] = 0.5
         own = {"name": self.net, "optim_spec": {"name": "Adam", "lr": 0.01}} | NEEDS.get(self.net, {}) | KEYS.get(self.net, {})
-        if self.net != "TorchArcNet":
+        if self.net not in ("TorchArcNet", "SimbaNet"):
             own["hid_layers_activation"] = "tanh"  # no unit is ever dead
         agent = {"algorithm": algorithm, "memory": memory, "net": own | (net or {})}
         env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": 10_000}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
 from slm_lab.agent.net.layers import BatchNorm2d, Leading, Pixels, Unpack, activation, init_layer, init_layers, mlp
+from slm_lab.agent.net.residual import ResidualBlock
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.ops.linear import MatmulMode
 from slm_lab.lib.records import ObservationSpace
@@ -22,6 +23,7 @@ from slm_lab.spec.models.net import (
     MLPNetSpec,
     NetSpec,
     RecurrentNetSpec,
+    SimbaNetSpec,
     TorchArcNetSpec,
 )
 from slm_lab.spec.report import Problem, SpecError
@@ -98,6 +100,15 @@ def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace, role: str) -> Body:
     flatten, size = _flatten(obs)
     sizes = [size, *spec.hid_layers]
     return Body(nn.Sequential(*flatten, *mlp(spec, sizes)), sizes[-1])
+
+
+def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:
+    """Build the net of arXiv:2410.09754, section 4.1, without its normalisation of observations (env.normalize_obs)."""
+    flatten, size = _flatten(obs)
+    embedding = nn.Linear(size, spec.width)
+    init_layer(embedding, "orthogonal_", gain=1.0)
+    blocks = [ResidualBlock(spec.width) for _ in range(spec.blocks)]
+    return Body(nn.Sequential(*flatten, embedding, *blocks, nn.LayerNorm(spec.width)), spec.width)
 
 
 class Heads(nn.Module):
@@ -237,6 +248,7 @@ def _arc_body(spec: TorchArcNetSpec, obs: ObservationSpace, role: str) -> Body:
 BODIES: dict[type[NetSpec], Callable[..., Body]] = {
     MLPNetSpec: _mlp_body,
     DuelingMLPNetSpec: _mlp_body,
+    SimbaNetSpec: _simba_body,
     ConvNetSpec: _conv_body,
     DuelingConvNetSpec: _conv_body,
     RecurrentNetSpec: _recurrent_body,
@@ -253,7 +265,7 @@ def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
         raise SpecError("agent", [Problem(one.key, one.message) for one in obs.ambiguities])
 
 
-_FLATTENING = (MLPNetSpec, HydraMLPNetSpec, RecurrentNetSpec)
+_FLATTENING = (MLPNetSpec, SimbaNetSpec, HydraMLPNetSpec, RecurrentNetSpec)
 """Nets that flatten images to vectors."""
 
 

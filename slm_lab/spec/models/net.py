@@ -193,6 +193,20 @@ class DuelingMLPNetSpec(MLPNetSpec):
     name: Literal["DuelingMLPNet"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
+class SimbaNetSpec(NetSpec):
+    """SimBa (arXiv:2410.09754): a linear layer, residual blocks with LayerNorm, and a final LayerNorm."""
+
+    name: Literal["SimbaNet"]
+    width: Positive = 128
+    """Units of the residual stream; the hidden layer of each block has four times as many."""
+    blocks: Positive = 1
+    """Number of residual blocks."""
+    actor_init_std: PositiveReal | None = 1.0
+    """Gain of the orthogonal initialisation of the actor's output layer."""
+    critic_init_std: PositiveReal | None = 1.0
+    """Gain of the orthogonal initialisation of the critic's output layer."""
+
+
 class HydraMLPNetSpec(LayersSpec):
     """Fully connected layers: several heads on the observation, one body, and a tail for each output."""
 
@@ -278,7 +292,7 @@ class TorchArcNetSpec(NetSpec):
 
 
 Net = Annotated[
-    MLPNetSpec | DuelingMLPNetSpec | HydraMLPNetSpec | ConvNetSpec | DuelingConvNetSpec | RecurrentNetSpec | TorchArcNetSpec,
+    MLPNetSpec | DuelingMLPNetSpec | SimbaNetSpec | HydraMLPNetSpec | ConvNetSpec | DuelingConvNetSpec | RecurrentNetSpec | TorchArcNetSpec,
     Field(discriminator="name"),
     Extensible(NetSpec),
 ]

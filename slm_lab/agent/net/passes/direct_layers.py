@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.normalization import BatchRenorm1d, corrections
+from slm_lab.agent.net.residual import ResidualBlock
 from slm_lab.agent.ops.arrays import equal_numbers
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import MatmulMode
@@ -262,7 +263,45 @@ class DirectRenorm:
 
 
 _renorm_backward: Any = torch.ops.aten.native_batch_norm_backward
-AnyLayer = DirectLayer | DirectNorm | DirectRenorm
+
+
+class DirectBlock:
+    """Residual block of SimBa, with the interface of DirectLayer."""
+
+    def __init__(self, norm: DirectNorm, expand: DirectLayer, contract: DirectLayer) -> None:
+        self.norm, self.expand, self.contract = norm, expand, contract
+        self.grads = [*norm.grads, *expand.grads, *contract.grads]
+        self._last: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+        """Input of the last forward pass, and the inputs of `expand` and `contract` in it."""
+
+    def _inner(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inputs of `expand` and `contract`."""
+        normed = self.norm.forward(x)
+        hidden = self.expand.forward(normed)
+        _relu(hidden, hidden)
+        return normed, hidden
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        normed, hidden = self._inner(x)
+        self._last = x, normed, hidden
+        out = self.contract.forward(hidden)
+        out += x
+        return out
+
+    def backward(self, grad: np.ndarray, x: np.ndarray, weights: bool, columns: slice | None) -> np.ndarray | None:
+        normed, hidden = self._last[1:] if self._last is not None and self._last[0] is x else self._inner(x)
+        grad_hidden = self.contract.backward(grad, hidden, weights, ALL)
+        assert grad_hidden is not None
+        _relu_backward(grad_hidden, hidden)
+        grad_normed = self.expand.backward(grad_hidden, normed, weights, ALL)
+        assert grad_normed is not None
+        grad_x = self.norm.backward(grad_normed, x, weights, columns)
+        if grad_x is not None:
+            grad_x += grad[..., columns]
+        return grad_x
+
+
+AnyLayer = DirectLayer | DirectNorm | DirectRenorm | DirectBlock
 
 
 def is_supported(module: nn.Module) -> bool:
@@ -271,11 +310,13 @@ def is_supported(module: nn.Module) -> bool:
         return module.bias is not None
     if type(module) is nn.LayerNorm:
         return len(module.normalized_shape) == 1 and module.elementwise_affine and module.bias is not None
-    return type(module) is BatchRenorm1d
+    return type(module) in (BatchRenorm1d, ResidualBlock)
 
 
 def direct_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
     """Return the direct layer of a supported module; None if its parameters are not on the CPU."""
+    if isinstance(module, ResidualBlock):
+        return _direct_block(module, matmul_mode)
     assert isinstance(module, nn.Linear | nn.LayerNorm | BatchRenorm1d)
     params = module.weight, module.bias
     if any(map(is_asynchronous, params)):
@@ -286,6 +327,15 @@ def direct_layer(module: nn.Module, matmul_mode: MatmulMode) -> AnyLayer | None:
     if isinstance(module, BatchRenorm1d):
         return DirectRenorm(module, grads)
     return DirectLayer(params, grads, matmul_mode)
+
+
+def _direct_block(module: ResidualBlock, matmul_mode: MatmulMode) -> DirectBlock | None:
+    parts = [module.norm, module.expand, module.contract]
+    layers = [direct_layer(part, matmul_mode) if is_supported(part) else None for part in parts]
+    norm, expand, contract = layers
+    if isinstance(norm, DirectNorm) and isinstance(expand, DirectLayer) and isinstance(contract, DirectLayer):
+        return DirectBlock(norm, expand, contract)
+    return None
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:

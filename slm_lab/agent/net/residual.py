@@ -1,0 +1,27 @@
+"""The residual block of SimBa (arXiv:2410.09754)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EXPANSION = 4
+"""Units of a block's hidden layer, divided by its width."""
+
+
+class ResidualBlock(nn.Module):
+    """x + W₂ ReLU(W₁ LayerNorm(x) + b₁) + b₂ for x [B, F], with a hidden layer of 4 F units (section 4.1 of the paper).
+
+    Weights have He's initialisation (arXiv:1502.01852), biases are 0.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.expand, self.contract = nn.Linear(width, EXPANSION * width), nn.Linear(EXPANSION * width, width)
+        for layer in (self.expand, self.contract):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return x_BF + self.contract(F.relu(self.expand(self.norm(x_BF))))

@@ -9,12 +9,13 @@ import inspect
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.spec.compat.migrate import OTHER_NAMES
@@ -456,11 +457,21 @@ def example(section: Section, key: str) -> Any:
     if key in EXAMPLES and not (key == "name" and section.path != "agent"):
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
-    found = [value for path, value in _shipped() if _matches(section, path, key)]
+    found = [value for path, value in _shipped() if _matches(section, path, key) and _is_allowed(section, key, value)]
     values = sorted(json.dumps(value) for value in found if value not in defaults and "${" not in json.dumps(value))
     if values:
         return json.loads(max((list(same) for _, same in groupby(values)), key=len)[0])
     return _short(defaults[0])
+
+
+def _is_allowed(section: Section, key: str, value: Any) -> bool:
+    """Return whether a model of the section takes a value, which may be that of another model."""
+    for model in section.models.values():
+        if key in model.model_fields:
+            with suppress(ValidationError):
+                TypeAdapter(model.model_fields[key].annotation).validate_python(value)
+                return True
+    return False
 
 
 def _matches(section: Section, path: tuple[str, ...], key: str) -> bool:

@@ -53,9 +53,8 @@ def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, c
         if isinstance(part, Trainer | TargetNet):
             use_matmul(part.flat.module, spec.meta.matmul, device)
             nets.append(part.flat.module)
-    explores = model.action_policy in ("epsilon_greedy", "boltzmann")
     random_frames = spec.agent.training_start if getattr(model, "random_start", False) else 0
-    agent = Agent(policy, algorithm, clock, model.explore_var_spec if explores else None, seeds.eval_env, random_frames)
+    agent = Agent(policy, algorithm, clock, model.explore_var_spec if model.explores else None, seeds.eval_env, random_frames)
     agent.threads = resolve_threads(spec.meta.threads, nets, cores, device)
     return agent
 

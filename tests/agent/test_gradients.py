@@ -22,7 +22,7 @@ from slm_lab.lib.records import ActionSpace
 from tests.agent.helpers import CONTINUOUS, DISCRETE, MLP, RNN, ToyEnv, agent_of, drive, info
 from tests.agent.test_dqn import batch_of, q_agent
 from tests.agent.test_multi_q import HYDRA, MULTI, multi_spec
-from tests.agent.test_soft_actor_critic import CONV, algorithm_of, build, move_target, transitions
+from tests.agent.test_soft_actor_critic import CONV, algorithm_of, build, move_target, transitions, with_alpha
 
 ALPHA, GAMMA, ROWS = 0.3, 0.9, 12
 
@@ -180,7 +180,7 @@ def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, mon
     algorithm.trainer.flat.buffer.copy_(buffers)
     algorithm.rng = np.random.default_rng(5)
     returned: list[Tensor] = []
-    found = step_gradient(algorithm.trainer, lambda: returned.append(algorithm._critic_step(batch, ALPHA)))
+    found = step_gradient(algorithm.trainer, lambda: returned.append(with_alpha(algorithm, ALPHA)._critic_step(batch)))
     algorithm.trainer.flat.buffer.copy_(buffers)
     loss = twin.critic_loss(batch, noise)
     assert algorithm.meter.end().loss == pytest.approx(loss.item(), rel=1e-4)
@@ -193,7 +193,7 @@ def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, mon
     algorithm.mean_entropy = torch.tensor(0.7)
     algorithm.rng = np.random.default_rng(5)
     steps: list[Any] = []
-    found = step_gradient(algorithm.actor_trainer, lambda: steps.append(algorithm._actor_step(batch, values, ALPHA)))
+    found = step_gradient(algorithm.actor_trainer, lambda: steps.append(with_alpha(algorithm, ALPHA)._actor_step(batch, values)))
     algorithm.trainer.set_train_mode(False)  # as in the actor's step
     algorithm.actor_trainer.set_train_mode(True)
     penalty = 0.7 if algorithm.spec.entropy_penalty_coef else None
@@ -208,14 +208,14 @@ def test_soft_actor_critic(name: str, weighted: bool, apart: bool, on: bool, mon
 
 def test_soft_actor_critic_of_images() -> None:
     """Critics whose actions join after the convolutions."""
-    algorithm = algorithm_of(build(shape=(3, 12, 12), dtype="uint8", net=CONV, gamma=GAMMA)[0])
+    algorithm = with_alpha(algorithm_of(build(shape=(3, 12, 12), dtype="uint8", net=CONV, gamma=GAMMA)[0]), ALPHA)
     images = torch.randint(0, 255, (2, ROWS, 3, 12, 12), dtype=torch.uint8)
     batch = transitions(torch.rand(ROWS, 2) - 0.5)._replace(obs_B=images[0], next_obs_B=images[1])
     twin, noise = Twin(algorithm, "MSELoss"), np.random.default_rng(5).standard_normal((ROWS, 2), np.float32)
     values = twin.values(batch)
     for trainer, step, loss in (
-        (algorithm.trainer, lambda: algorithm._critic_step(batch, ALPHA), lambda: twin.critic_loss(batch, noise)),
-        (algorithm.actor_trainer, lambda: algorithm._actor_step(batch, values, ALPHA), lambda: twin.actor_loss(batch, noise, None, values)),
+        (algorithm.trainer, lambda: algorithm._critic_step(batch), lambda: twin.critic_loss(batch, noise)),
+        (algorithm.actor_trainer, lambda: algorithm._actor_step(batch, values), lambda: twin.actor_loss(batch, noise, None, values)),
     ):
         algorithm.rng = np.random.default_rng(5)
         found = step_gradient(trainer, step)
@@ -234,9 +234,9 @@ def test_a_step_whose_loss_is_not_finite_is_skipped(step: str, action: ActionSpa
     algorithm.meter.begin()
     with ignore_float_errors():
         if critic:
-            algorithm._critic_step(batch, ALPHA)
+            with_alpha(algorithm, ALPHA)._critic_step(batch)
         else:
-            algorithm._actor_step(batch, torch.zeros(2, 6, 3), ALPHA)
+            with_alpha(algorithm, ALPHA)._actor_step(batch, torch.zeros(2, 6, 3))
     assert trainer.skipped == 1
     assert torch.equal(before, trainer.flat.param)
 

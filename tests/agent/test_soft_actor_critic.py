@@ -281,6 +281,12 @@ def test_a_target_net_that_moves_slowly_is_normalised_too() -> None:
 # the equations
 
 
+def with_alpha(algorithm: SoftActorCritic, alpha: float) -> SoftActorCritic:
+    """The algorithm with a fixed temperature."""
+    algorithm.temperature.value = lambda frame: alpha  # type: ignore[method-assign]
+    return algorithm
+
+
 def target_of(algorithm: SoftActorCritic) -> TargetNet[Any]:
     assert algorithm.target is not None
     return algorithm.target
@@ -310,7 +316,7 @@ def test_priorities_are_the_errors_of_the_lower_critic(weights: list[float] | No
     algorithm.memory.update_priorities = lambda row_B, error_B: told.append((row_B, error_B))  # type: ignore[method-assign]
     q = q_of(algorithm, batch.obs_B, None)[:, torch.arange(4), batch.action_B]
     algorithm.meter.begin()
-    algorithm._critic_step(batch, 0.3)
+    with_alpha(algorithm, 0.3)._critic_step(batch)
     np.testing.assert_array_equal(told[0][0], batch.row_B)
     torch.testing.assert_close(told[0][1].abs(), (torch.minimum(q[0], q[1]) - batch.reward_B).abs())
 
@@ -327,7 +333,7 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor(reduction: str) -
         params = algorithm.net.actor(batch.obs_B)
         action, logp, *_ = SquashedNormal(CONTINUOUS).rsample(params, torch.from_numpy(noise.astype(np.float32)))
     q = q_of(algorithm, batch.obs_B, action)
-    loss, entropy, norm = algorithm._actor_step(batch, q, 0.3)
+    loss, entropy, norm = with_alpha(algorithm, 0.3)._actor_step(batch, q)
     assert loss == pytest.approx(float((0.3 * logp - ONE_OF_TWO[reduction](q)).mean()), rel=1e-4)
     assert entropy == pytest.approx(float(-logp.mean()), rel=1e-4)
     assert norm > 0.0
@@ -340,7 +346,7 @@ def test_actor_loss_of_continuous_actions_moves_only_the_actor(reduction: str) -
 def test_the_moving_average_of_the_entropy_is_saved_once_it_is_known() -> None:
     one, _ = build(DISCRETE, entropy_penalty_coef=0.7)
     assert one.state_dict()["algorithm"]["mean_entropy"] is None
-    algorithm_of(one)._actor_step(transitions(torch.tensor([0, 2, 1, 1])), torch.randn(2, 4, 3), 0.3)
+    algorithm_of(one)._actor_step(transitions(torch.tensor([0, 2, 1, 1])), torch.randn(2, 4, 3))
     other, _ = build(DISCRETE, entropy_penalty_coef=0.7)
     other.load_state_dict(one.state_dict())
     assert algorithm_of(other).mean_entropy == algorithm_of(one).mean_entropy is not None
@@ -499,7 +505,7 @@ def test_gradients_of_critics_are_clipped_by_the_norm_of_each(net: dict[str, Any
         before = [parameter.detach().clone() for parameter in params]
         algorithm.rng = np.random.default_rng(5)
         algorithm.meter.begin()
-        algorithm._critic_step(batch, 0.3)
+        with_alpha(algorithm, 0.3)._critic_step(batch)
         change = [old - new.detach() for old, new in zip(before, params, strict=True)]
         half = len(change) // 2
         each = [[x[c] for x in change] for c in range(2)] if stacked else [change[:half], change[half:]]
@@ -599,13 +605,13 @@ def test_crossq_statistics_are_of_both_states(action: ActionSpace) -> None:
     norms = [m for m in algorithm.critics.modules() if type(m).__name__ == "BatchRenorm1d"]
     batch = transitions(torch.zeros(6, 2) if action is CONTINUOUS else torch.zeros(6, dtype=torch.int64))
     algorithm.meter.begin()
-    algorithm._critic_step(batch, 0.3)
+    with_alpha(algorithm, 0.3)._critic_step(batch)
     both = torch.cat([batch.obs_B, batch.next_obs_B])
     for norm in norms:
         torch.testing.assert_close(norm.running_mean[:4], 0.01 * both.mean(0))
     before = algorithm.trainer.flat.buffer.clone()
     algorithm.meter.begin()  # layers as for learning
-    algorithm._actor_step(batch, torch.randn(2, 6, 3), 0.3)
+    with_alpha(algorithm, 0.3)._actor_step(batch, torch.randn(2, 6, 3))
     assert torch.equal(before, algorithm.trainer.flat.buffer), "the actor's loss leaves the statistics alone"
 
 

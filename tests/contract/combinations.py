@@ -43,7 +43,7 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
         return True
     if algorithm in OFFLINE:
         return memory == "Replay" and net != "RecurrentNet" and "Dueling" not in net
-    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ"):
+    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "TD3", "DDPG"):
         fits = replays and (net != "RecurrentNet" or "DQN" in algorithm)
     elif algorithm in ("PPO", "PPOSIL", "PQN"):
         fits = memory == "OnPolicyBatchReplay"
@@ -74,6 +74,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "PQN": ROLLOUT,
     "SoftActorCritic": REPLAYING,
     "CrossQ": REPLAYING,
+    "TD3": REPLAYING,
+    "DDPG": REPLAYING,
     "BC": {},
 }
 """Keys that let an algorithm train after 10 vector steps of 2 envs; a new algorithm must be added here."""
@@ -133,8 +135,9 @@ def cases() -> list[Case]:
         if algorithm in ("Random", *OFFLINE):
             continue
         fits = [(memory, net) for memory in MEMORIES for net in NETS if fitting(algorithm, memory, net)]
-        found += [Case(algorithm, memory, net) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
-        if not acts_on_values(algorithm):
+        only = algorithm in ("TD3", "DDPG")
+        found += [Case(algorithm, memory, net, only) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
+        if not acts_on_values(algorithm) and not only:
             found.append(Case(algorithm, fits[0][0], "MLPNet", continuous=True))
         if algorithm in ("Reinforce", "ActorCritic", "PPO", "SIL", "PPOSIL"):
             found += [Case(algorithm, fits[0][0], net, hybrid=True) for net in ("MLPNet", "RecurrentNet")]

@@ -230,9 +230,9 @@ def test_target_nets_move_when_due(case: Case, update_type: str) -> None:
     """replace: each 14 frames, in soft actor-critic at the next training; polyak: each vector step, or each training of the policy."""
     keys: dict[str, Any] = {"polyak_coef": 0.1} if update_type == "polyak" else {"update_frequency": 14}
     agent, env = build(case, update_type=update_type, **keys), ToyEnv(case.info(), 3)
-    (target,) = target_nets(agent.algorithm)
-    assert torch.equal(target.flat.param, target.source.param)
-    obs_N, before, moves, open_ = env.reset(), target.flat.param.clone(), 0, False
+    targets = target_nets(agent.algorithm)
+    assert all(torch.equal(target.flat.param, target.source.param) for target in targets)
+    obs_N, befores, moves, open_ = env.reset(), [target.flat.param.clone() for target in targets], 0, False
     for _ in range(60):
         out = agent.act(obs_N)
         step = env.step(out.action_N)
@@ -242,23 +242,25 @@ def test_target_nets_move_when_due(case: Case, update_type: str) -> None:
         if trained := agent.ready():
             agent.update()
         agent.end_step()
-        due = open_ and (trained or not agent.algorithm.spec.soft)
-        if not due:
-            assert torch.equal(before, target.flat.param)
-        elif update_type == "polyak":
-            assert torch.equal(before, target.flat.param) == torch.equal(before, target.source.param)
-            assert (target.flat.param - before).norm() <= (target.source.param - before).norm()
-        else:
-            assert torch.equal(target.source.param, target.flat.param)
-        moves += not torch.equal(before, target.flat.param)
-        before, open_ = target.flat.param.clone(), open_ and not due
+        due = open_ and (trained or not agent.algorithm.spec.own_critics)
+        for target, before in zip(targets, befores, strict=True):
+            if not due:
+                assert torch.equal(before, target.flat.param)
+            elif update_type == "polyak":
+                assert torch.equal(before, target.flat.param) == torch.equal(before, target.source.param)
+                assert (target.flat.param - before).norm() <= (target.source.param - before).norm()
+            else:
+                assert torch.equal(target.source.param, target.flat.param)
+        moves += not torch.equal(befores[0], targets[0].flat.param)
+        befores, open_ = [target.flat.param.clone() for target in targets], open_ and not due
         obs_N = step.obs_N
     assert moves >= 7
 
 
 def test_target_nets_are_where_the_papers_have_them() -> None:
     found = {case.algorithm: len(target_nets(build(case).algorithm)) for case in CASES if case.net == "MLPNet"}
-    assert {name for name, number in found.items() if number} == {"DQN", "DoubleDQN", "SoftActorCritic"}
+    numbers = {"DQN": 1, "DoubleDQN": 1, "SoftActorCritic": 1, "TD3": 2, "DDPG": 2}
+    assert {name: number for name, number in found.items() if number} == numbers
 
 
 @pytest.mark.parametrize("name", ONLINE)
@@ -292,7 +294,7 @@ def test_actions_are_served_or_refused_by_name(name: str, kind: str) -> None:
         agent = build_agent(case.spec(), info, session_seeds(0, 0, 0), Clock())
     except SpecError as error:
         (problem,) = error.problems
-        assert kind != "discrete"
+        assert kind != "discrete" or case.continuous
         assert problem.path == "agent.algorithm.name"
         assert f"'{name}'" in problem.message
         assert problem.message.partition("; allowed: ")[2] == algorithms_for(info.action)

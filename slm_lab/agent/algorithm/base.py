@@ -214,7 +214,7 @@ class Algorithm:
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
 
     def copy_to_target(self) -> None:
-        """Copy the current parameters to the target network, if there is one."""
+        """Copy the current parameters to the target networks, if there are any."""
         if self.target is not None:
             self.target.copy_source()
 

@@ -6,38 +6,27 @@ CrossQ (arXiv:1902.05605) is the same algorithm without target nets.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Part
-from slm_lab.agent.algorithm.meter import GradientMeter
-from slm_lab.agent.algorithm.target import TargetNet
-from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.passes.direct import CriticsPass
+from slm_lab.agent.algorithm.base import Part
+from slm_lab.agent.algorithm.replay_actor_critic import ActorReport, CriticPass, ReplayActorCritic
 from slm_lab.agent.net.passes.validity import add_gradient
-from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
-from slm_lab.agent.ops.arrays import ignore_float_errors, like, tensor
-from slm_lab.agent.ops.autograd import GraphPass
-from slm_lab.agent.ops.device import is_asynchronous, read, upload
+from slm_lab.agent.net.q_nets import QCritics, build_critics
+from slm_lab.agent.ops.arrays import like, tensor
+from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
-from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.ops.objective import REDUCTIONS, discrete_actor_loss, discrete_soft_value, reduction_gradient
 from slm_lab.agent.ops.targets import action_value, action_value_gradient
-from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
-from slm_lab.agent.optim.trainer import Group, Trainer
-from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.agent.optim.trainer import Group
+from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
-from slm_lab.spec.models.net import SHAPED, OptimSpec
-from slm_lab.spec.models.spec import AgentSpec
-from slm_lab.spec.report import Problem, SpecError
+from slm_lab.spec.models.net import SHAPED, NetSpec, OptimSpec
 
 LARGEST_GRADIENT = 1e15
 """A step with a greater gradient is skipped: its square would overflow in the optimizer's statistics."""
@@ -150,14 +139,18 @@ def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[fl
     return begin, (0.0 if discrete else -2.0 * action.dim) if anneal is True else anneal
 
 
-ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
-"""Loss, entropy and gradient norm of an actor step."""
+class JointPass:
+    """Critics' pass over states and next states in one batch; the values of next states have no gradient."""
 
-CriticPass = CriticsPass | GraphPass
+    def __init__(self, both: CriticPass) -> None:
+        self._both = both
+
+    def backward(self, grad: Tensor) -> None:
+        self._both.backward(torch.cat((grad, torch.zeros_like(grad)), dim=1))
 
 
-class SoftActorCritic(Algorithm):
-    """Learn a policy that maximises reward and entropy from replayed transitions.
+class SoftActorCritic(ReplayActorCritic):
+    """Learn a policy that maximises reward and entropy from replayed transitions (arXiv:1812.05905, Algorithm 1).
 
     CrossQ differs only in its critics: they process states and next states in one batch, so that batch statistics cover both, and need no
     target net (arXiv:1902.05605, eq. 2).
@@ -166,86 +159,22 @@ class SoftActorCritic(Algorithm):
     diagnostics = ("critic_loss", "actor_loss", "alpha", "q_mean")
 
     spec: SoftActorCriticSpec
-    net: ActorCriticNet
-    memory: Replay
-    trainer: Trainer
-    """Trains the critics."""
-    actor_trainer: Trainer
-    target: TargetNet[QCritics] | None = None
-    rng: np.random.Generator
-    """Random stream of action noise; the memory's stream is seeded with seeds.update itself."""
 
     def build(self) -> None:
-        agent, info, device = self.agent_spec, self.info, self.device
-        self.discrete, self.action_dim = info.action.kind == "discrete", info.action.dim
-        self.steps_per_update = self.spec.training_iter or info.num_envs
-        self.actor_trainer = self.trainer
-        self.net.use_direct(self.actor_trainer.flat)
-        critic_spec = agent.critic_net or agent.net
-        with _problems_of_critic_net(agent):
-            self.critics = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
-            flat = FlatParams(self.critics, device=device)
-            self.critics.use_direct(flat)
-            self.trainer = Trainer(flat, critic_spec, ("critic",), gradients_of_each(self.critics, flat))
-            if self.spec.has_target:
-                target = build_critics(critic_spec, info.observation, info.action, self.spec.spectral_norm)
-                self.target = TargetNet(target, flat, critic_spec, device)
-                target.use_direct(flat, data=True)
-            self.value_loss = ValueLoss(critic_spec.loss_spec)
-        self.meter = GradientMeter(self.trainer, self.clock)
+        self.discrete = self.info.action.kind == "discrete"
+        super().build()
         self.reduction = self.spec.critic_reduction or ("mean" if self.discrete else "min")
         self.reduce = REDUCTIONS[self.reduction]
-        self.temperature = Temperature(self.spec, info, self.actor_trainer.groups[0], device)
-        self.rng = np.random.default_rng([self.seeds.update, 1])
-        self.critic_steps = 0
+        self.temperature = Temperature(self.spec, self.info, self.actor_trainer.groups[0], self.device)
         self.mean_entropy: Tensor | None = None
         """Moving average of the policy's entropy []; None before the actor's first step. Used only with entropy_penalty_coef."""
-        self.actor_report: tuple[float, float, float] | None = None
-        """Loss, entropy and gradient norm of the last actor step."""
 
-    @ignore_float_errors()
-    def update(self) -> Metrics:  # arXiv:1812.05905, Algorithm 1
-        frame = self.clock.global_frame
-        self.meter.begin()
-        self.actor_trainer.begin_update(frame)
-        reports: list[ActorReport] = []
-        due: bool | None = None
-        for _ in range(self.steps_per_update):
-            batch = self.memory.sample().to(self.device)
-            alpha = self.temperature.value(frame)
-            q = self._critic_step(batch, alpha)
-            if self.critic_steps % self.spec.policy_delay == 0:
-                reports.append(self._actor_step(batch, q, alpha))
-                self.temperature.step(reports[-1][1], frame, self._entropy_scale(batch))
-                if self.target is not None:
-                    due = self.target.due(frame) if due is None else due
-                    if due:
-                        self.target.update()
-        self.actor_trainer.end_update()
-        return self._metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
+    def build_critics(self, spec: NetSpec) -> QCritics:
+        return build_critics(spec, self.info.observation, self.info.action, self.spec.spectral_norm)
 
-    def _critic_step(self, batch: Transitions, alpha: Tensor | float) -> Tensor:
-        """Take a gradient step on the critics. Return their outputs from before the step: Q(s, a) [C, B], or Q(s, ·) [C, B, A]."""
-        self.trainer.refresh()
-        if self.target is not None:
-            self.target.refresh()
-        outputs, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch, alpha)
-        # eq. 6; truncated episodes are bootstrapped
-        target_B = batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
-        action_CB = batch.action_B.expand(len(q), -1) if self.discrete else None
-        q_CB = q if action_CB is None else action_value(q, action_CB)
-        # the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13)
-        compare = self.value_loss.symlog_with_gradient if self.spec.symlog else self.value_loss.with_gradient
-        loss, grad_q_CB = compare(q_CB, target_B.expand_as(q_CB), len(target_B), batch.weight_B)
-        grad_q = grad_q_CB if action_CB is None else action_value_gradient(q, action_CB, grad_q_CB)
-        # CrossQ computes values of next states in the same pass; they have no gradient
-        outputs.backward(grad_q if self.target is not None else torch.cat((grad_q, torch.zeros_like(grad_q)), dim=1))
-        if self.memory.prioritized:
-            self.memory.update_priorities(batch.row_B, q_CB.amin(0) - target_B)
-        self.meter.report_loss(loss, q_mean=q_CB.mean())
-        self.meter.step()
-        self.critic_steps += 1
-        return q
+    def values_and_targets(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
+        outputs, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch)
+        return outputs, q, self.td_target(batch, next_value_B)  # eq. 6
 
     def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, and the critics' outputs for s and for s': [C, B] with actions, [C, B, A] without."""
@@ -257,35 +186,38 @@ class SoftActorCritic(Algorithm):
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
         outputs = self.critics.forward_pass(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
         q, next_q = outputs.values[0].split(len(batch.obs_B), dim=1)
-        return outputs, q, next_q
+        return JointPass(outputs), q, next_q
 
-    def _continuous_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticPass, Tensor, Tensor]:
+    def _continuous_values(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
         next_action = self._sample(self.net.forward_pass(batch.next_obs_B, learn=False).values[0])
         outputs, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
-        return outputs, q_CB, self.reduce(next_q_CB) - alpha * tensor(next_action.logp_B)  # eq. 3
+        return outputs, q_CB, self.reduce(next_q_CB) - self.alpha * tensor(next_action.logp_B)  # eq. 3
 
-    def _discrete_values(self, batch: Transitions, alpha: Tensor | float) -> tuple[CriticPass, Tensor, Tensor]:
+    def _discrete_values(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
         next_params_BA = tensor(self.net.forward_pass(batch.next_obs_B, learn=False).values[0])
         outputs, q_CBA, next_q_CBA = self._values(batch, None)
-        return outputs, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), alpha)
+        return outputs, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), self.alpha)
 
-    def _actor_step(self, batch: Transitions, q: Tensor, alpha: Tensor | float) -> ActorReport:
-        """Take a gradient step on the actor, given the result of `_critic_step`. Return the actor's loss, entropy and gradient norm."""
-        self.actor_trainer.refresh()
-        self.trainer.set_train_mode(False)
-        self.actor_trainer.set_train_mode(True)
-        loss, entropy = self._discrete_gradient(batch, q, alpha) if self.discrete else self._continuous_gradient(batch, alpha)
-        value = self.actor_trainer.check(loss)
-        norm = self.actor_trainer.step()
-        self.actor_trainer.set_train_mode(False)
-        self.trainer.set_train_mode(True)
-        return value, entropy if self.actor_trainer.deferred else entropy.item(), norm
+    def critic_loss(self, batch: Transitions, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
+        action_CB = batch.action_B.expand(len(q), -1) if self.discrete else None
+        q_CB = q if action_CB is None else action_value(q, action_CB)
+        compare = self.value_loss.symlog_with_gradient if self.spec.symlog else self.value_loss.with_gradient
+        loss, grad_q_CB = compare(q_CB, target_B.expand_as(q_CB), len(target_B), batch.weight_B)
+        return q_CB, loss, grad_q_CB if action_CB is None else action_value_gradient(q, action_CB, grad_q_CB)
 
-    def _continuous_gradient(self, batch: Transitions, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
+    def _actor_step(self, batch: Transitions, q: Tensor) -> ActorReport:
+        report = super()._actor_step(batch, q)
+        self.temperature.step(report[1], self.clock.global_frame, self._entropy_scale(batch))
+        return report
+
+    def actor_gradient(self, batch: Transitions, q: Tensor) -> tuple[Tensor, Tensor]:
+        return self._discrete_gradient(batch, q) if self.discrete else self._continuous_gradient(batch)
+
+    def _continuous_gradient(self, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of eq. 9; return the loss and the entropy."""
-        actor, B = self.net.forward_pass(batch.obs_B), len(batch.obs_B)
+        actor, B, alpha = self.net.forward_pass(batch.obs_B), len(batch.obs_B), self.alpha
         sample = self._sample(actor.values[0])
         critics = self.critics.forward_pass(batch.obs_B, tensor(sample.action_BD), for_action_grad=True)
         (q_CB,) = critics.values
@@ -297,13 +229,13 @@ class SoftActorCritic(Algorithm):
         entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
-    def _discrete_gradient(self, batch: Transitions, q_CBA: Tensor, alpha: Tensor | float) -> tuple[Tensor, Tensor]:
+    def _discrete_gradient(self, batch: Transitions, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.
 
         q_CBA are values from before the critics' step: another pass through the critics would take a fifth of the time of an update.
         """
         actor, penalty = self.net.forward_pass(batch.obs_B), self.spec.entropy_penalty_coef
-        found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), alpha, penalty, self.mean_entropy)
+        found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
         self.mean_entropy = found.mean_entropy
         actor.backward(found.grad_params_BA, None)
         return found.loss, found.entropy
@@ -322,63 +254,31 @@ class SoftActorCritic(Algorithm):
     def _sample(self, params_BP: Any) -> SquashedSample:
         """Sample actions [B, D], given the distribution's parameters."""
         assert isinstance(self.distribution, SquashedNormal)
-        noise_BD: Any = self.rng.standard_normal((len(params_BP), self.action_dim), np.float32)
-        if isinstance(params_BP, Tensor):
-            noise_BD = upload(torch.from_numpy(noise_BD), self.device)
-        return self.distribution.rsample(params_BP, noise_BD)
+        return self.distribution.rsample(params_BP, self.noise(len(params_BP), params_BP))
 
-    def _metrics(self, reports: list[ActorReport]) -> Metrics:
-        """Return means over the gradient steps: the sum of both losses, and the norm of both gradients combined."""
-        critics = self.meter.end()
-        extra = {"critic_loss": critics.loss, "alpha": self.entropy_coef, **critics.extra}
-        if not reports:  # before the actor's first step
-            return Metrics(critics.loss, critics.grad_norm, None, extra)
-        values = iter(read([value for report in reports for value in report]))
-        numbers = list(zip(values, values, values, strict=True))
-        self.actor_report = numbers[-1]
-        loss, entropy, norm = (sum(column) / len(numbers) for column in zip(*numbers, strict=True))
-        return Metrics(critics.loss + loss, math.hypot(critics.grad_norm or 0.0, norm), entropy, {"actor_loss": loss, **extra})
+    def metrics(self, reports: list[ActorReport]) -> Metrics:
+        found = super().metrics(reports)
+        found.extra["alpha"] = self.entropy_coef
+        return found
 
     @property
-    def policy_trainer(self) -> Trainer:
-        return self.actor_trainer
+    def alpha(self) -> Tensor | float:
+        """Current temperature α."""
+        return self.temperature.value(self.clock.global_frame)
 
     @property
     def entropy_coef(self) -> float:
         """α: the temperature is the weight of the entropy."""
-        return float(self.temperature.value(self.clock.global_frame))
+        return float(self.alpha)
 
     def parts(self) -> dict[str, Part]:
-        return {**super().parts(), "actor_trainer": self.actor_trainer, "temperature": self.temperature}
+        return {**super().parts(), "temperature": self.temperature}
 
     def state_dict(self) -> dict[str, Any]:
         entropy = None if self.mean_entropy is None else self.mean_entropy.to("cpu", copy=True)
-        counts = {"critic_steps": self.critic_steps, "actor_report": self.actor_report, "mean_entropy": entropy}
-        return {**super().state_dict(), **counts}
+        return {**super().state_dict(), "mean_entropy": entropy}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.critic_steps = int(state["critic_steps"])
-        self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
         entropy = state["mean_entropy"]
         self.mean_entropy = None if entropy is None else entropy.to(self.device, copy=True)
-
-
-def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
-    """Return the gradients of each critic, as views of `flat.grad`."""
-    if isinstance(critics, SeparateCritics):
-        return [[flat.grad[flat.span(list(critic.parameters()))]] for critic in critics.critics]
-    stacked = [flat.grad[flat.span([parameter])].view_as(parameter) for parameter in critics.parameters()]
-    return [[grad[index] for grad in stacked] for index in range(len(stacked[0]))]
-
-
-@contextmanager
-def _problems_of_critic_net(agent: AgentSpec) -> Iterator[None]:
-    """Context in which problems of the critics' own net are reported with the path agent.critic_net."""
-    try:
-        yield
-    except SpecError as error:
-        if agent.critic_net is None:
-            raise
-        moved = [Problem(p.path.replace("agent.net", "agent.critic_net", 1), p.message) for p in error.problems]
-        raise SpecError(error.source, moved) from error

@@ -171,31 +171,31 @@ class QCritics(PassNet):
     """C critics: obs_B and actions [B, D] → Q [C, B]; without actions, obs_B → Q [C, B, A]."""
 
     def forward_pass(
-        self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False
+        self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False, number: int | None = None
     ) -> CriticsPass | GraphPass:
         """Return the pass whose output is Q.
 
         Args: learn: whether gradients are needed. for_action_grad: whether only the gradient of the actions is needed, to be computed by
-        `input_grad` of the pass instead of `backward`.
+        `input_grad` of the pass instead of `backward`. number: number of critics to compute, from the first; None: all.
         """
         chains = self.direct.get(learn)
         if chains is not None:
-            return self._direct_pass(chains, _joined(obs_B, action_B), 0 if action_B is None else action_B.shape[1])
+            return self._direct_pass(chains, _joined(obs_B, action_B), 0 if action_B is None else action_B.shape[1], number)
         if not for_action_grad:
             with torch.set_grad_enabled(learn):
-                return GraphPass(self(obs_B, action_B))
+                return GraphPass(self(obs_B, action_B, number))
         assert action_B is not None
         leaf_B = action_B.detach().requires_grad_()
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         for parameter in trained:  # so that autograd does not compute their gradients
             parameter.requires_grad_(False)
-        values = self(obs_B, leaf_B)
+        values = self(obs_B, leaf_B, number)
         for parameter in trained:
             parameter.requires_grad_()
         return GraphPass(values, inputs=leaf_B)
 
-    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int) -> CriticsPass:
-        return CriticsPass(chains, x_BI.numpy(), actions)
+    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
+        return CriticsPass(chains[:number], x_BI.numpy(), actions)
 
 
 class SeparateCritics(QCritics):
@@ -210,9 +210,9 @@ class SeparateCritics(QCritics):
         complete = [one for one in found if one is not None]
         return complete if len(complete) == len(found) else None
 
-    def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None."""
-        q_CBA = torch.stack([critic(obs_B, action_B) for critic in self.critics])
+    def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
+        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None. See forward_pass for `number`."""
+        q_CBA = torch.stack([critic(obs_B, action_B) for critic in self.critics[:number]])
         return q_CBA if action_B is None else q_CBA.squeeze(2)
 
 
@@ -256,15 +256,17 @@ class StackedCritics(QCritics):
     def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
         super().use_direct(vector, data, [*others, *self.activations])
 
-    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int) -> CriticsPass:
+    def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
         stack, *each = chains
-        if len(x_BI) * self._largest < direct.SEPARATE_CRITICS_SIZE:
+        if number is None and len(x_BI) * self._largest < direct.SEPARATE_CRITICS_SIZE:
             return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions)
-        return super()._direct_pass(each, x_BI, actions)
+        return super()._direct_pass(each, x_BI, actions, number)
 
-    def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None."""
-        layers = self.layers
+    def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
+        """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None. See forward_pass for `number`."""
+        layers: Sequence[tuple[Tensor, Tensor]] = self.layers
+        if number is not None:
+            layers = [(weight[:number], bias[:number]) for weight, bias in layers]
         x_CBF = _joined(obs_B, action_B).expand(len(layers[0][0]), -1, -1)
         for (weight, bias), act in zip(layers, self.activations, strict=False):
             x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.matmul_mode))

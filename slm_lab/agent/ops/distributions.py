@@ -384,6 +384,35 @@ class SquashedNormal(NormalTanh):
         return super().log_prob(params_BP, torch.atanh(action_B.clamp(-edge, edge)))
 
 
+class Deterministic(ActionDistribution):
+    """tanh of the actor's outputs: one action in [-1, 1] per state, without a density (arXiv:1509.02971, section 7)."""
+
+    kinds = ("continuous",)
+    needs_bounds = True
+
+    def __init__(self, action: ActionSpace) -> None:
+        super().__init__(action)
+        self.param_dim = action.dim
+
+    def draw(self, params_NP: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return self.mode(params_NP)
+
+    def mode(self, params_BP: A) -> A:
+        return tanh(params_BP)
+
+    def gradient(self, action_BD: A, grad_action_BD: A) -> A:
+        """Return the gradient of the parameters [B, P], given actions and their gradient: ∂ tanh(u) / ∂ u = 1 − tanh²(u)."""
+        return grad_action_BD * (1.0 - action_BD * action_BD)
+
+    def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
+        """Return NaN [B]: there is no density."""
+        return params_BP.new_full((len(params_BP),), math.nan)
+
+    def entropy(self, params_BP: Tensor) -> Tensor:
+        """Return NaN [B]: there is no density."""
+        return params_BP.new_full((len(params_BP),), math.nan)
+
+
 class LogNormal(_LocationScale):
     """exp of independent Gaussians: positive actions."""
 
@@ -575,7 +604,11 @@ DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
     "LogNormal": LogNormal,
     "MultivariateNormal": MultivariateNormal,
 }
-ACTOR_DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {"Categorical": Categorical, "SquashedNormal": SquashedNormal}
+ACTOR_DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
+    "Categorical": Categorical,
+    "SquashedNormal": SquashedNormal,
+    "Deterministic": Deterministic,
+}
 """Distributions that an algorithm can choose itself (AlgorithmSpec.actor_distribution)."""
 MULTI_DISCRETE: dict[str, type[ActionDistribution]] = {"Argmax": MultiArgmax}
 """Distributions for multi-discrete actions that have the name of a distribution for one discrete action."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A
+from slm_lab.agent.ops.arrays import A, clip
 
 
 def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -> A:
@@ -39,6 +39,11 @@ def n_step_return(reward_KB: A, steps_B: A, gamma: float) -> tuple[A, A]:
     if isinstance(reward_KB, np.ndarray):
         return weight_K.astype(np.float32) @ reward_KB, np.float32(gamma) ** steps_B
     return torch.from_numpy(weight_K).to(reward_KB) @ reward_KB, gamma**steps_B
+
+
+def smoothed_action(action_BD: A, noise_BD: A, largest: float) -> A:
+    """Return actions with noise, which is clipped to ±largest; the sum is clipped to [-1, 1] (arXiv:1802.09477, section 5.3)."""
+    return clip(action_BD + clip(noise_BD, -largest, largest), -1.0, 1.0)
 
 
 def action_value(q_BA: A, action_B: A) -> A:

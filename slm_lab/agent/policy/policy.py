@@ -20,6 +20,7 @@ from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.passes.direct import DirectChain
 from slm_lab.agent.net.passes.validity import ModuleMonitor
 from slm_lab.agent.net.q_nets import QNet
+from slm_lab.agent.ops.arrays import clip
 from slm_lab.agent.ops.device import set_tf32
 from slm_lab.agent.ops.distributions import (
     ACTOR_DISTRIBUTIONS,
@@ -35,7 +36,7 @@ from slm_lab.lib.log import notice
 from slm_lab.lib.masks import uniform_logp
 from slm_lab.lib.random_actions import draw_uniform
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo
-from slm_lab.spec.models.algorithm import ALGORITHMS, ActionPolicy, AlgorithmSpec, EntropyAnneal, SoftActorCriticSpec
+from slm_lab.spec.models.algorithm import ALGORITHMS, ActionPolicy, AlgorithmSpec, EntropyAnneal, Exploration, SoftActorCriticSpec
 from slm_lab.spec.models.net import NetSpec
 from slm_lab.spec.models.spec import AgentSpec
 from slm_lab.spec.report import Problem, SpecError
@@ -102,7 +103,8 @@ class Policy:
         rng: draws the actions.
         net, distribution: None for uniformly random actions.
         action_policy: "default" samples the distribution; "epsilon_greedy" takes its mode, but with probability `explore_var` a random
-            action; "boltzmann" divides its logits by `explore_var`; "random" ignores the distribution.
+            action; "boltzmann" divides its logits by `explore_var`; "gaussian" adds noise of standard deviation `explore_var` to its mode;
+            "random" ignores the distribution.
         logp: whether `act` returns log-probabilities of sampled actions; otherwise NaN, since on few envs they cost as much as the draw.
         flat: the parameters of the net in one vector.
         mask: the action mask of the observations; None: every action is always valid.
@@ -114,14 +116,14 @@ class Policy:
         rng: np.random.Generator,
         net: ActorCriticNet | QNet | None = None,
         distribution: ActionDistribution | None = None,
-        action_policy: ActionPolicy = "default",
+        action_policy: ActionPolicy | Exploration = "default",
         logp: bool = True,
         flat: FlatParams | None = None,
         mask: ActionMask | None = None,
     ) -> None:
         self.action, self.rng, self.net, self.distribution, self.logp, self.flat = action, rng, net, distribution, logp, flat
         self.mask = mask
-        self.action_policy: ActionPolicy = "random" if net is None else action_policy
+        self.action_policy: ActionPolicy | Exploration = "random" if net is None else action_policy
         self.explore_var: float = 0.0
         self.uniform = False
         """Whether to ignore the distribution and act uniformly at random; clones do not copy this value."""
@@ -141,6 +143,7 @@ class Policy:
             "default": self._sample if logp else self._draw,
             "boltzmann": self._boltzmann,
             "epsilon_greedy": self._epsilon_greedy,
+            "gaussian": self._gaussian,
             "random": lambda params_NP: self._uniform(len(params_NP), self._valid_outputs(params_NP)),
         }[self.action_policy]
 
@@ -245,6 +248,14 @@ class Policy:
 
     def _boltzmann(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._sample(params_NP / np.float32(max(self.explore_var, 1e-6)))
+
+    def _gaussian(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mode plus Gaussian noise, clipped to the bounds (arXiv:1802.09477, Algorithm 1)."""
+        action_ND, unknown_N = self._draw(params_NP)
+        noise_ND = self.rng.standard_normal(action_ND.shape, np.float32)
+        noise_ND *= self.explore_var
+        noise_ND += action_ND
+        return clip(noise_ND, -1.0, 1.0), unknown_N
 
     def _epsilon_greedy(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self.distribution is not None
@@ -376,7 +387,7 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
         if isinstance(algorithm, SoftActorCriticSpec):
             check_soft_actor_critic(algorithm, info.action)
         distribution, log_std = _distribution(agent, agent.net, info.action)
-        critic = algorithm.has_critic and not algorithm.soft
+        critic = algorithm.has_critic and not algorithm.own_critics
         net = ActorCriticNet(agent.net, info.observation, distribution.param_dim, log_std, critic)
     parts = optimizer_parts(agent)
     groups = [getattr(net, f"{part}_parameters")() for part in parts] if len(parts) > 1 else None
@@ -390,7 +401,7 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
     assert agent.net is not None
     if not agent.algorithm.has_critic:
         return ()
-    separate = not agent.algorithm.soft and not agent.net.shared and not agent.net.use_same_optim
+    separate = not agent.algorithm.own_critics and not agent.net.shared and not agent.net.use_same_optim
     return ("actor", "critic") if separate else ("actor",)
 
 

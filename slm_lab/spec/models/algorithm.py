@@ -37,6 +37,8 @@ ActionPdtype = Literal[
     "MultivariateNormal",
 ]
 ActionPolicy = Literal["default", "random", "epsilon_greedy", "boltzmann"]
+Exploration = Literal["gaussian", "random"]
+"""Action policies of deterministic actors."""
 
 
 StandardizeAdvantages = Literal["standardize"] | Flag
@@ -61,8 +63,10 @@ class AlgorithmSpec(Component):
     """Keeps target networks."""
     values: ClassVar[bool] = False
     """Acts on action values (a Q-network)."""
+    own_critics: ClassVar[bool] = False
+    """Actor and critics have separate networks (agent.net, agent.critic_net)."""
     soft: ClassVar[bool] = False
-    """Actor and critics have separate networks (agent.net, agent.critic_net), and the actor samples actions from its own distribution."""
+    """Its values contain an entropy bonus (soft actor-critic)."""
     recurrent: ClassVar[bool] = True
     """Can train a RecurrentNet."""
     self_imitation: ClassVar[bool] = False
@@ -92,6 +96,11 @@ class AlgorithmSpec(Component):
         """Return the name (see ops.distributions.ACTOR_DISTRIBUTIONS) and the arguments of the actor's only distribution over a kind of
         actions; None: action_pdtype names it."""
         return None
+
+    @property
+    def explores(self) -> bool:
+        """Return whether actions depend on explore_var."""
+        return self.action_policy in ("epsilon_greedy", "boltzmann", "gaussian")
 
     @property
     def learns_values(self) -> bool:
@@ -357,10 +366,10 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     training_frequency: Positive = 1
     """Transitions between updates; at most one update per vector step."""
     training_start_step: Count | None = None
-    """Number of transitions to collect before the first update. Absent: memory.batch_size; in SoftActorCritic and CrossQ at least 1,000.
-    If it is smaller than memory.batch_size, the first batches contain some transitions more than once. With a RecurrentNet, updates also
-    wait until the memory has a batch of sequences. SoftActorCritic and CrossQ choose actions uniformly at random during the first
-    training_start_step frames of the Session."""
+    """Number of transitions to collect before the first update. Absent: memory.batch_size; with an actor and separate critics
+    (SoftActorCritic, TD3, …) at least 1,000. If it is smaller than memory.batch_size, the first batches contain some transitions more than
+    once. With a RecurrentNet, updates also wait until the memory has a batch of sequences. Algorithms with an actor and separate critics
+    choose actions uniformly at random during the first training_start_step frames of the Session."""
 
     def rollout_len(self, default: int) -> int:
         return 1
@@ -438,24 +447,33 @@ class EntropyAnneal(SpecModel):
     """Frames (of all workers together) over which the target entropy changes; 0: it stays at start_ratio."""
 
 
-class SoftActorCriticSpec(ReplayAlgorithmSpec):
-    """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
+class ReplayActorCriticSpec(ReplayAlgorithmSpec):
+    """Keys of algorithms with an actor and separate critics that learn from a replay buffer."""
 
-    class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     has_critic = True
     has_target = True
-    soft = True
-    action_kinds = ("discrete", "continuous")
+    own_critics = True
     bounded_only = True
     batch_size = 256
     min_start = 1000
     random_start = True
+    critics: ClassVar[int] = 2
+    """Number of critics."""
 
-    name: Literal["SoftActorCritic"]
     training_iter: Positive | None = None
     """Batches per training, one gradient step each; absent: num_envs."""
     policy_delay: Positive = 1
-    """Critic updates per update of actor and temperature."""
+    """Critic updates per update of the actor (and, in soft actor-critic, the temperature)."""
+
+
+class SoftActorCriticSpec(ReplayActorCriticSpec):
+    """Soft actor-critic with two critics and automatic temperature (arXiv:1812.05905; discrete actions arXiv:1910.07207)."""
+
+    class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
+    soft = True
+    action_kinds = ("discrete", "continuous")
+
+    name: Literal["SoftActorCritic"]
     critic_reduction: Literal["min", "mean"] | None = None
     """How to combine the values of the two critics: min underestimates rare actions (arXiv:1802.09477, eq. 10), mean does not
     (arXiv:2209.10081, double average Q-learning, without its clip). Absent: mean for discrete actions, min for continuous ones."""
@@ -502,6 +520,44 @@ class CrossQSpec(SoftActorCriticSpec):
     name: Literal["CrossQ"]  # type: ignore[assignment]  # narrower: the tag of the union
 
 
+class TD3Spec(ReplayActorCriticSpec):
+    """Twin delayed deterministic policy gradient (arXiv:1802.09477)."""
+
+    class_path = "slm_lab.agent.algorithm.td3:TD3"
+    action_kinds = ("continuous",)
+
+    name: Literal["TD3"]
+    action_pdtype: Literal["default"] = "default"
+    """default: the actor's action itself."""
+    action_policy: Exploration = "gaussian"  # type: ignore[assignment]  # the actor has no distribution to sample
+    """gaussian: the actor's action plus Gaussian noise, clipped to the bounds; random: uniformly random actions."""
+    explore_var_spec: Schedule | None = constant(0.1)
+    """Schedule of the standard deviation of the exploration noise over frames. Actions range from −1 to 1 here, whatever their bounds in
+    the environment."""
+    policy_delay: Positive = 2
+    """Critic updates per update of the actor and of the target networks."""
+    target_noise: NonNegative = 0.2
+    """Standard deviation of the noise of the target actor's actions (target policy smoothing), which range from −1 to 1; 0: none."""
+    target_noise_clip: NonNegative = 0.5
+    """Largest absolute value of that noise."""
+
+    def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]]:
+        return "Deterministic", {}
+
+
+class DDPGSpec(TD3Spec):
+    """Deep deterministic policy gradient (arXiv:1509.02971): TD3 with one critic, without smoothing and delay."""
+
+    class_path = "slm_lab.agent.algorithm.td3:TD3"
+    critics = 1
+
+    name: Literal["DDPG"]  # type: ignore[assignment]  # narrower: the tag of the union
+    policy_delay: Positive = 1
+    """Critic updates per update of the actor and of the target networks."""
+    target_noise: NonNegative = 0.0
+    """Standard deviation of the noise of the target actor's actions (target policy smoothing of TD3), which range from −1 to 1; 0: none."""
+
+
 Algorithm = Annotated[
     RandomSpec
     | ReinforceSpec
@@ -516,6 +572,8 @@ Algorithm = Annotated[
     | PQNSpec
     | SoftActorCriticSpec
     | CrossQSpec
+    | TD3Spec
+    | DDPGSpec
     | BCSpec,
     Field(discriminator="name"),
     Extensible(AlgorithmSpec),

@@ -113,7 +113,7 @@ class NetSpec(Component):
     """Gain of the orthogonal initialisation of the critic's output layer."""
     clip_grad_val: PositiveReal | None = None
     """Clip gradients to this L2 norm. Actor and critic are clipped separately, each by its own norm, unless they are one shared net; so is
-    each critic of SoftActorCritic and CrossQ."""
+    each of several critics."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
     optim_spec: OptimSpec = OptimSpec()
@@ -130,10 +130,10 @@ class NetSpec(Component):
     """The critic's learning rate schedule, if use_same_optim and shared are false."""
     update_type: Literal["replace", "polyak"] = "replace"
     """How target networks are updated: replace copies the network every update_frequency frames; polyak averages towards it, in
-    SoftActorCritic after each gradient step that updates the policy, in DQN and DoubleDQN after each vector step."""
+    SoftActorCritic, TD3 and DDPG after each gradient step that updates the policy, in DQN and DoubleDQN after each vector step."""
     update_frequency: Positive = 1
-    """replace: frames between updates of target networks. SoftActorCritic makes the copies after the gradient steps of the next
-    training."""
+    """replace: frames between updates of target networks. SoftActorCritic, TD3 and DDPG make the copies after the gradient steps of the
+    next training."""
     polyak_coef: Fraction = 0.005
     """polyak: weight of the network in each update of its target network."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -68,9 +68,9 @@ def _algorithm(spec: Spec, report: Report) -> None:
     if algorithm.soft and algorithm.action_policy not in ("default", "random"):
         why = f"{algorithm.name} samples actions from its own distribution"
         report.fail((*ALGORITHM, "action_policy"), f"must be 'default' or 'random', not '{algorithm.action_policy}': {why}")
-    elif algorithm.action_policy in ("epsilon_greedy", "boltzmann") and algorithm.explore_var_spec is None:
+    elif algorithm.explores and algorithm.explore_var_spec is None:
         report.fail((*ALGORITHM, "explore_var_spec"), f"missing; required by action_policy '{algorithm.action_policy}'", "missing")
-    elif algorithm.action_policy in ("default", "random") and algorithm.explore_var_spec is not None:
+    elif not algorithm.explores and algorithm.explore_var_spec != type(algorithm).model_fields["explore_var_spec"].default:
         why = f"has no effect with the action_policy '{algorithm.action_policy}'; set it to 'epsilon_greedy' or 'boltzmann'"
         report.fail((*ALGORITHM, "explore_var_spec"), why)
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
@@ -130,7 +130,7 @@ def _without_effect(spec: Spec, report: Report) -> None:
     for key, net in spec.agent.nets.items():
         place = ("agent", key)
         groups.append((place, ("cuda_id",), net.gpu is False, "gpu is false"))
-        if algorithm.learns and not algorithm.soft and not algorithm.has_critic:
+        if algorithm.learns and not algorithm.own_critics and not algorithm.has_critic:
             groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
         groups.append((place, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
         groups.append((place, ("loss_spec",), not algorithm.learns_values, "it has no critic"))
@@ -270,7 +270,7 @@ def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None
         report.fail((*place, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
-    if net.shared and algorithm.soft:
+    if net.shared and algorithm.own_critics:
         report.ineffective(
             (*place, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
         )

@@ -16,6 +16,7 @@ from slm_lab.spec.models.algorithm import (
     PQNSpec,
     QLearningSpec,
     ReinforceSpec,
+    ReplayActorCriticSpec,
     ReplayAlgorithmSpec,
     SARSASpec,
     SoftActorCriticSpec,
@@ -85,10 +86,10 @@ def resolve(spec: Spec, report: Report) -> Spec:
     _algorithm(draft)
     for key, net in agent.nets.items():
         _net(net, ("agent", key), draft)
-    if agent.critic_net is not None and not agent.algorithm.soft:
-        soft = [name for name, model in ALGORITHMS.items() if model.soft]
-        draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {' and '.join(soft)}; ignored", by=[_NAME])
-    if agent.algorithm.soft and not agent.algorithm.has_target:
+    if agent.critic_net is not None and not agent.algorithm.own_critics:
+        names = [name for name, model in ALGORITHMS.items() if model.own_critics]
+        draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {', '.join(names)}; ignored", by=[_NAME])
+    if agent.algorithm.own_critics and not agent.algorithm.has_target:
         _note_missing_batch_norm(agent, report)
     _memory(draft)
     _meta(draft)
@@ -227,7 +228,7 @@ def _net(net: NetSpec, place: KeyPath, draft: _Draft) -> None:
     agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
     if place == CRITIC_NET:
         draft.ignore(place, ACTOR_KEYS, "agent.critic_net is for the critics only")
-    elif agent.critic_net is not None and algorithm.soft:
+    elif agent.critic_net is not None and algorithm.own_critics:
         draft.ignore(place, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
     else:
         _optimizers(net, draft)
@@ -268,7 +269,7 @@ def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
 def _optimizers(net: NetSpec, draft: _Draft) -> None:
     """Resolve actor_* and critic_*, which have an effect only if actor and critic are separate nets and use_same_optim is false."""
     algorithm = draft.spec.agent.algorithm
-    separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.soft
+    separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.own_critics
     if not algorithm.learns or _is_searched(draft.spec, *DECIDES_OPTIMIZERS):
         return
     if algorithm.has_critic and not one_net:
@@ -389,7 +390,7 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
         return {"center_return": True, **episodes, "entropy_coef_spec": constant(0.01)}
     if isinstance(algorithm, QLearningSpec):
         return {"training_frequency": 4, "training_start_step": min(10_000 if images else 1_000, frames // 10)}
-    if isinstance(algorithm, SoftActorCriticSpec):
+    if isinstance(algorithm, ReplayActorCriticSpec):
         return {"training_start_step": min(10_000 if images else 1_000, frames // 10)}
     if isinstance(algorithm, SARSASpec):
         if {"action_policy", "explore_var_spec"} & algorithm.model_fields_set:
@@ -405,13 +406,14 @@ def _recommended_keys(spec: Spec, images: bool) -> dict[str, Any]:
 def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
     """Return the recommended net."""
     algorithm = spec.agent.algorithm
-    width = 128 if isinstance(algorithm, EpsilonGreedySpec) else 64 if algorithm.on_policy else 256 if algorithm.soft else 128
+    on_values = isinstance(algorithm, EpsilonGreedySpec)
+    width = 128 if on_values else 64 if algorithm.on_policy else 256 if algorithm.own_critics else 128
     net: dict[str, Any] = (
         {"name": "ConvNet", "normalize": True, "batch_norm": False} if images else {"name": "MLPNet", "hid_layers": [width, width]}
     )
     optim: dict[str, Any] = {"name": "Adam"}
     if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
-        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.soft else 5e-4
+        optim["lr"] = 1e-4 if images else 3e-4 if algorithm.own_critics else 5e-4
         if algorithm.values:
             net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
@@ -421,7 +423,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
             if not images or isinstance(algorithm, PQNSpec):
                 net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
-        if algorithm.soft:
+        if algorithm.own_critics:
             # CrossQ's critics need batch norm instead of target nets
             net |= _moving(0.005) if algorithm.has_target else {"batch_norm": "before" if images else True}
     else:

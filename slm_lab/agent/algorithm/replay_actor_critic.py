@@ -1,0 +1,214 @@
+"""Base class of algorithms that learn an actor, and critics with a separate net, from replayed transitions."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Algorithm, Part
+from slm_lab.agent.algorithm.meter import GradientMeter
+from slm_lab.agent.algorithm.target import TargetNet
+from slm_lab.agent.net.actor_critic_net import ActorCriticNet
+from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
+from slm_lab.agent.ops.arrays import ignore_float_errors
+from slm_lab.agent.ops.device import read, upload
+from slm_lab.agent.ops.losses import ValueLoss
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.lib.records import Metrics
+from slm_lab.spec.models.algorithm import ReplayActorCriticSpec
+from slm_lab.spec.models.net import NetSpec
+from slm_lab.spec.models.spec import AgentSpec
+from slm_lab.spec.report import Problem, SpecError
+
+ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
+"""Loss, entropy and gradient norm of an actor step."""
+
+
+class CriticPass(Protocol):
+    """A pass of the critics over the observations and actions of a batch."""
+
+    def backward(self, grad: Tensor, /) -> None:
+        """Add the gradients of the critics' parameters to `Parameter.grad`, given the gradient of Q."""
+
+
+class ReplayActorCritic(Algorithm, ABC):
+    """Learn critics by regression on targets, and after every policy_delay-th such step the actor, by the gradient of the critics.
+
+    Subclasses say what the targets are (`values_and_targets`) and what the actor maximises (`actor_gradient`).
+    """
+
+    diagnostics: tuple[str, ...] = ("critic_loss", "actor_loss", "q_mean")
+    has_entropy = True
+    """Whether the policy has an entropy; false for a deterministic actor."""
+
+    spec: ReplayActorCriticSpec
+    net: ActorCriticNet
+    memory: Replay
+    trainer: Trainer
+    """Trains the critics."""
+    actor_trainer: Trainer
+    target: TargetNet[QCritics] | None = None
+    rng: np.random.Generator
+    """Random stream of action noise; the memory's stream is seeded with seeds.update itself."""
+
+    def build(self) -> None:
+        agent, device = self.agent_spec, self.device
+        self.steps_per_update = self.spec.training_iter or self.info.num_envs
+        self.actor_trainer = self.trainer
+        self.net.use_direct(self.actor_trainer.flat)
+        critic_spec = agent.critic_net or agent.net
+        with _problems_of_critic_net(agent):
+            self.critics = self.build_critics(critic_spec)
+            flat = FlatParams(self.critics, device=device)
+            self.critics.use_direct(flat)
+            self.trainer = Trainer(flat, critic_spec, ("critic",), gradients_of_each(self.critics, flat))
+            if self.spec.has_target:
+                self.target = TargetNet(self.build_critics(critic_spec), flat, critic_spec, device)
+                self.target.net.use_direct(flat, data=True)
+            self.value_loss = ValueLoss(critic_spec.loss_spec)
+        self.meter = GradientMeter(self.trainer, self.clock)
+        self.rng = np.random.default_rng([self.seeds.update, 1])
+        self.critic_steps = 0
+        self.actor_report: tuple[float, float, float] | None = None
+        """Loss, entropy and gradient norm of the last actor step."""
+
+    def build_critics(self, spec: NetSpec) -> QCritics:
+        """Build the critics' net."""
+        return build_critics(spec, self.info.observation, self.info.action, number=self.spec.critics)
+
+    @ignore_float_errors()
+    def update(self) -> Metrics:
+        frame = self.clock.global_frame
+        self.meter.begin()
+        self.actor_trainer.begin_update(frame)
+        reports: list[ActorReport] = []
+        due: bool | None = None
+        for _ in range(self.steps_per_update):
+            batch = self.memory.sample().to(self.device)
+            q = self._critic_step(batch)
+            if self.critic_steps % self.spec.policy_delay == 0:
+                reports.append(self._actor_step(batch, q))
+                if self.target is not None:
+                    due = self.target.due(frame) if due is None else due
+                    if due:
+                        self.update_targets()
+        self.actor_trainer.end_update()
+        return self.metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
+
+    def _critic_step(self, batch: Transitions) -> Tensor:
+        """Take a gradient step on the critics. Return their outputs from before the step."""
+        self.trainer.refresh()
+        for net in self.targets():
+            net.refresh()
+        outputs, q, target_B = self.values_and_targets(batch)
+        q_CB, loss, grad_q = self.critic_loss(batch, q, target_B)
+        outputs.backward(grad_q)
+        if self.memory.prioritized:
+            self.memory.update_priorities(batch.drawn, q_CB.amin(0) - target_B)
+        self.meter.report_loss(loss, q_mean=q_CB.mean())
+        self.meter.step()
+        self.critic_steps += 1
+        return q
+
+    @abstractmethod
+    def values_and_targets(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
+        """Return the critics' pass, their outputs for the batch, [C, B] or [C, B, A], and the targets [B]."""
+
+    def td_target(self, batch: Transitions, next_value_B: Tensor) -> Tensor:
+        """Return r + γ (1 − terminated) V(s') [B]; truncated episodes are bootstrapped."""
+        return batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
+
+    def critic_loss(self, batch: Transitions, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
+        """Return Q(s, a) [C, B], the loss, and its gradient with respect to the critics' outputs.
+
+        The loss is the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13).
+        """
+        loss, grad_q = self.value_loss.with_gradient(q, target_B.expand_as(q), len(target_B), batch.weight_B)
+        return q, loss, grad_q
+
+    def _actor_step(self, batch: Transitions, q: Tensor) -> ActorReport:
+        """Take a gradient step on the actor, given the result of `_critic_step`. Return the actor's loss, entropy and gradient norm."""
+        self.actor_trainer.refresh()
+        self.trainer.set_train_mode(False)
+        self.actor_trainer.set_train_mode(True)
+        loss, entropy = self.actor_gradient(batch, q)
+        value = self.actor_trainer.check(loss)
+        norm = self.actor_trainer.step()
+        self.actor_trainer.set_train_mode(False)
+        self.trainer.set_train_mode(True)
+        return value, entropy if self.actor_trainer.deferred else entropy.item(), norm
+
+    @abstractmethod
+    def actor_gradient(self, batch: Transitions, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Accumulate the actor's gradient; return its loss and the policy's entropy. q: the critics' outputs from before their step."""
+
+    def targets(self) -> list[TargetNet[Any]]:
+        """Return the target nets."""
+        return [] if self.target is None else [self.target]
+
+    def update_targets(self) -> None:
+        """Copy or move the target nets."""
+        for net in self.targets():
+            net.update()
+
+    def noise(self, rows: int, example: Any) -> Any:
+        """Draw standard normal noise for actions [rows, D]: a tensor on the device if `example` is a tensor, else an array."""
+        noise_BD = self.rng.standard_normal((rows, self.info.action.dim), np.float32)
+        return upload(torch.from_numpy(noise_BD), self.device) if isinstance(example, Tensor) else noise_BD
+
+    def metrics(self, reports: list[ActorReport]) -> Metrics:
+        """Return means over the gradient steps: the sum of both losses, and the norm of both gradients combined."""
+        critics = self.meter.end()
+        extra = {"critic_loss": critics.loss, **critics.extra}
+        if not reports:  # before the actor's first step
+            return Metrics(critics.loss, critics.grad_norm, None, extra)
+        values = iter(read([value for report in reports for value in report]))
+        numbers = list(zip(values, values, values, strict=True))
+        self.actor_report = numbers[-1]
+        loss, entropy, norm = (sum(column) / len(numbers) for column in zip(*numbers, strict=True))
+        total_norm = math.hypot(critics.grad_norm or 0.0, norm)
+        return Metrics(critics.loss + loss, total_norm, entropy if self.has_entropy else None, {"actor_loss": loss, **extra})
+
+    @property
+    def policy_trainer(self) -> Trainer:
+        return self.actor_trainer
+
+    def parts(self) -> dict[str, Part]:
+        return {**super().parts(), "actor_trainer": self.actor_trainer}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "critic_steps": self.critic_steps, "actor_report": self.actor_report}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.critic_steps = int(state["critic_steps"])
+        self.actor_report = None if state["actor_report"] is None else tuple(state["actor_report"])
+
+
+def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
+    """Return the gradients of each critic, as views of `flat.grad`."""
+    if isinstance(critics, SeparateCritics):
+        return [[flat.grad[flat.span(list(critic.parameters()))]] for critic in critics.critics]
+    stacked = [flat.grad[flat.span([parameter])].view_as(parameter) for parameter in critics.parameters()]
+    return [[grad[index] for grad in stacked] for index in range(len(stacked[0]))]
+
+
+@contextmanager
+def _problems_of_critic_net(agent: AgentSpec) -> Iterator[None]:
+    """Context in which problems of the critics' own net are reported with the path agent.critic_net."""
+    try:
+        yield
+    except SpecError as error:
+        if agent.critic_net is None:
+            raise
+        moved = [Problem(p.path.replace("agent.net", "agent.critic_net", 1), p.message) for p in error.problems]
+        raise SpecError(error.source, moved) from error

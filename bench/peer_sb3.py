@@ -10,10 +10,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 try:
@@ -66,7 +68,7 @@ def make_env(spec: dict[str, Any]) -> VecEnv:
 
 
 def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """DQN (64 × 64 relu), SAC (256 × 256 relu), and SBX's CrossQ with its default nets."""
+    """DQN (64 × 64 relu), SAC (256 × 256 relu), TD3 with the spec's nets (relu), and SBX's CrossQ with its default nets."""
     algorithm, net, memory = spec["agent"]["algorithm"], spec["agent"]["net"], spec["agent"]["memory"]
     common: dict[str, Any] = {
         "policy": "MlpPolicy",
@@ -86,6 +88,17 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
     if algorithm["name"] == "SoftActorCritic":
         return library.SAC(tau=net["polyak_coef"], **common)
     explore = algorithm["explore_var_spec"]
+    if algorithm["name"] == "TD3":
+        dim = common["env"].action_space.shape[0]
+        return library.TD3(
+            tau=net["polyak_coef"],
+            policy_delay=algorithm["policy_delay"],
+            target_policy_noise=algorithm["target_noise"],
+            target_noise_clip=algorithm["target_noise_clip"],
+            action_noise=NormalActionNoise(np.zeros(dim), np.full(dim, explore["start_val"])),
+            policy_kwargs={"net_arch": widths(net)},
+            **common,
+        )
     if library.__name__ != "sbx":  # it does not clip
         common["max_grad_norm"] = net["clip_grad_val"]
     return library.DQN(

@@ -8,7 +8,7 @@ from typing import Any
 
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.migrate import OTHER_NAMES
-from slm_lab.spec.models.algorithm import ALGORITHMS, EPOCHS, ActorCriticSpec, AlgorithmSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.models.algorithm import ALGORITHMS, EPOCHS, ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
 from slm_lab.spec.models.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
 from slm_lab.spec.models.meta import SamplerSpec

@@ -46,7 +46,7 @@ class Steps:
 class PPO(PolicyGradient):
     """Several epochs over each rollout; the clipped objective keeps the policy close to the behaviour policy."""
 
-    diagnostics = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance", "bounds_loss")
+    diagnostics = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
     in_closed_form = ("_objective", "_value_loss", "scaled", "value_std")
 
     spec: PPOSpec
@@ -59,7 +59,10 @@ class PPO(PolicyGradient):
         self.normalizer = ValueNormalizer() if spec.normalize_values else None
         self.rate = None if spec.adaptive_lr is None else AdaptiveRate(spec.adaptive_lr, self.trainer.groups[0].optim.rate)
         self.rng = np.random.default_rng(self.seeds.update)
-        if spec.bounds_loss_coef and (type(self.distribution) is not Normal or not self.info.action.bounded):
+        if not spec.bounds_loss_coef:
+            return
+        self.diagnostics = (*self.diagnostics, "bounds_loss")
+        if type(self.distribution) is not Normal or not self.info.action.bounded:
             message = "needs the distribution Normal over bounded continuous actions; set 0"
             raise SpecError("agent", [Problem("agent.algorithm.bounds_loss_coef", message)])
 

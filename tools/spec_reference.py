@@ -117,6 +117,8 @@ EXAMPLES: dict[str, Any] = {
     "normalize_v_targets": True,
     "clip_vloss": True,
     "critic_init_std": 0.5,
+    "dropout": 0.01,
+    "reset_frequency": 200_000,
     "width": 512,
     "blocks": 2,
     "dual_clip": 3.0,

@@ -61,8 +61,10 @@ class Agent:
 
     def update(self) -> Metrics:
         """Learn from the stored steps."""
+        steps_before = self.clock.opt_step
         with _threads(self.threads):
             metrics = self.algorithm.update()
+        self.algorithm.reset_if_due(steps_before)
         self._count_call()
         self.policy.version += 1
         return metrics

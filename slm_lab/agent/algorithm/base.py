@@ -9,8 +9,9 @@ import numpy as np
 from slm_lab.agent.algorithm.sil_replay import SILReplay
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.ops import device as devices
+from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
-from slm_lab.agent.policy.policy import Policy, optimizer_parts, separate_gradients
+from slm_lab.agent.policy.policy import Policy, build_policy, optimizer_parts, separate_gradients
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
 from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, storage_bytes
@@ -151,6 +152,25 @@ class Algorithm:
         if not isinstance(self.memory, RolloutStorage):
             raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
         return self.learn(self.memory.rollout())
+
+    def fresh_params(self) -> dict[str, FlatParams]:
+        """Return the parameters of newly built nets, keyed by the name of their trainer; weights are drawn from torch's generator."""
+        policy = build_policy(self.agent_spec, self.info, np.random.default_rng(0), self.device)
+        assert policy.flat is not None
+        return {name: policy.flat for name, part in self.parts().items() if part is self.policy_trainer}
+
+    def reset(self) -> None:
+        """Replace all weights by new initial ones, and restart the optimizers; keep the replay buffer (arXiv:2205.07802)."""
+        parts: dict[str, Any] = dict(self.parts())
+        for name, params in self.fresh_params().items():
+            parts[name].reset(params)
+        self.copy_to_target()
+
+    def reset_if_due(self, steps_before: int) -> None:
+        """Call `reset` if the gradient steps have reached a multiple of reset_frequency since there were `steps_before` of them."""
+        every = getattr(self.spec, "reset_frequency", None)
+        if every is not None and self.clock.opt_step // every > steps_before // every:
+            self.reset()
 
     def end_step(self) -> None:
         """Finish a vector step after `observe`, whether or not an update followed."""

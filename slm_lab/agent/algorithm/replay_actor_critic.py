@@ -65,7 +65,7 @@ class ReplayActorCritic(Algorithm, ABC):
         self.steps_per_update = self.spec.training_iter or self.info.num_envs
         self.actor_trainer = self.trainer
         self.net.use_direct(self.actor_trainer.flat)
-        critic_spec = agent.critic_net or agent.net
+        self.critic_spec = critic_spec = agent.critic_net or agent.net
         with _problems_of_critic_net(agent):
             self.critics = self.build_critics(critic_spec)
             flat = FlatParams(self.critics, device=device)
@@ -150,6 +150,9 @@ class ReplayActorCritic(Algorithm, ABC):
     @abstractmethod
     def actor_gradient(self, batch: Transitions, q: Tensor) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient; return its loss and the policy's entropy. q: the critics' outputs from before their step."""
+
+    def fresh_params(self) -> dict[str, FlatParams]:
+        return {**super().fresh_params(), "trainer": FlatParams(self.build_critics(self.critic_spec), device=self.device)}
 
     def targets(self) -> list[TargetNet[Any]]:
         """Return the target nets."""

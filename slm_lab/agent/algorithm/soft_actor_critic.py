@@ -53,6 +53,10 @@ class Temperature:
         self._store: Store | None = None
         self._use(torch.zeros(1, device=device).clamp_(spec.log_alpha_min, spec.log_alpha_max))
 
+    def reset(self) -> None:
+        """Begin anew with the initial α and optimizer."""
+        self._use(torch.zeros_like(self.log_alpha).clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max))
+
     def _use(self, log_alpha: Tensor) -> None:
         self.log_alpha, self.grad = log_alpha, torch.zeros_like(log_alpha)
         self._deferred = self._store is None and is_asynchronous(log_alpha)
@@ -260,6 +264,11 @@ class SoftActorCritic(ReplayActorCritic):
         found = super().metrics(reports)
         found.extra["alpha"] = self.entropy_coef
         return found
+
+    def reset(self) -> None:
+        super().reset()
+        self.temperature.reset()
+        self.mean_entropy = None
 
     @property
     def alpha(self) -> Tensor | float:

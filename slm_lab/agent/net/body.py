@@ -99,7 +99,7 @@ CELLS: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "LSTM": nn.LSTM, "
 def _mlp_body(spec: MLPNetSpec, obs: ObservationSpace, role: str) -> Body:
     flatten, size = _flatten(obs)
     sizes = [size, *spec.hid_layers]
-    return Body(nn.Sequential(*flatten, *mlp(spec, sizes)), sizes[-1])
+    return Body(nn.Sequential(*flatten, *mlp(spec, sizes, spec.dropout if role == "critic" else 0.0)), sizes[-1])
 
 
 def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:

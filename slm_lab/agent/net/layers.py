@@ -94,14 +94,31 @@ def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
         init_layer(layer, getattr(spec, "init_fn", None), getattr(spec, "hid_layers_activation", None))
 
 
-def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int]) -> list[nn.Module]:
-    """Build linear layers of `sizes` (input first), each followed by the norm and activation of the spec."""
+class CriticDropout(nn.Module):
+    """Set each element to 0 with probability `rate`, and divide the others by 1 − rate (arXiv:2110.02034).
+
+    It does so in evaluation mode too: critics do not act, and targets and the actor's gradient use the same random functions. Random
+    numbers are from torch's global generator.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return nn.functional.dropout(x_BF, self.rate, training=True)
+
+
+def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int], dropout: float = 0.0) -> list[nn.Module]:
+    """Build linear layers of `sizes` (input first), each followed by dropout and by the norm and activation of the spec."""
     layers: list[nn.Module] = []
     batch_norm = spec.batch_norm == "before" if isinstance(spec, ConvNetSpec) else spec.batch_norm
     for n_in, n_out in pairwise(sizes):
         linear = nn.Linear(n_in, n_out)
         init_layer(linear, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(linear)
+        if dropout:
+            layers.append(CriticDropout(dropout))
         if spec.layer_norm:
             layers.append(nn.LayerNorm(n_out))
         if batch_norm:

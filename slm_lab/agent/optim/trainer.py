@@ -246,6 +246,17 @@ class Trainer:
         for group in self.groups:
             group.optimizer.restart()
 
+    def reset(self, fresh: FlatParams) -> None:
+        """Take the parameters of a net that was built like this one, and restart the optimizers with initial statistics.
+
+        Not with parameters that several processes share.
+        """
+        assert self.shared is None
+        self.flat.load_state_dict(fresh.state_dict())
+        self.flat.keep_buffers()
+        for group in self.groups:
+            group.build_optimizer()
+
     def begin_update(self, frame: int) -> None:
         """Begin an update: set the learning rates for `frame`, exclude frozen parameters from steps, and pull."""
         calls = int(self._calls_W.sum()) if self.counts_calls else 0

@@ -375,7 +375,15 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
         return 1
 
 
-class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec):
+class ResetKeys(SpecModel):
+    """Keys of algorithms whose nets can be reset."""
+
+    reset_frequency: Positive | None = None
+    """Gradient steps between resets (arXiv:2205.07802): all nets get new random weights, target nets copies of them, and optimizers and
+    temperature begin anew; the replay buffer is kept. Absent: no resets. Not with meta.distributed."""
+
+
+class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
     """Keys of the Q-learning algorithms."""
 
     has_target = True
@@ -447,7 +455,7 @@ class EntropyAnneal(SpecModel):
     """Frames (of all workers together) over which the target entropy changes; 0: it stays at start_ratio."""
 
 
-class ReplayActorCriticSpec(ReplayAlgorithmSpec):
+class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     """Keys of algorithms with an actor and separate critics that learn from a replay buffer."""
 
     has_critic = True

@@ -175,6 +175,9 @@ class MLPNetSpec(LayersSpec):
     name: Literal["MLPNet"]
     hid_layers: list[Positive] = [64, 64]
     """Units of each hidden layer; absent: two layers of 64, with tanh unless hid_layers_activation is given."""
+    dropout: Annotated[float, Strict(), Field(ge=0, lt=1)] = 0.0
+    """Fraction of the units of each hidden layer that are set to 0 at random, before layer_norm, in the critics of SoftActorCritic and
+    CrossQ and in their target nets (DroQ, arXiv:2110.02034: 0.01 with layer_norm)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -107,6 +107,8 @@ def _defaults_only(section: SpecModel, keys: Iterable[str], place: KeyPath, why:
 def _meta(spec: Spec, report: Report) -> None:
     """Reject keys for processes that do not exist in this run."""
     algorithm, meta = spec.agent.algorithm, spec.meta
+    if meta.distributed and getattr(algorithm, "reset_frequency", None) is not None:
+        report.fail((*ALGORITHM, "reset_frequency"), "cannot be combined with meta.distributed: each Session would reset the nets of all")
     if meta.distributed and not algorithm.learns:
         report.fail(("meta", "distributed"), f"must be false for {algorithm.name}, which does not learn")
     if not meta.distributed:
@@ -270,6 +272,9 @@ def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None
         report.fail((*place, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
+    if getattr(net, "dropout", 0.0) and algorithm.learns and not algorithm.own_critics:
+        names = [name for name, model in ALGORITHMS.items() if model.own_critics]
+        report.fail((*place, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
     if net.shared and algorithm.own_critics:
         report.ineffective(
             (*place, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"

@@ -40,7 +40,7 @@ DECIDES_OPTIMIZERS: tuple[KeyPath, ...] = ((*NET, "shared"), (*NET, "use_same_op
 """Keys that decide which of the specs in SEPARATE have an effect."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
 """Keys of target nets."""
-CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc")
+CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc", "dropout")
 """Keys of agent.net for critics, which have no effect if there is an agent.critic_net."""
 ACTOR_KEYS = (
     "shared", "use_same_optim", "log_std_init", "actor_init_std", "actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc",

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.layers import CriticDropout
 from slm_lab.agent.net.normalization import BatchRenorm1d, corrections
 from slm_lab.agent.net.residual import ResidualBlock
 from slm_lab.agent.ops.arrays import equal_numbers
@@ -84,8 +85,22 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
 _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for kind in (nn.ReLU, nn.ELU, nn.SELU, nn.SiLU)}
 
 
+def _dropout(rate: float) -> Activation:
+    """Return the activation of CriticDropout: outputs of 0 were dropped. It draws the same random numbers as the module."""
+
+    def forward(x: np.ndarray, out: np.ndarray) -> None:
+        torch.dropout_(torch.from_numpy(x), rate, True)
+
+    def backward(grad: np.ndarray, out: np.ndarray) -> None:
+        np.multiply(grad, (out != 0.0) * np.float32(1.0 / (1.0 - rate)), out=grad)
+
+    return Activation(forward, backward)
+
+
 def array_activation(module: nn.Module) -> Activation | None:
     """Return the numpy version of an activation module; None if there is none or the module has non-default arguments."""
+    if type(module) is CriticDropout:
+        return _dropout(module.rate)
     return ACTIVATIONS.get(type(module)) if repr(module) in _PLAIN else None
 
 

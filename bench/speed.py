@@ -1,7 +1,8 @@
-"""Training frames per second against Stable-Baselines3, SBX, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
+"""Training frames per second against Stable-Baselines3, SBX, rl_games, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
 Libraries take turns: each run of a case is a new process, with one torch thread per process (ppo_pong: two). A case of one process and one
 thread is pinned to one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last.
+Cases against rl_games need a checkout of it in PYTHONPATH (see peer_rl_games.py), and measure EnvPool alone too.
 Medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
 """
 
@@ -42,6 +43,12 @@ CONTRIB = Peer(
 )
 SBX = Peer("SBX", "sbx", "peer_sb3.py", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
 RLLIB = Peer("RLlib", "rllib", "peer_rllib.py", ("ray[rllib]==2.60.0", "torch==2.13.0"), constrained=False)
+RL_GAMES = Peer(
+    "rl_games",
+    "rl_games",
+    "peer_rl_games.py",
+    ("torch==2.13.0", "envpool==1.2.5", "gymnasium==1.4.0", "tensorboard", "tensorboardX", "PyYAML", "psutil", "setproctitle"),
+)
 SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch==2.13.0"), constrained=False)
 
 
@@ -59,6 +66,22 @@ class Case:
     """slm_lab runs on a Ray cluster on this machine with this number of cores; empty: without Ray."""
     peer_case: str | None = None
     """What the peer runs instead, because it has no such mode: the same numbers of envs, steps and weights in one process."""
+    spec: str | None = None
+    """Key in specs.json, if it is not the name of the case."""
+    env_alone: bool = False
+    """Whether EnvPool is measured without an agent too."""
+
+
+ENV_ALONE = "env alone"
+
+
+def _beside_rl_games(env: str, spec: str) -> dict[str, Case]:
+    """Return the cases of an env on one core and on two."""
+    title = f"PPO {env}, 64 envs × 256 steps, 128-64-32 ELU, minibatch 2,048, 5 epochs"
+    return {
+        spec: Case(title, (RL_GAMES,), env_alone=True),
+        f"{spec}_two_cores": Case(f"{title}, two cores", (RL_GAMES,), one_core=False, threads=2, spec=spec, env_alone=True),
+    }
 
 
 CASES = {
@@ -87,6 +110,9 @@ CASES = {
     "cluster_impala": Case(
         "IMPALA CartPole-v1 on a Ray cluster, 2 workers × 8 envs × 64 steps", (RLLIB,), one_core=False, cluster_cores="4"
     ),
+    **_beside_rl_games("HalfCheetah-v5", "ppo_halfcheetah_envpool"),
+    **_beside_rl_games("CheetahRun-v1", "ppo_cheetahrun"),
+    **_beside_rl_games("Go1JoystickFlatTerrain-v1", "ppo_go1"),
 }
 
 
@@ -107,7 +133,8 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
     """Run one side once; its last line of output is its result."""
     # as many threads per process also in the libraries below torch
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(case.threads))
-    pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if case.one_core else []
+    cores = sorted(os.sched_getaffinity(0))[: case.threads]
+    pinned = ["taskset", "-c", ",".join(map(str, cores))] if case.one_core or case.env_alone else []
     done = subprocess.run([*pinned, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stderr[-4000:]}")
@@ -117,10 +144,13 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
 
 def run_case(name: str, rounds: int) -> dict[str, Any]:
     """Run all sides in rotation. Return frames per second of every round, and frames and versions of each side."""
-    case = CASES[name]
-    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", name, "", str(case.threads) if case.threads > 1 else "", case.cluster_cores]}
+    case, threads = CASES[name], str(CASES[name].threads)
+    spec = case.spec or name
+    sides = {"slm_lab": [sys.executable, "-m", "bench.ours", spec, "", threads if case.threads > 1 else "", case.cluster_cores]}
     for peer in case.peers:
-        sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or name, str(case.threads)]
+        sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or spec, threads]
+    if case.env_alone:
+        sides[ENV_ALONE] = [sys.executable, "-m", "bench.env_alone", spec, threads]
     fps: dict[str, list[float]] = {side: [] for side in sides}
     result: dict[str, Any] = {"case": name, "fps": fps, "frames": {}, "versions": {}}
     for number in range(rounds):
@@ -136,12 +166,25 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
 def rows(result: dict[str, Any]) -> list[str]:
     """Return a line of the table per peer: medians with their spread, the ratio of the medians, and the spread of the ratios."""
     fps, lines = result["fps"], []
-    for peer in list(fps)[1:]:
+    for peer in peers_of(result):
         ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
         ours, theirs = (f"{median(one):9,.0f} ({min(one):,.0f} to {max(one):,.0f})" for one in (fps["slm_lab"], fps[peer]))
         ratio = f"{median(fps['slm_lab']) / median(fps[peer]):5.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
         lines.append(f"{result['case']:18} {ours:30} {peer:18} {theirs:30} {ratio}")
+        if ENV_ALONE in fps:
+            lines.append(outside(fps, peer))
     return lines
+
+
+def peers_of(result: dict[str, Any]) -> list[str]:
+    return [side for side in result["fps"] if side not in ("slm_lab", ENV_ALONE)]
+
+
+def outside(fps: dict[str, list[float]], peer: str) -> str:
+    """Return the microseconds per frame outside of the env, from the medians of both sides and of the env alone, and their ratio."""
+    env = median(fps[ENV_ALONE])
+    ours, theirs = (1e6 / median(fps[side]) - 1e6 / env for side in ("slm_lab", peer))
+    return f"    env alone {env:,.0f} frames/s; outside of it {ours:.1f} µs per frame, {peer} {theirs:.1f} µs: {ours / theirs:.2f} ×"
 
 
 def shown(rate: float) -> str:
@@ -154,7 +197,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = ["| case | slm_lab (frames/s) | compared with | its frames/s | ratio |", "|---|---|---|---|---|"]
     for result in report["results"]:
         fps = result["fps"]
-        for peer in list(fps)[1:]:
+        for peer in peers_of(result):
             ours, theirs = median(fps["slm_lab"]), median(fps[peer])
             ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
             spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""

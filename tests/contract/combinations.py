@@ -43,8 +43,8 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
         return True
     if algorithm in OFFLINE:
         return memory == "Replay" and net != "RecurrentNet" and "Dueling" not in net
-    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "SoftActorCritic", "CrossQ", "TD3", "DDPG"):
-        fits = replays and (net != "RecurrentNet" or "DQN" in algorithm)
+    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "QRDQN", "C51", "SoftActorCritic", "CrossQ", "TD3", "DDPG"):
+        fits = replays and (net != "RecurrentNet" or acts_on_values(algorithm))
     elif algorithm in ("PPO", "PPOSIL", "PQN"):
         fits = memory == "OnPolicyBatchReplay"
     else:
@@ -53,7 +53,7 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
 
 
 def acts_on_values(algorithm: str) -> bool:
-    return "DQN" in algorithm or algorithm in ("SARSA", "PQN")
+    return "DQN" in algorithm or algorithm in ("SARSA", "PQN", "C51")
 
 
 ON_POLICY = {"training_frequency": 10}
@@ -71,6 +71,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "VanillaDQN": REPLAYING,
     "DQN": REPLAYING,
     "DoubleDQN": REPLAYING,
+    "QRDQN": REPLAYING | {"num_quantiles": 5},
+    "C51": REPLAYING | {"num_atoms": 5, "v_min": -2, "v_max": 2},
     "PQN": ROLLOUT,
     "SoftActorCritic": REPLAYING,
     "CrossQ": REPLAYING,

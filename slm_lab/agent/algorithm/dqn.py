@@ -12,6 +12,7 @@ from torch import Tensor
 from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.algorithm.target import TargetNet
+from slm_lab.agent.net.distributional import build_q_net
 from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.arrays import A, ignore_float_errors, like, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
@@ -89,8 +90,8 @@ NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
 """Value of the next state, the only difference between the algorithms."""
 
 
-class QLearning(ValueLearning):
-    """VanillaDQN, DQN and DoubleDQN. Prioritised replay is a choice of memory, the dueling architecture a choice of net."""
+class DeepQLearning(ValueLearning):
+    """Base class of the DQN family: draw batches from a replay buffer, and take gradient steps towards the values of a target net."""
 
     spec: QLearningSpec
     memory: Replay | SequenceReplay
@@ -99,12 +100,10 @@ class QLearning(ValueLearning):
     def build(self) -> None:
         super().build()
         self.net.use_direct(self.trainer.flat)
-        self.next_value = next(value for model, value in NEXT_VALUES.items() if isinstance(self.spec, model))
         if self.spec.has_target:
-            target = QNet(self.agent_spec.net, self.info.observation, self.info.action.nvec)
+            target = build_q_net(self.agent_spec.net, self.info.observation, self.info.action.nvec, self.spec.value_distribution())
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
             target.use_direct(self.trainer.flat, data=True)
-        self.values, self.target_values = self.net.values, self.net.values if self.target is None else self.target.net.values
 
     @ignore_float_errors()
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
@@ -118,6 +117,25 @@ class QLearning(ValueLearning):
     def end_step(self) -> None:
         if self.target is not None and self.target.due(self.clock.global_frame):
             self.target.update()
+
+    def _step(self, batch: Transitions | SequenceBatch) -> None:
+        """Take one gradient step on a batch."""
+        raise NotImplementedError
+
+    def _returns(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
+        """Return the rewards [B] and γ, or with n-step returns their discounted sums [B] and γ to the power of the number of steps [B]."""
+        if batch.reward_KB is None or batch.steps_B is None:
+            return batch.reward_B, self.spec.gamma
+        return n_step_return(batch.reward_KB, batch.steps_B, self.spec.gamma)
+
+
+class QLearning(DeepQLearning):
+    """VanillaDQN, DQN and DoubleDQN. Prioritised replay is a choice of memory, the dueling architecture a choice of net."""
+
+    def build(self) -> None:
+        super().build()
+        self.next_value = next(value for model, value in NEXT_VALUES.items() if isinstance(self.spec, model))
+        self.values, self.target_values = self.net.values, self.net.values if self.target is None else self.target.net.values
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
         """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""
@@ -172,12 +190,6 @@ class QLearning(ValueLearning):
             discount = discount.unsqueeze(1) if isinstance(discount, Tensor) else discount
         gamma = like(next_value_B, discount) if isinstance(discount, Tensor) else discount
         return one_step_target(like(next_value_B, reward), next_value_B, like(next_value_B, terminated), gamma)
-
-    def _returns(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
-        """Return the rewards [B] and γ, or with n-step returns their discounted sums [B] and γ to the power of the number of steps [B]."""
-        if batch.reward_KB is None or batch.steps_B is None:
-            return batch.reward_B, self.spec.gamma
-        return n_step_return(batch.reward_KB, batch.steps_B, self.spec.gamma)
 
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
         """Return the pass over sequences, whose output is Q(s, ·) [B, A], and targets [B].

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body, build_tail
-from slm_lab.agent.net.layers import activation, init_output
+from slm_lab.agent.net.layers import activation, init_output, linear_layer
 from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet, chain
 from slm_lab.agent.ops.arrays import array, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
@@ -30,7 +30,7 @@ class ActorHead(nn.Module):
         super().__init__()
         self.tail = tail
         out_activation = getattr(spec, "out_layer_activation", None)
-        self.linear = nn.Linear(features, params)
+        self.linear = linear_layer(spec, features, params)
         init_output(self.linear, spec, spec.actor_init_std)
         self.activation = activation(out_activation) if out_activation else None
         self.log_std = log_std

@@ -94,6 +94,11 @@ def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
         init_layer(layer, getattr(spec, "init_fn", None), getattr(spec, "hid_layers_activation", None))
 
 
+def linear_layer(spec: NetSpec, n_in: int, n_out: int) -> nn.Linear:
+    """Return a linear layer of a net."""
+    return nn.Linear(n_in, n_out)
+
+
 class CriticDropout(nn.Module):
     """Set each element to 0 with probability `rate`, and divide the others by 1 − rate (arXiv:2110.02034).
 
@@ -114,7 +119,7 @@ def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, siz
     layers: list[nn.Module] = []
     batch_norm = spec.batch_norm == "before" if isinstance(spec, ConvNetSpec) else spec.batch_norm
     for n_in, n_out in pairwise(sizes):
-        linear = nn.Linear(n_in, n_out)
+        linear = linear_layer(spec, n_in, n_out)
         init_layer(linear, spec.init_fn, spec.hid_layers_activation.lower())
         layers.append(linear)
         if dropout:

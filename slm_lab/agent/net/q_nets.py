@@ -11,7 +11,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
-from slm_lab.agent.net.layers import activation, init_layer, init_output
+from slm_lab.agent.net.layers import activation, init_layer, init_output, linear_layer
 from slm_lab.agent.net.passes import direct
 from slm_lab.agent.net.passes.direct import CriticsPass, DirectChain, DirectPass, PassNet, chain
 from slm_lab.agent.net.passes.direct_layers import DirectLayer, array_activation, gradients
@@ -43,7 +43,7 @@ class QNet(PassNet):
         self.actor_head = ActorHead(self.actor_body.features, sum(nvec), spec)
         self.value_head: nn.Linear | None = None
         if isinstance(spec, (DuelingMLPNetSpec, DuelingConvNetSpec)):
-            self.value_head = nn.Linear(self.actor_body.features, 1)
+            self.value_head = linear_layer(spec, self.actor_body.features, 1)
             init_output(self.value_head, spec, spec.critic_init_std)
 
     @property

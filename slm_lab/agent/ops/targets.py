@@ -62,6 +62,18 @@ def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
     return torch.zeros_like(q_BA).scatter_(-1, action_B.unsqueeze(-1), grad_B.unsqueeze(-1))
 
 
+def action_atoms(atoms_BAZ: Tensor, action_B: Tensor) -> Tensor:
+    """Return the outputs [B, Z] for the actions taken, of nets with Z outputs for each action."""
+    return atoms_BAZ[torch.arange(len(atoms_BAZ), device=atoms_BAZ.device), action_B]
+
+
+def action_atoms_gradient(atoms_BAZ: Tensor, action_B: Tensor, grad_BZ: Tensor) -> Tensor:
+    """Return the gradient with respect to all outputs, given that with respect to the result of `action_atoms`."""
+    grad_BAZ = torch.zeros_like(atoms_BAZ)
+    grad_BAZ[torch.arange(len(atoms_BAZ), device=atoms_BAZ.device), action_B] = grad_BZ
+    return grad_BAZ
+
+
 def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
     """Split the values of a multi-discrete action with D components: [..., Σ nvec] → [..., D, max nvec]; unused entries are −∞.
 

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body
+from slm_lab.agent.net.distributional import DistributionalHead, build_q_net
 from slm_lab.agent.net.passes.direct import DirectChain
 from slm_lab.agent.net.passes.validity import ModuleMonitor
 from slm_lab.agent.net.q_nets import QNet
@@ -59,6 +60,8 @@ class NumpyActor:
 
     def __init__(self, body: Body, head: ActorHead, chain: DirectChain, mask: ActionMask | None = None) -> None:
         self._body, self._head, self.layers, self._mask = body, head, chain.outputs, mask
+        if isinstance(head, DistributionalHead):
+            self.layers = lambda obs_N: head.means(chain.outputs(obs_N))
         """layers: the function in numpy, regardless of changes to the modules."""
         self._watch = ModuleMonitor([*body.modules(), *head.modules()], data=True)
         self._left, self.check_every = 0, CHECK_EVERY
@@ -91,7 +94,7 @@ def fast_actor(body: Body, head: ActorHead, mask: ActionMask | None = None) -> N
     """Return a NumpyActor for a body, its head and the mask of its outputs, or None if they have no numpy implementation."""
     if not NUMPY_ACTING or body.matmul_mode.bfloat16:
         return None
-    chain = actor_chain(body, head)
+    chain = None if isinstance(head, DistributionalHead) and head.state is not None else actor_chain(body, head)
     return None if chain is None else NumpyActor(body, head, chain, mask)
 
 
@@ -382,7 +385,8 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
     check_actions(algorithm, info.action)
     net: ActorCriticNet | QNet
     if algorithm.values:
-        net, distribution = QNet(agent.net, info.observation, info.action.nvec), build_distribution(algorithm, info.action)
+        net = build_q_net(agent.net, info.observation, info.action.nvec, algorithm.value_distribution())
+        distribution = build_distribution(algorithm, info.action)
     else:
         if isinstance(algorithm, SoftActorCriticSpec):
             check_soft_actor_critic(algorithm, info.action)

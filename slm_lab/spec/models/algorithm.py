@@ -97,6 +97,11 @@ class AlgorithmSpec(Component):
         actions; None: action_pdtype names it."""
         return None
 
+    def value_distribution(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the kind (see net.distributional.HEADS) and the arguments of the distribution of returns that the net outputs for each
+        action; None: it outputs action values."""
+        return None
+
     @property
     def explores(self) -> bool:
         """Return whether actions depend on explore_var."""
@@ -388,7 +393,7 @@ class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
 
     has_target = True
     recurrent = True
-    action_kinds = ("discrete", "multi_discrete")
+    action_kinds: ClassVar[tuple[str, ...]] = ("discrete", "multi_discrete")
     batch_size = 128
 
     training_iter: Positive = 1
@@ -422,6 +427,45 @@ class DoubleDQNSpec(QLearningSpec):
 
     class_path = "slm_lab.agent.algorithm.dqn:QLearning"
     name: Literal["DoubleDQN"]
+
+
+class DistributionalSpec(QLearningSpec):
+    """Keys of algorithms that learn distributions of returns."""
+
+    action_kinds = ("discrete",)
+
+    double_q: Flag = False
+    """The network selects the next action, the target network evaluates it (double Q-learning, arXiv:1509.06461); false: the target network
+    does both."""
+
+
+class QRDQNSpec(DistributionalSpec):
+    """QR-DQN: learn quantiles of the return of each action by quantile regression (arXiv:1710.10044)."""
+
+    class_path = "slm_lab.agent.algorithm.distributional:QRDQN"
+    name: Literal["QRDQN"]
+    num_quantiles: Positive = 50
+    """Quantiles of each action's return. The paper has 200 for Atari."""
+
+    def value_distribution(self) -> tuple[str, dict[str, Any]]:
+        return "quantiles", {"number": self.num_quantiles}
+
+
+class C51Spec(DistributionalSpec):
+    """C51: learn the probabilities of fixed returns (atoms) for each action (arXiv:1707.06887)."""
+
+    class_path = "slm_lab.agent.algorithm.distributional:C51"
+    name: Literal["C51"]
+    num_atoms: Annotated[Positive, Field(ge=2)] = 51
+    """Number of atoms, at least 2."""
+    v_min: Real = -10.0
+    """Least atom. Discounted returns below it count as v_min."""
+    v_max: Real = 10.0
+    """Greatest atom, above v_min. Discounted returns above it count as v_max; the default is meant for rewards clipped to ±1, as in
+    Atari."""
+
+    def value_distribution(self) -> tuple[str, dict[str, Any]]:
+        return "categorical", {"number": self.num_atoms, "low": self.v_min, "high": self.v_max}
 
 
 class OfflineSpec(AlgorithmSpec):
@@ -577,6 +621,8 @@ Algorithm = Annotated[
     | VanillaDQNSpec
     | DQNSpec
     | DoubleDQNSpec
+    | QRDQNSpec
+    | C51Spec
     | PQNSpec
     | SoftActorCriticSpec
     | CrossQSpec

@@ -8,7 +8,16 @@ from typing import Any
 
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.migrate import OTHER_NAMES
-from slm_lab.spec.models.algorithm import ALGORITHMS, EPOCHS, ActorCriticSpec, AlgorithmSpec, PPOSpec, SoftActorCriticSpec, VTraceSpec
+from slm_lab.spec.models.algorithm import (
+    ALGORITHMS,
+    EPOCHS,
+    ActorCriticSpec,
+    AlgorithmSpec,
+    C51Spec,
+    PPOSpec,
+    SoftActorCriticSpec,
+    VTraceSpec,
+)
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
 from slm_lab.spec.models.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
 from slm_lab.spec.models.meta import SamplerSpec
@@ -76,6 +85,8 @@ def _algorithm(spec: Spec, report: Report) -> None:
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
         why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
         report.ineffective((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
+    if isinstance(algorithm, C51Spec) and algorithm.v_min >= algorithm.v_max:
+        report.fail((*ALGORITHM, "v_min"), f"must be below v_max ({algorithm.v_max:g}), not {algorithm.v_min:g}")
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
         _defaults_only(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
     if isinstance(algorithm, PPOSpec):

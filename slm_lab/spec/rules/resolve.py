@@ -234,6 +234,8 @@ def _net(net: NetSpec, place: KeyPath, draft: _Draft) -> None:
         _optimizers(net, draft)
     if not algorithm.learns_values:
         draft.set((*place, "loss_spec"), LossSpec(), by=[_NAME])  # the given name may not be a regression loss
+    if algorithm.value_distribution() is not None:
+        draft.ignore(place, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
     if algorithm.learns and not algorithm.has_target:
         draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
@@ -415,7 +417,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
     if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
         optim["lr"] = 1e-4 if images else 3e-4 if algorithm.own_critics else 5e-4
         if algorithm.values:
-            net |= {"loss_spec": {"name": "SmoothL1Loss"}, "clip_grad_val": 10.0}
+            net |= {"clip_grad_val": 10.0} | ({} if algorithm.value_distribution() else {"loss_spec": {"name": "SmoothL1Loss"}})
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
             # a slowly moving target net is more stable than one that is replaced
             net |= {"update_type": "replace", "update_frequency": 1_000} if images else _moving(0.01, spec.env.num_envs)

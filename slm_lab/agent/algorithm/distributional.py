@@ -1,0 +1,108 @@
+"""Q-learning of distributions of returns: C51 (arXiv:1707.06887) and QR-DQN (arXiv:1710.10044)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.dqn import DeepQLearning
+from slm_lab.agent.net.distributional import DistributionalQNet
+from slm_lab.agent.ops.arrays import like, tensor
+from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.objective import value_diagnostics
+from slm_lab.agent.ops.projection import categorical_loss, project
+from slm_lab.agent.ops.quantiles import quantile_huber_loss
+from slm_lab.agent.ops.targets import action_atoms, action_atoms_gradient
+from slm_lab.agent.replay.replay import Transitions
+from slm_lab.agent.replay.sequences import SequenceBatch
+from slm_lab.spec.models.algorithm import C51Spec, DistributionalSpec, QRDQNSpec
+
+
+class Distance(NamedTuple):
+    """Loss of predicted distributions, and what is reported about it."""
+
+    loss: Tensor | float
+    grad_BZ: Tensor
+    error_B: Tensor
+    """Errors for prioritised replay."""
+    mean_B: Tensor
+    target_mean_B: Tensor
+
+
+class DistributionalQLearning(DeepQLearning):
+    """Move the distribution of the chosen action to that of r + γ Z(s', a'), where a' has the greatest mean."""
+
+    spec: DistributionalSpec
+    net: DistributionalQNet
+
+    def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
+        """Return the loss of predictions, given the distributions of the next states. Args: discount_B: γ, 0 after a termination."""
+        raise NotImplementedError
+
+    def _step(self, batch: Transitions | SequenceBatch) -> None:
+        outputs, next_BZ = self._sequence_pass(batch) if isinstance(batch, SequenceBatch) else self._pass(batch)
+        (atoms_BX,) = outputs.values
+        atoms_BAZ = self._per_action(tensor(atoms_BX))
+        return_B, gamma = self._returns(batch)
+        rows = (action_atoms(atoms_BAZ, batch.action_B), next_BZ, return_B, gamma * (1.0 - batch.terminated_B))
+        found = self.distance(*rows, batch.weight_B)
+        outputs.backward(like(atoms_BX, action_atoms_gradient(atoms_BAZ, batch.action_B, found.grad_BZ).flatten(1)))
+        if self.memory.prioritized:
+            self.memory.update_priorities(batch.drawn, found.error_B)
+        self.meter.report_loss(found.loss)
+        td_error, q_mean = value_diagnostics(found.mean_B, found.target_mean_B)
+        self.meter.report(td_error=td_error, q_mean=q_mean)
+        self.meter.step()
+
+    def _per_action(self, atoms_BX: Tensor) -> Tensor:
+        """Return the net's distributions as [B, A, Z]."""
+        return atoms_BX.unflatten(1, (-1, self.net.actor_head.number))
+
+    def _pass(self, batch: Transitions) -> tuple[Pass, Tensor]:
+        """Return the pass, whose output is distributions [B, A · Z], and the next states' distributions [B, Z]."""
+        assert self.target is not None
+        self.target.refresh()
+        self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
+        q_BA, atoms_BX = self.target.net.distributions(batch.next_obs_B)
+        if self.spec.double_q:
+            q_BA = self.net.values(batch.next_obs_B)
+        self.trainer.set_train_mode(True)
+        return self.net.forward_pass(batch.obs_B), action_atoms(self._per_action(atoms_BX), q_BA.argmax(1))
+
+    def _sequence_pass(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
+        """Return the same for sequences: each net starts from the stored state and runs its own burn-in."""
+        assert self.target is not None
+        q_SA, atoms_SX = batch.unroll(self.net)
+        with torch.no_grad():
+            self.target.refresh()
+            target_q_SA, next_SX = batch.unroll(self.target.net)
+            action_B = batch.after(q_SA if self.spec.double_q else target_q_SA).argmax(1)
+            next_BZ = action_atoms(self._per_action(batch.after(next_SX)), action_B)
+        return GraphPass(batch.now(atoms_SX)), next_BZ
+
+
+class QRDQN(DistributionalQLearning):
+    """Quantile regression (arXiv:1710.10044, Algorithm 1)."""
+
+    spec: QRDQNSpec
+
+    def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
+        target_BZ = return_B.unsqueeze(1) + discount_B.unsqueeze(1) * next_BZ
+        loss, grad_BZ = quantile_huber_loss(atoms_BZ, target_BZ, weight_B)
+        mean_B, target_mean_B = atoms_BZ.mean(1), target_BZ.mean(1)
+        return Distance(loss, grad_BZ, target_mean_B - mean_B, mean_B, target_mean_B)
+
+
+class C51(DistributionalQLearning):
+    """Cross-entropy to the projected target distribution (arXiv:1707.06887, Algorithm 1)."""
+
+    spec: C51Spec
+
+    def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
+        low, high = self.spec.v_min, self.spec.v_max
+        target_BZ = project(next_BZ.softmax(1), return_B, discount_B, low, high)
+        loss, grad_BZ, divergence_B = categorical_loss(atoms_BZ, target_BZ, weight_B)
+        atom_Z = torch.linspace(low, high, atoms_BZ.shape[1], device=atoms_BZ.device)
+        return Distance(loss, grad_BZ, divergence_B, atoms_BZ.softmax(1) @ atom_Z, target_BZ @ atom_Z)

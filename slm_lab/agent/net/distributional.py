@@ -1,0 +1,141 @@
+"""Nets that learn a distribution of returns for each action: quantiles (QR-DQN), or probabilities of fixed atoms (C51)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
+from slm_lab.agent.net.body import RecurrentBody, build_body
+from slm_lab.agent.net.layers import init_output, linear_layer
+from slm_lab.agent.net.passes.direct import DirectChain, DirectPass, PassNet
+from slm_lab.agent.net.q_nets import QNet
+from slm_lab.agent.ops.arrays import A, array, tensor
+from slm_lab.agent.ops.autograd import GraphPass, Pass
+from slm_lab.agent.ops.masks import ActionMask
+from slm_lab.lib.records import ObservationSpace
+from slm_lab.spec.models.net import NetSpec
+
+
+class DistributionalHead(ActorHead):
+    """Map features to the means of the distributions [B, A], by which actions are chosen; `atoms` returns the distributions themselves.
+
+    Dueling nets have Z outputs for the state and A × Z advantages, combined atom by atom (as in Rainbow, arXiv:1710.02298).
+
+    Args: number: Z, outputs per action.
+    """
+
+    def __init__(self, features: int, actions: int, spec: NetSpec, number: int) -> None:
+        super().__init__(features, actions * number, spec)
+        self.actions, self.number = actions, number
+        self.state: nn.Linear | None = None
+        if spec.dueling:
+            self.state = linear_layer(spec, features, number)
+            init_output(self.state, spec, spec.critic_init_std)
+
+    def forward(self, features_BF: Tensor) -> Tensor:
+        return self.means(self.atoms(features_BF))
+
+    def atoms(self, features_BF: Tensor) -> Tensor:
+        """Return the distributions [B, A · Z]: the outputs for action 0, then those for action 1, …"""
+        atoms_BX = super().forward(features_BF)
+        if self.state is None:
+            return atoms_BX
+        advantage_BAZ = atoms_BX.unflatten(1, (self.actions, self.number))
+        centred_BAZ = advantage_BAZ - advantage_BAZ.mean(1, keepdim=True)
+        return (self.state(features_BF).unsqueeze(1) + centred_BAZ).flatten(1)
+
+    def means(self, atoms: A) -> A:
+        """Return the mean of each distribution: [..., A · Z] → [..., A]."""
+        raise NotImplementedError
+
+    def _per_action(self, atoms: A) -> A:
+        return atoms.reshape((*atoms.shape[:-1], self.actions, self.number))
+
+
+class QuantileHead(DistributionalHead):
+    """Outputs are quantiles of the return at the probabilities (2i + 1) / 2N (QR-DQN, arXiv:1710.10044)."""
+
+    def means(self, atoms: A) -> A:
+        return self._per_action(atoms).mean(-1)
+
+
+class CategoricalHead(DistributionalHead):
+    """Outputs are logits of equidistant returns from `low` to `high` (C51, arXiv:1707.06887)."""
+
+    def __init__(self, features: int, actions: int, spec: NetSpec, number: int, low: float, high: float) -> None:
+        super().__init__(features, actions, spec, number)
+        self.low, self.high = low, high
+
+    def means(self, atoms: A) -> A:
+        logits: Any = self._per_action(atoms)
+        if isinstance(logits, np.ndarray):
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            mean: A = weights.dot(np.linspace(self.low, self.high, self.number, dtype=np.float32)) / weights.sum(-1)
+            return mean
+        return logits.softmax(-1) @ torch.linspace(self.low, self.high, self.number, device=logits.device)
+
+
+HEADS: dict[str, type[DistributionalHead]] = {"quantiles": QuantileHead, "categorical": CategoricalHead}
+"""Head of each kind of distribution that AlgorithmSpec.value_distribution can name."""
+
+
+class DistributionalQNet(QNet):
+    """A QNet whose head is a DistributionalHead. Values [..., A] are the means of the distributions; masks apply to them only.
+
+    Args: kind, keys: see AlgorithmSpec.value_distribution.
+    """
+
+    actor_head: DistributionalHead
+
+    def __init__(self, spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...], kind: str, keys: dict[str, Any]) -> None:
+        PassNet.__init__(self)
+        self.nvec, self.mask = nvec, ActionMask.of(obs)
+        self.actor_body = build_body(spec, obs, "actor")
+        self.actor_head = HEADS[kind](self.actor_body.features, sum(nvec), spec, **keys)
+        self.value_head = None
+
+    def chains(self) -> Sequence[DirectChain] | None:
+        """Return the chain that computes the distributions; None if dueling or if a module is not supported."""
+        actor = actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
+        return None if actor is None else [actor]
+
+    def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
+        """Return the pass whose output is distributions [B, A · Z]; feed-forward nets only. Args: learn: whether gradients are needed."""
+        if (chains := self.direct.get(learn)) is not None:
+            return DirectPass(chains, array(obs_B))
+        with torch.set_grad_enabled(learn):
+            return GraphPass(self.actor_head.atoms(self.actor_body(tensor(obs_B))))
+
+    def distributions(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return action values [B, A] and distributions [B, A · Z], without gradients; feed-forward nets only."""
+        chains = self.direct.get(learn=False)
+        if chains is not None:
+            atoms_BX = torch.from_numpy(chains[0].outputs(obs_B.numpy()))
+        else:
+            with torch.no_grad():
+                atoms_BX = self.actor_head.atoms(self.actor_body(obs_B))
+        return self._masked(self.actor_head.means(atoms_BX), obs_B), atoms_BX
+
+    def values(self, obs_B: Tensor) -> Tensor:
+        """Return action values [B, A], without gradients; feed-forward nets only."""
+        return self.distributions(obs_B)[0]
+
+    def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return action values [T, N, A], distributions [T, N, A · Z] and the state after the last step [N, S]; recurrent nets only."""
+        assert isinstance(self.actor_body, RecurrentBody)
+        features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
+        atoms = self.actor_head.atoms(features_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
+        return self._masked(self.actor_head.means(atoms), obs_TN), atoms, state_NS
+
+    def _values(self, features_BF: Tensor, obs_B: Tensor) -> Tensor:
+        return self._masked(self.actor_head(features_BF), obs_B)
+
+
+def build_q_net(spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...], distribution: tuple[str, dict[str, Any]] | None) -> QNet:
+    """Build the net of an algorithm that acts on action values. Args: distribution: see AlgorithmSpec.value_distribution."""
+    return QNet(spec, obs, nvec) if distribution is None else DistributionalQNet(spec, obs, nvec, *distribution)

@@ -1,0 +1,50 @@
+"""Categorical distributions of returns on fixed atoms: the projection of C51 (arXiv:1707.06887), and its loss with the gradient."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: float, high: float) -> Tensor:
+    """Return the distribution of return_B + discount_B · Z projected onto the atoms of Z (arXiv:1707.06887, eq. 7) [B, Z].
+
+    Each atom moves to r + γ z, clipped to [low, high], and its probability is divided between the two nearest atoms, more to the nearer.
+
+    Args: p_BZ: probabilities of Z equidistant atoms from `low` to `high`. discount_B: γ, 0 after a termination, as a number or [B].
+    """
+    Z = p_BZ.shape[1]
+    atom_Z = torch.linspace(low, high, Z, device=p_BZ.device)
+    discount = discount_B.unsqueeze(1) if isinstance(discount_B, Tensor) else discount_B
+    place_BZ = ((return_B.unsqueeze(1) + discount * atom_Z).clamp(low, high) - low) / ((high - low) / (Z - 1))
+    left_BZ = place_BZ.nan_to_num().floor().clamp(0, Z - 2).long()  # NaN is no index; it remains in the probabilities
+    share_BZ = place_BZ - left_BZ
+    projected_BZ = torch.zeros_like(p_BZ).scatter_add_(1, left_BZ, p_BZ * (1.0 - share_BZ))
+    return projected_BZ.scatter_add_(1, left_BZ + 1, p_BZ * share_BZ)
+
+
+class CategoricalLoss(NamedTuple):
+    """Cross-entropy of a batch, and its gradient."""
+
+    loss: Tensor
+    grad_BZ: Tensor
+    """Gradient with respect to the logits."""
+    divergence_B: Tensor
+    """KL divergence of each row's prediction from its target, the error of prioritised replay in Rainbow (arXiv:1710.02298)."""
+
+
+def categorical_loss(logit_BZ: Tensor, target_BZ: Tensor, weight_B: Tensor | None = None) -> CategoricalLoss:
+    """Return the mean cross-entropy −Σ m log softmax(logits) (arXiv:1707.06887, Algorithm 1). No argument may have an autograd graph.
+
+    Args: target_BZ: probabilities m. weight_B: weight of each row in the mean; None: all 1.
+    """
+    logp_BZ = F.log_softmax(logit_BZ, dim=1)
+    loss_B = -(target_BZ * logp_BZ).sum(1)
+    grad_BZ = (logp_BZ.exp() - target_BZ) / len(logit_BZ)
+    divergence_B = loss_B + torch.xlogy(target_BZ, target_BZ).sum(1)
+    if weight_B is None:
+        return CategoricalLoss(loss_B.mean(), grad_BZ, divergence_B)
+    return CategoricalLoss((loss_B * weight_B).mean(), grad_BZ * weight_B.unsqueeze(1), divergence_B)

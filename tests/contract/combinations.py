@@ -43,7 +43,7 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
         return True
     if algorithm in OFFLINE:
         return memory == "Replay" and net != "RecurrentNet" and "Dueling" not in net
-    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "QRDQN", "C51", "SoftActorCritic", "CrossQ", "TD3", "DDPG"):
+    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "QRDQN", "C51", "SoftActorCritic", "CrossQ", "TQC", "TD3", "DDPG"):
         fits = replays and (net != "RecurrentNet" or acts_on_values(algorithm))
     elif algorithm in ("PPO", "PPOSIL", "PQN"):
         fits = memory == "OnPolicyBatchReplay"
@@ -76,6 +76,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "PQN": ROLLOUT,
     "SoftActorCritic": REPLAYING,
     "CrossQ": REPLAYING,
+    "TQC": REPLAYING | {"num_critics": 3, "num_quantiles": 4, "dropped_quantiles": 1},
     "TD3": REPLAYING,
     "DDPG": REPLAYING,
     "BC": {},
@@ -137,7 +138,7 @@ def cases() -> list[Case]:
         if algorithm in ("Random", *OFFLINE):
             continue
         fits = [(memory, net) for memory in MEMORIES for net in NETS if fitting(algorithm, memory, net)]
-        only = algorithm in ("TD3", "DDPG")
+        only = algorithm in ("TQC", "TD3", "DDPG")
         found += [Case(algorithm, memory, net, only) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
         if not acts_on_values(algorithm) and not only:
             found.append(Case(algorithm, fits[0][0], "MLPNet", continuous=True))

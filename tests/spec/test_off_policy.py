@@ -18,6 +18,7 @@ REPLAY = {"agent.memory": {"name": "Replay"}}
 DQN = {"agent.algorithm": {"name": "DQN"}} | REPLAY
 PER: dict[str, Any] = DQN | {"agent.memory.name": "PrioritizedReplay"}
 SAC = {"agent.algorithm": {"name": "SoftActorCritic", "training_start_step": 64}} | REPLAY
+TQC = {"agent.algorithm": {"name": "TQC", "training_start_step": 64}} | REPLAY
 SIL = {"agent.algorithm": {"name": "PPOSIL"}}
 CONSTANT = {"name": "no_decay", "start_val": 0.1}
 FALLING = {"name": "linear_decay", "start_val": 0.4, "end_val": 1.0, "start_step": 10, "end_step": 5}
@@ -38,6 +39,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.memory": {"name": "OnPolicyBatchReplay"}}, "agent.memory.name"),
         (DQN | {"agent.memory.batch_size": 64, "agent.memory.max_size": 32}, "agent.memory.batch_size"),
         (DQN | {"agent.memory.batch_size": 200_000}, "agent.memory.batch_size"),
+        (TQC | {"agent.algorithm.num_quantiles": 5, "agent.algorithm.dropped_quantiles": 5}, "agent.algorithm.dropped_quantiles"),
         (SIL | {"agent.memory.batch_size": 8, "agent.memory.max_size": 4}, "agent.memory.batch_size"),
         (SIL | {"agent.memory.sil_replay_name": "PrioritisedReplay"}, "agent.memory.sil_replay_name"),
         (DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": 1.4}}, "agent.memory.beta"),
@@ -149,6 +151,9 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
         (SAC | {"agent.algorithm.name": "CrossQ"}, "agent.net"),
         (SIL | {"agent.memory.sil_replay_name": "Replay", "agent.memory.alpha": 0.5}, "agent.memory.alpha"),
         (SAC | {"agent.algorithm.training_epoch": 10}, "agent.algorithm.training_epoch"),
+        (TQC | {"agent.algorithm.critic_reduction": "min"}, "agent.algorithm.critic_reduction"),
+        (TQC | {"agent.algorithm.symlog": True}, "agent.algorithm.symlog"),
+        (TQC | {"agent.net.loss_spec": {"name": "SmoothL1Loss"}}, "agent.net.loss_spec"),
     ],
 )
 def test_what_has_no_effect_off_policy(specs: Specs, changes: dict[str, Any], notice: str) -> None:

@@ -113,7 +113,7 @@ class ReplayActorCritic(Algorithm, ABC):
         q_CB, loss, grad_q = self.critic_loss(batch, q, target_B)
         outputs.backward(grad_q)
         if self.memory.prioritized:
-            self.memory.update_priorities(batch.drawn, q_CB.amin(0) - target_B)
+            self.memory.update_priorities(batch.drawn, self.priority_error(q_CB, target_B))
         self.meter.report_loss(loss, q_mean=q_CB.mean())
         self.meter.step()
         self.critic_steps += 1
@@ -134,6 +134,10 @@ class ReplayActorCritic(Algorithm, ABC):
         """
         loss, grad_q = self.value_loss.with_gradient(q, target_B.expand_as(q), len(target_B), batch.weight_B)
         return q, loss, grad_q
+
+    def priority_error(self, q_CB: Tensor, target_B: Tensor) -> Tensor:
+        """Return the errors [B] that determine priorities."""
+        return q_CB.amin(0) - target_B
 
     def _actor_step(self, batch: Transitions, q: Tensor) -> ActorReport:
         """Take a gradient step on the actor, given the result of `_critic_step`. Return the actor's loss, entropy and gradient norm."""

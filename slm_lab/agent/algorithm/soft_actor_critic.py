@@ -167,7 +167,7 @@ class SoftActorCritic(ReplayActorCritic):
     def build(self) -> None:
         self.discrete = self.info.action.kind == "discrete"
         super().build()
-        self.reduction = self.spec.critic_reduction or ("mean" if self.discrete else "min")
+        self.reduction: str = self.spec.critic_reduction or ("mean" if self.discrete else "min")
         self.reduce = REDUCTIONS[self.reduction]
         self.temperature = Temperature(self.spec, self.info, self.actor_trainer.groups[0], self.device)
         self.mean_entropy: Tensor | None = None
@@ -196,7 +196,11 @@ class SoftActorCritic(ReplayActorCritic):
         """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
         next_action = self._sample(self.net.forward_pass(batch.next_obs_B, learn=False).values[0])
         outputs, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
-        return outputs, q_CB, self.reduce(next_q_CB) - self.alpha * tensor(next_action.logp_B)  # eq. 3
+        return outputs, q_CB, self._soft_value(next_q_CB, self.alpha * tensor(next_action.logp_B))
+
+    def _soft_value(self, next_q_CB: Tensor, cost_B: Tensor) -> Tensor:
+        """Return V(s') [B], given α log π(a'|s') [B]."""
+        return self.reduce(next_q_CB) - cost_B  # eq. 3
 
     def _discrete_values(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""

@@ -125,9 +125,11 @@ class QCritic(nn.Module):
 
     Vector observations are concatenated with the action before the body. For images, the action is concatenated with the features after the
     body, followed by one more hidden layer. For discrete actions, the critic has one output per action and no action input.
+
+    Args: outputs: number of outputs for an action.
     """
 
-    def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False) -> None:
+    def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, outputs: int = 1) -> None:
         super().__init__()
         init_fn, actions = getattr(spec, "init_fn", None), action.dim if action.kind == "continuous" else 0
         self.action_after_body = bool(actions) and (obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3)
@@ -140,7 +142,7 @@ class QCritic(nn.Module):
             act = activation(getattr(spec, "hid_layers_activation", "relu"))
             self.joint = nn.Sequential(nn.Linear(features + actions, features), act)
             init_layer(self.joint[0], init_fn, type(act).__name__.lower())
-        self.head = nn.Linear(features, 1 if actions else action.nvec[0])
+        self.head = nn.Linear(features, outputs if actions else action.nvec[0])
         init_output(self.head, spec, spec.critic_init_std)
         if spectral:  # only the last hidden layer: optimal values are not smooth (Gogianu et al. 2021)
             hidden = [layer for layer in [*self.body.modules(), *self.joint.modules()] if isinstance(layer, nn.Linear)]
@@ -150,7 +152,7 @@ class QCritic(nn.Module):
             spectral_norm(hidden[-1])
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
-        """Return Q [B, 1] of actions [B, D], or Q [B, A] of all discrete actions if action_B is None."""
+        """Return the outputs [B, O] for actions [B, D], or Q [B, A] of all discrete actions if action_B is None."""
         if action_B is None:
             return self.head(self.body(obs_B))
         if not self.action_after_body:
@@ -168,7 +170,13 @@ def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
 
 
 class QCritics(PassNet):
-    """C critics: obs_B and actions [B, D] → Q [C, B]; without actions, obs_B → Q [C, B, A]."""
+    """C critics: obs_B and actions [B, D] → Q [C, B]; without actions, obs_B → Q [C, B, A].
+
+    Critics with several outputs for an action, such as quantiles of the return, return them as [C, B, O].
+    """
+
+    outputs = 1
+    """O: number of outputs for an action."""
 
     def forward_pass(
         self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False, number: int | None = None
@@ -195,7 +203,11 @@ class QCritics(PassNet):
         return GraphPass(values, inputs=leaf_B)
 
     def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
-        return CriticsPass(chains[:number], x_BI.numpy(), actions)
+        return CriticsPass(chains[:number], x_BI.numpy(), actions, self._is_single(actions))
+
+    def _is_single(self, actions: int | None) -> bool:
+        """Return whether there is one output, given the number of action inputs (if any)."""
+        return bool(actions) and self.outputs == 1
 
 
 class SeparateCritics(QCritics):
@@ -212,8 +224,8 @@ class SeparateCritics(QCritics):
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
         """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None. See forward_pass for `number`."""
-        q_CBA = torch.stack([critic(obs_B, action_B) for critic in self.critics[:number]])
-        return q_CBA if action_B is None else q_CBA.squeeze(2)
+        q_CBO = torch.stack([critic(obs_B, action_B) for critic in self.critics[:number]])
+        return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
 
 class StackedCritics(QCritics):
@@ -259,7 +271,7 @@ class StackedCritics(QCritics):
     def _direct_pass(self, chains: Sequence[DirectChain], x_BI: Tensor, actions: int, number: int | None) -> CriticsPass:
         stack, *each = chains
         if number is None and len(x_BI) * self._largest < direct.SEPARATE_CRITICS_SIZE:
-            return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions)
+            return CriticsPass([stack], x_BI.expand(len(each), -1, -1).numpy(), actions, self._is_single(actions))
         return super()._direct_pass(each, x_BI, actions, number)
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
@@ -270,8 +282,8 @@ class StackedCritics(QCritics):
         x_CBF = _joined(obs_B, action_B).expand(len(layers[0][0]), -1, -1)
         for (weight, bias), act in zip(layers, self.activations, strict=False):
             x_CBF = act(_stacked_linear(x_CBF, weight, bias, self.matmul_mode))
-        q_CBA = _stacked_linear(x_CBF, *layers[-1], FLOAT32)
-        return q_CBA if action_B is None else q_CBA.squeeze(2)
+        q_CBO = _stacked_linear(x_CBF, *layers[-1], FLOAT32)
+        return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
 
 def _stacked_linear(x_CBI: Tensor, weight: Tensor, bias: Tensor, matmul_mode: MatmulMode) -> Tensor:
@@ -285,10 +297,17 @@ def _chain(critic: QCritic) -> list[nn.Module]:
     return [layer for layer in [*critic.body.layers, critic.head] if not isinstance(layer, nn.Flatten)]
 
 
-def build_critics(spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, number: int = 2) -> QCritics:
-    """Build critics with separate weights. Raises SpecError if the spec does not fit the observations."""
-    critics = [QCritic(spec, obs, action, spectral) for _ in range(number)]
+def build_critics(
+    spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, number: int = 2, outputs: int = 1
+) -> QCritics:
+    """Build critics with separate weights. Raises SpecError if the spec does not fit the observations.
+
+    Args: outputs: number of outputs of each critic for a continuous action.
+    """
+    critics = [QCritic(spec, obs, action, spectral, outputs) for _ in range(number)]
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].action_after_body and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
     plain = plain and (spec.critic_optim_spec or spec.optim_spec).name not in SHAPED  # these optimizers need separate weight matrices
-    return StackedCritics(critics) if plain else SeparateCritics(critics)
+    built = StackedCritics(critics) if plain else SeparateCritics(critics)
+    built.outputs = outputs
+    return built

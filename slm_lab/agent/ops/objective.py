@@ -314,12 +314,15 @@ Reduction = Callable[[Tensor], Tensor]
 REDUCTIONS: dict[str, Reduction] = {
     "min": lambda q_CX: torch.minimum(*q_CX),
     "mean": lambda q_CX: q_CX.mean(0),
+    "quantiles": lambda q_CXM: q_CXM.mean((0, -1)),
 }
-"""Functions that reduce the values of two critics [2, …] to one […], by critic_reduction."""
+"""Functions that reduce the values of two critics [2, …] to one […], by critic_reduction; "quantiles": M quantiles of C critics
+[C, …, M] to their mean […]."""
 
 REDUCTION_GRADIENTS: dict[str, Reduction] = {
     "min": lambda q_CX: torch.stack((lower_X := (q_CX[0] <= q_CX[1]).float(), 1.0 - lower_X)),
     "mean": lambda q_CX: torch.full_like(q_CX, 1.0 / len(q_CX)),
+    "quantiles": lambda q_CXM: torch.full_like(q_CXM, 1.0 / (len(q_CXM) * q_CXM.shape[-1])),
 }
 """Derivatives of the REDUCTIONS with respect to the values of each critic [2, …]."""
 

@@ -46,6 +46,13 @@ def smoothed_action(action_BD: A, noise_BD: A, largest: float) -> A:
     return clip(action_BD + clip(noise_BD, -largest, largest), -1.0, 1.0)
 
 
+def truncated_mixture(quantile_CBM: Tensor, dropped: int) -> Tensor:
+    """Return the C (M − dropped) smallest of the C × M quantiles of all critics, in ascending order [B, K] (arXiv:2005.04269, eq. 10)."""
+    critics, rows, number = quantile_CBM.shape
+    pooled_BK = quantile_CBM.transpose(0, 1).reshape(rows, critics * number)
+    return pooled_BK.sort(dim=1).values[:, : critics * (number - dropped)]
+
+
 def action_value(q_BA: A, action_B: A) -> A:
     """Return Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]; arrays must be [B, A] and [B]."""
     if isinstance(q_BA, np.ndarray):

@@ -523,7 +523,7 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
 
     class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     soft = True
-    action_kinds = ("discrete", "continuous")
+    action_kinds: ClassVar[tuple[str, ...]] = ("discrete", "continuous")
 
     name: Literal["SoftActorCritic"]
     critic_reduction: Literal["min", "mean"] | None = None
@@ -570,6 +570,26 @@ class CrossQSpec(SoftActorCriticSpec):
     has_target = False
 
     name: Literal["CrossQ"]  # type: ignore[assignment]  # narrower: the tag of the union
+
+
+class TQCSpec(SoftActorCriticSpec):
+    """Truncated quantile critics (arXiv:2005.04269): soft actor-critic whose critics learn quantiles of the return; targets leave out the
+    greatest ones."""
+
+    class_path = "slm_lab.agent.algorithm.tqc:TQC"
+    action_kinds = ("continuous",)
+
+    name: Literal["TQC"]  # type: ignore[assignment]  # narrower: the tag of the union
+    num_critics: Positive = 5
+    """Number of critics N."""
+    num_quantiles: Positive = 25
+    """Number of quantiles M of each critic."""
+    dropped_quantiles: Count = 2
+    """Quantiles per critic that targets leave out, the greatest of all critics' together; more of them prevent more overestimation."""
+
+    @property
+    def learns_values(self) -> bool:
+        return False  # but quantiles
 
 
 class TD3Spec(ReplayActorCriticSpec):
@@ -626,6 +646,7 @@ Algorithm = Annotated[
     | PQNSpec
     | SoftActorCriticSpec
     | CrossQSpec
+    | TQCSpec
     | TD3Spec
     | DDPGSpec
     | BCSpec,

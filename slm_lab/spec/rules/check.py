@@ -16,6 +16,7 @@ from slm_lab.spec.models.algorithm import (
     C51Spec,
     PPOSpec,
     SoftActorCriticSpec,
+    TQCSpec,
     VTraceSpec,
 )
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
@@ -74,6 +75,9 @@ def _algorithm(spec: Spec, report: Report) -> None:
         report.fail(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
+    if isinstance(algorithm, TQCSpec) and algorithm.dropped_quantiles >= algorithm.num_quantiles:
+        why = f"must be below num_quantiles ({algorithm.num_quantiles}), not {algorithm.dropped_quantiles}"
+        report.fail((*ALGORITHM, "dropped_quantiles"), why)
     if algorithm.soft and algorithm.action_policy not in ("default", "random"):
         why = f"{algorithm.name} samples actions from its own distribution"
         report.fail((*ALGORITHM, "action_policy"), f"must be 'default' or 'random', not '{algorithm.action_policy}': {why}")
@@ -146,7 +150,8 @@ def _without_effect(spec: Spec, report: Report) -> None:
         if algorithm.learns and not algorithm.own_critics and not algorithm.has_critic:
             groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
         groups.append((place, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
-        groups.append((place, ("loss_spec",), not algorithm.learns_values, "it has no critic"))
+        why = f"{algorithm.name} learns quantiles by their own loss" if algorithm.has_critic else "it has no critic"
+        groups.append((place, ("loss_spec",), not algorithm.learns_values, why))
     section: SpecModel
     for section, place in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
         constant = [key for key in type(section).model_fields if isinstance(getattr(section, key), NoDecay)]

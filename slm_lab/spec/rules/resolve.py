@@ -20,6 +20,7 @@ from slm_lab.spec.models.algorithm import (
     ReplayAlgorithmSpec,
     SARSASpec,
     SoftActorCriticSpec,
+    TQCSpec,
     VTraceSpec,
 )
 from slm_lab.spec.models.base import LinearDecay, constant
@@ -163,6 +164,9 @@ def _algorithm(draft: _Draft) -> None:
         if isinstance(algorithm.entropy_anneal, EntropyAnneal) and algorithm.target_entropy != "auto":
             why = "target_entropy is given, and ratios belong to 'auto'"
             draft.ignore(ALGORITHM, ["entropy_anneal"], why, by=[(*ALGORITHM, "target_entropy")])
+    if isinstance(algorithm, TQCSpec):
+        why = "targets are the smallest quantiles of all critics, compared as they are"
+        draft.ignore(ALGORITHM, ["critic_reduction", "symlog"], why, by=[_NAME])
     if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
         draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start, by=[_NAME, (*MEMORY, "batch_size")])
     if isinstance(algorithm, VTraceSpec):
@@ -233,7 +237,9 @@ def _net(net: NetSpec, place: KeyPath, draft: _Draft) -> None:
     else:
         _optimizers(net, draft)
     if not algorithm.learns_values:
-        draft.set((*place, "loss_spec"), LossSpec(), by=[_NAME])  # the given name may not be a regression loss
+        note = f"has no effect: {algorithm.name} learns quantiles by their own loss; ignored" if algorithm.has_critic else ""
+        note = note if net.loss_spec != LossSpec() else ""
+        draft.set((*place, "loss_spec"), LossSpec(), note, by=[_NAME])  # the given name may not be a regression loss
     if algorithm.value_distribution() is not None:
         draft.ignore(place, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
     if algorithm.learns and not algorithm.has_target:

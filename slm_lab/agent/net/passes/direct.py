@@ -183,39 +183,40 @@ that a stack saves no longer matter, and a separate critic computes only the row
 
 
 class CriticsPass(DirectPass):
-    """A pass of C critics. The output is a tensor, [C, B] for given actions, [C, B, A] without actions.
+    """A pass of C critics. The output is a tensor, [C, B] if `single`, else [C, B, O] with all O outputs of each critic.
 
     Args: chains: one chain per critic, or a single chain of a stack. x: [B, I], or [C, B, I] for a stack. actions: number of columns of x
     that are actions (the last ones).
     """
 
-    def __init__(self, chains: Sequence[DirectChain], x: np.ndarray, actions: int) -> None:
+    def __init__(self, chains: Sequence[DirectChain], x: np.ndarray, actions: int, single: bool) -> None:
         super().__init__(chains, x)
         self._is_stack, self._columns = x.ndim == 3, slice(x.shape[-1] - actions, x.shape[-1])
         out = self.values[0] if self._is_stack else np.stack(self.values)
-        self.values = (torch.from_numpy(out[..., 0] if actions else out),)
+        self.values = (torch.from_numpy(out[..., 0] if single else out),)
 
     def backward(self, *grads: Tensor | np.ndarray | None) -> None:
         (grad,) = grads
         assert grad is not None
         super().backward(*((grad,) if self._is_stack else grad))
 
-    def input_grad(self, grad_CB: Tensor) -> Tensor:
+    def input_grad(self, grad: Tensor) -> Tensor:
         """Return the gradient of the loss with respect to the actions [B, D], given its gradient with respect to the output.
 
         Call this instead of `backward`.
         """
         if self._is_stack:
-            grad_CBD = self._chains[0].backward(self._values[0], grad_CB.numpy()[:, :, None], False, self._columns)
+            grad_CBD = self._chains[0].backward(self._values[0], grad.numpy().reshape(self._values[0][-1].shape), False, self._columns)
             assert grad_CBD is not None
             return torch.from_numpy(grad_CBD).sum(0)
         total_BD = np.zeros_like(self._values[0][0][:, self._columns])
-        for chain, values, grad_B in zip(self._chains, self._values, grad_CB.numpy(), strict=True):
-            row_K = np.flatnonzero(grad_B)  # for the minimum of two critics, only one of them has a gradient in each row
+        grad_CBO = grad.numpy().reshape(len(self._chains), len(total_BD), -1)
+        for chain, values, grad_BO in zip(self._chains, self._values, grad_CBO, strict=True):
+            row_K = np.flatnonzero(grad_BO.any(1))  # for the minimum of two critics, only one of them has a gradient in each row
             if not len(row_K):
                 continue
-            some = values if len(row_K) == len(grad_B) else [value.take(row_K, axis=0) for value in values]
-            grad_KD = chain.backward(some, grad_B[row_K, None], False, self._columns)
+            some = values if len(row_K) == len(grad_BO) else [value.take(row_K, axis=0) for value in values]
+            grad_KD = chain.backward(some, grad_BO[row_K], False, self._columns)
             assert grad_KD is not None
             total_BD[row_K] += grad_KD
         return torch.from_numpy(total_BD)

@@ -38,7 +38,7 @@ from slm_lab.spec.report import Problem, SpecError
 PRELOAD = (
     *("numpy", "torch", "torch.multiprocessing", "gymnasium", "slm_lab.experiment.session.session"),
     *("slm_lab.agent.algorithm.sil", "slm_lab.agent.algorithm.dqn", "slm_lab.agent.algorithm.soft_actor_critic"),
-    "slm_lab.agent.algorithm.td3",
+    *("slm_lab.agent.algorithm.td3", "slm_lab.agent.algorithm.tqc"),
 )
 """Modules that every child needs, and the modules of the algorithms, otherwise imported when an agent is built. User modules and modules
 that start a thread are not allowed."""

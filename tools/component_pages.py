@@ -26,7 +26,7 @@ _PARTS = re.compile(rf"{BY_HAND}\n(?P<hand>.*?){GENERATED.format('(?P<equations>
 
 DIAGNOSTICS = {
     "policy_loss": "loss of the policy, without the entropy bonus",
-    "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`",
+    "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`; in IQL of V",
     "approx_kl": "estimate of the Kullback–Leibler divergence KL(π_old, π) of the policy that acted from the present one: the mean of "
     "(r − 1) − ln r with the ratio r = π / π_old ([Schulman 2020](http://joschu.net/blog/kl-approx.html)); a value far above 0.02 means "
     "that the policy changes much within one update",

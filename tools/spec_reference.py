@@ -170,6 +170,7 @@ EXAMPLES: dict[str, Any] = {
     "random_seed": 7,
     "save_interval": 60.0,
     "checkpoint_frequency": 100_000,
+    "demonstrations": "cartpole.npz",
     "init_from": "data/ppo_cartpole_2026_01_31_120000",
     "stall_notice": 60.0,
     "stall_limit": 600.0,

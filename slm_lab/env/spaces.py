@@ -54,9 +54,25 @@ def observation_codec(
         end = {use: sum(parts[key][0] for key in parts if USES.index(uses.get(key, "all")) <= index) for index, use in enumerate(USES)}
         critic_begin = end["all"] if "critic" in uses.values() else None
         mask = (end["critic"], end["mask"]) if "mask" in uses.values() else None
-        return ObservationSpace((size,), critic_begin=critic_begin, mask=mask, ambiguities=ambiguities, text=text), codec
+        goals = _goals(space, {key: part[0] for key, part in parts.items()})
+        return ObservationSpace((size,), critic_begin=critic_begin, mask=mask, goals=goals, ambiguities=ambiguities, text=text), codec
     size, codec = _flat(space, "observation")
     return ObservationSpace((size,), text=_bits_text(space, size)), codec
+
+
+def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return the columns of achieved_goal and desired_goal; None if the space has no such entries, or their numbers are changed."""
+    begin = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
+    entries = [(key, inner) for key, inner in _entries(space) if key in ("achieved_goal", "desired_goal")]
+    if len(entries) < 2 or len({sizes[key] for key, _ in entries}) > 1 or not all(_is_raw(inner) for _, inner in entries):
+        return None
+    achieved, desired = ((begin[key], begin[key] + sizes[key]) for key in ("achieved_goal", "desired_goal"))
+    return achieved, desired
+
+
+def _is_raw(space: spaces.Space[Any]) -> bool:
+    """Return whether the numbers of a flattened space are those of the env."""
+    return isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and box_layout(space, "vector").scale is None)
 
 
 USES: tuple[Use, ...] = ("all", "critic", "mask")

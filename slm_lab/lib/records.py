@@ -114,6 +114,8 @@ class ObservationSpace:
     """First column of the entries for the critic only; None: there are none, or the observation is packed (see ObservationPart.use)."""
     mask: tuple[int, int] | None = None
     """Columns of the action mask (see ActionMask): numbers, or bytes if the observation is packed; None: every action is always valid."""
+    goals: tuple[tuple[int, int], tuple[int, int]] | None = field(default=None, compare=False)
+    """Columns of achieved_goal and of desired_goal, if there are such entries and their numbers are not changed."""
     ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
     """Guessed properties that the env's space does not determine; only nets that treat images and vectors differently need them."""
     text: str = field(default="", compare=False)

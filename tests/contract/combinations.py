@@ -22,8 +22,10 @@ def names(union: Any) -> list[str]:
     return [model.model_fields["name"].annotation.__args__[0] for model in members(union)]
 
 
-OFFLINE = ("BC",)
+OFFLINE = ("BC", "IQL")
 """Algorithms that learn from recorded episodes alone, so that no steps can drive them: see tests/agent/test_offline.py."""
+GOALS = "HindsightReplay"
+"""A memory for envs with goals: see tests/agent/test_hindsight.py."""
 ALGORITHM_NAMES, MEMORIES, NETS = names(Algorithm), names(Memory), names(Net)
 
 ARC = {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 8}}, {"Tanh": None}]}}}
@@ -38,7 +40,7 @@ NEEDS: dict[str, dict[str, Any]] = {
 
 def fitting(algorithm: str, memory: str, net: str) -> bool:
     """By hand, what the rules must allow."""
-    replays = memory in ("Replay", "PrioritizedReplay")
+    replays = memory in ("Replay", "PrioritizedReplay") or (memory == GOALS and net != "RecurrentNet")
     if algorithm == "Random":
         return True
     if algorithm in OFFLINE:
@@ -80,6 +82,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "TD3": REPLAYING,
     "DDPG": REPLAYING,
     "BC": {},
+    "IQL": {},
 }
 """Keys that let an algorithm train after 10 vector steps of 2 envs; a new algorithm must be added here."""
 KEYS: dict[str, dict[str, Any]] = {
@@ -137,7 +140,7 @@ def cases() -> list[Case]:
     for algorithm in ALGORITHM_NAMES:
         if algorithm in ("Random", *OFFLINE):
             continue
-        fits = [(memory, net) for memory in MEMORIES for net in NETS if fitting(algorithm, memory, net)]
+        fits = [(memory, net) for memory in MEMORIES if memory != GOALS for net in NETS if fitting(algorithm, memory, net)]
         only = algorithm in ("TQC", "TD3", "DDPG")
         found += [Case(algorithm, memory, net, only) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
         if not acts_on_values(algorithm) and not only:

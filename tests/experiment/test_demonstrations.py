@@ -128,13 +128,23 @@ def test_other_spaces_and_files_that_cannot_be_read_are_refused(tmp_path: Path) 
 
 
 def test_a_key_without_its_algorithm_or_an_algorithm_without_its_key(tmp_path: Path) -> None:
-    def found(algorithm: dict[str, Any], env: dict[str, Any] | None = None, **meta: Any) -> set[str]:
+    def found(algorithm: dict[str, Any], env: dict[str, Any] | None = None, demonstrations: str | None = None, **agent: Any) -> set[str]:
+        meta = {} if demonstrations is None else {"demonstrations": demonstrations}
         with pytest.raises(SpecError) as caught:
-            slm_lab.load_spec({"a": {"agent": {"algorithm": algorithm}, "env": CARTPOLE | (env or {}), "meta": meta}}, "a")
+            slm_lab.load_spec({"a": {"agent": {"algorithm": algorithm, **agent}, "env": CARTPOLE | (env or {}), "meta": meta}}, "a")
         return {one.path for one in caught.value.problems}
 
     assert found({"name": "BC"}) == {"meta.demonstrations"}
     assert found({"name": "PPO"}, demonstrations="x.npz") == {"meta.demonstrations"}
+    dqn = {"name": "DQN"}
+    assert found(dqn, memory={"name": "PrioritizedReplay"}, demonstrations="x.npz") == {"agent.memory.name"}
+    fraction = "agent.memory.demonstration_fraction"
+    for share in (0.0, 1.0):
+        assert found(dqn, memory={"name": "Replay", "demonstration_fraction": share}, demonstrations="x.npz") == {fraction}
+    assert found(dqn, memory={"name": "Replay", "demonstration_fraction": 0.5}) == {fraction}
+    assert found({"name": "IQL"}, memory={"name": "Replay", "demonstration_fraction": 0.5}, demonstrations="x.npz") == {fraction}
+    assert found(dqn, {"normalize_obs": True}, demonstrations="x.npz") == {"env.normalize_obs"}
+    assert found(dqn, net={"name": "RecurrentNet"}, demonstrations="x.npz") == {"agent.net.name"}
     assert found({"name": "BC"}, {"normalize_reward": True}, demonstrations="x.npz") == {"env.normalize_reward"}
 
 
@@ -179,6 +189,29 @@ class TestContract(SpecContract):
 
     def spec(self) -> Spec:
         return bc(self.path, {"name": "CartPole-v1", "max_frame": 100}, random_seed=3, log_frequency=25)
+
+
+class TestContractOfOwnAndRecordedSteps(TestContract):
+    """SAC with half-and-half batches: its replay buffer is saved, the recorded steps are read again."""
+
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "pendulum.npz"
+        saved(self.path, "Pendulum-v1", swing_up, 2)
+
+    def spec(self) -> Spec:
+        algorithm = {"name": "SoftActorCritic", "training_start_step": 40, "training_frequency": 4}
+        net = {"name": "MLPNet", "hid_layers": [16], "layer_norm": True, "optim_spec": {"name": "Adam", "lr": 0.01}}
+        agent = {"algorithm": algorithm, "net": net, "memory": {"name": "Replay", "batch_size": 16, "demonstration_fraction": 0.5}}
+        meta = {"demonstrations": str(self.path), "eval_episodes": 0, "log_frequency": 50, "random_seed": 3, "save_replay": True}
+        return slm_lab.load_spec({"rlpd": {"agent": agent, "env": {"name": "Pendulum-v1", "max_frame": 250}, "meta": meta}}, "rlpd")
+
+
+class TestContractOfIQL(TestContract):
+    """Two critics, V and a policy."""
+
+    def spec(self) -> Spec:
+        return bc(self.path, {"name": "CartPole-v1", "max_frame": 60}, {"name": "IQL"}, random_seed=3, log_frequency=15)
 
 
 # ---- Minari

@@ -12,6 +12,7 @@ from slm_lab.agent.ops import device as devices
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy, build_policy, optimizer_parts, separate_gradients
+from slm_lab.agent.replay.demonstration_replay import demonstration_replay
 from slm_lab.agent.replay.replay import Replay
 from slm_lab.agent.replay.sequences import SEQUENCE_REPLAYS
 from slm_lab.agent.rollout.rollout import Rollout, RolloutStorage, build_memory, storage_bytes
@@ -22,7 +23,7 @@ from slm_lab.lib.records import ActOut, EnvInfo, Metrics, VecStep
 from slm_lab.lib.rng import Seeds, generator_state, set_generator_state
 from slm_lab.lib.store import Arrays, Named, Shareable, Store, attach_parts, prefixed
 from slm_lab.spec.models.base import Schedule
-from slm_lab.spec.models.memory import OnPolicyBatchReplaySpec
+from slm_lab.spec.models.memory import OnPolicyBatchReplaySpec, ReplaySpec
 from slm_lab.spec.models.net import RecurrentNetSpec
 from slm_lab.spec.models.spec import AgentSpec
 from slm_lab.spec.report import Problem, SpecError
@@ -69,6 +70,10 @@ def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
         sizes = f"need {needed / 2**30:,.1f} GiB, this {where} has {available / 2**30:,.1f}"
         message = f"rollouts of {agent.rollout_len} steps of {info.num_envs} envs {sizes}; shorten them, or use fewer envs"
         raise SpecError("agent", [Problem(path, message)])
+
+
+RLPD_FRACTION = 0.5
+"""Share of demonstrations in a batch if memory.demonstration_fraction is absent (arXiv:2302.02948, section 4.1)."""
 
 
 class Tuning(NamedTuple):
@@ -136,7 +141,12 @@ class Algorithm:
 
     def use_demonstrations(self, data: Demonstrations) -> None:
         """Learn from recorded episodes too (meta.demonstrations). Called once, before training."""
-        raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")
+        memory, spec = self.memory, self.agent_spec.memory
+        if not isinstance(memory, Replay) or not isinstance(spec, ReplaySpec):
+            raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")
+        share = RLPD_FRACTION if spec.demonstration_fraction is None else spec.demonstration_fraction
+        drawn = min(max(round(share * spec.batch_size), 1), spec.batch_size - 1)
+        memory.use_demonstrations(demonstration_replay(data, self.info, drawn, self.clock, memory.rng, memory.device))
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         """Store one step. `first_N`: whether obs_N begins an episode; `state_N`: hidden state before obs_N."""

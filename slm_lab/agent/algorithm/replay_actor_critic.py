@@ -66,7 +66,7 @@ class ReplayActorCritic(Algorithm, ABC):
         self.actor_trainer = self.trainer
         self.net.use_direct(self.actor_trainer.flat)
         self.critic_spec = critic_spec = agent.critic_net or agent.net
-        with _problems_of_critic_net(agent):
+        with critic_net_problems(agent):
             self.critics = self.build_critics(critic_spec)
             flat = FlatParams(self.critics, device=device)
             self.critics.use_direct(flat)
@@ -210,7 +210,7 @@ def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]
 
 
 @contextmanager
-def _problems_of_critic_net(agent: AgentSpec) -> Iterator[None]:
+def critic_net_problems(agent: AgentSpec) -> Iterator[None]:
     """Context in which problems of the critics' own net are reported with the path agent.critic_net."""
     try:
         yield

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, clip
+from slm_lab.agent.ops.arrays import A, clip, where
 from slm_lab.spec.models.net import LossSpec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -76,6 +76,15 @@ def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tenso
     """E[w ½ ((R − V(s))₊)²], eq. 3 of arXiv:1806.05635: V is only raised, towards returns above V."""
     _check(value_B, return_B, weight_B)
     return 0.5 * (weight_B * (return_B - value_B).clamp(min=0.0).square()).mean()
+
+
+def expectile_loss(error: A, tau: float) -> tuple[A, A]:
+    """Return |τ − 1(u < 0)| u² of each error u, and its derivative (arXiv:2110.06169, eq. 5). Any shape.
+
+    A prediction y that minimises it for errors x − y is the τ-expectile of x: for τ = 0.5 the mean, for τ → 1 the maximum.
+    """
+    scaled = where(error < 0, (1.0 - tau) * error, tau * error)
+    return scaled * error, 2.0 * scaled
 
 
 def symlog(x: Tensor) -> Tensor:

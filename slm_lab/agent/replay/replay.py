@@ -17,7 +17,7 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
+from slm_lab.spec.models.memory import HindsightReplaySpec, PrioritizedReplaySpec, ReplaySpec
 from slm_lab.spec.report import Problem, SpecError
 
 
@@ -143,7 +143,7 @@ class Replay:
 
     def __init__(
         self,
-        spec: ReplaySpec | PrioritizedReplaySpec,
+        spec: ReplaySpec | PrioritizedReplaySpec | HindsightReplaySpec,
         info: EnvInfo,
         clock: Clock,
         rng: np.random.Generator,
@@ -180,6 +180,8 @@ class Replay:
         """With use_cer: number of transitions that were included in a batch because they were new (arXiv:1712.01275)."""
         self.fresh = 0
         """Number of such transitions in the last batch; they are at its end."""
+        self.demonstrations: Replay | None = None
+        """Recorded transitions, from which a part of each batch is drawn."""
 
     @property
     def _needs_links(self) -> bool:
@@ -227,8 +229,17 @@ class Replay:
         columns["reward"][row_K] = step.reward_N[env_K]
         columns["terminated"][row_K] = step.terminated_N[env_K]
 
+    def use_demonstrations(self, recorded: Replay) -> None:
+        """Draw recorded.batch_size transitions of each batch from another buffer (arXiv:2302.02948, section 4.1)."""
+        self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
+
     def sample(self) -> Transitions:
-        """Sample a batch of batch_size transitions."""
+        """Sample a batch of batch_size transitions, and of those of `use_demonstrations`, if there are any."""
+        own = self._sample()
+        return own if self.demonstrations is None else _both(own, self.demonstrations.sample())
+
+    def _sample(self) -> Transitions:
+        """Sample transitions of this buffer."""
         row_B = self._draw()
         if self.use_cer:
             self._include_new(row_B)
@@ -315,6 +326,13 @@ class Replay:
         self.replayed = int(state.get("replayed", self.seen))
         for name, column in self.columns.items():
             load_rows(name, column, state["columns"][name].numpy())
+
+
+def _both(own: Transitions, recorded: Transitions) -> Transitions:
+    """Return a uniformly drawn batch that continues with recorded transitions, which have no rows in the buffer."""
+    names = ("obs_B", "action_B", "logp_B", "reward_B", "next_obs_B", "terminated_B")
+    joined: dict[str, Any] = {name: torch.cat((getattr(own, name), getattr(recorded, name))) for name in names}
+    return own._replace(**joined)
 
 
 class PrioritizedReplay(Replay):

@@ -16,8 +16,10 @@ from threadpoolctl import threadpool_limits
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent, check_arithmetic
+from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.agent.torch_settings import TorchSettings, cpu_name, resolve_matmul
+from slm_lab.env.goals import goal_reward
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
@@ -190,11 +192,7 @@ class SessionParts:
         agent = build_agent(spec, info, initial, Clock(), self.device, self._learning_cores)
         if initial != seeds:
             torch.manual_seed(seeds.net)
-        if spec.meta.demonstrations is not None:
-            data = load_demonstrations(spec, info)
-            if (normalizer := normalizers.obs) is not None:
-                data = normalized(data, normalizer)
-            agent.algorithm.use_demonstrations(data)
+        self._supply(agent, info, normalizers)
         table = self.index * spec.policies + policy
         learner = PolicyLearner(
             spec,
@@ -214,6 +212,15 @@ class SessionParts:
         if learner.evaluation is not None:
             learner.eval_env = self._make_eval_env(seeds.eval_env, learner.evaluation.envs)
         return learner
+
+    def _supply(self, agent: Agent, info: EnvInfo, normalizers: Normalizers) -> None:
+        """Give the algorithm what it learns from beside its own steps: recorded episodes, and rewards of other goals."""
+        spec, memory = self.spec, agent.replay
+        if spec.meta.demonstrations is not None:
+            data = load_demonstrations(spec, info)
+            agent.algorithm.use_demonstrations(data if normalizers.obs is None else normalized(data, normalizers.obs))
+        if isinstance(memory, HindsightReplay):
+            memory.goal_reward = goal_reward(spec.env, memory.threshold)
 
     def _make_eval_env(self, seed: int, num_envs: int) -> Env:
         """Build the env to evaluate in. The error of one that the spec does not ask for names the key that switches evaluation off."""

@@ -43,7 +43,7 @@ Exploration = Literal["gaussian", "random"]
 
 StandardizeAdvantages = Literal["standardize"] | Flag
 ROLLOUT_MEMORIES = ("OnPolicyBatchReplay", "OnPolicyReplay", "OnPolicyCrossEntropy")
-REPLAY_MEMORIES = ("Replay", "PrioritizedReplay")
+REPLAY_MEMORIES = ("Replay", "PrioritizedReplay", "HindsightReplay")
 ALL_ACTIONS = ("discrete", "continuous", "multi_discrete", "multi_binary", "hybrid")
 """Kinds of action spaces (lib.records.ActionKind)."""
 
@@ -488,6 +488,23 @@ class BCSpec(OfflineSpec):
     """Schedule of the weight of the entropy bonus over frames (gradient steps)."""
 
 
+class IQLSpec(OfflineSpec):
+    """Implicit Q-learning (arXiv:2110.06169): values and a policy from meta.demonstrations."""
+
+    class_path = "slm_lab.agent.algorithm.implicit_q:IQL"
+    has_critic = True
+    has_target = True
+    own_critics = True
+    action_kinds = ("discrete", "continuous")
+
+    name: Literal["IQL"]
+    expectile: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.7
+    """τ: V is this expectile of the values of the recorded actions; 0.5: their mean (the policy that was recorded), near 1: their maximum.
+    Episodes that must be combined from parts of several need more (the paper: 0.9)."""
+    beta: NonNegative = 3.0
+    """β: recorded actions are weighted by exp(β A) with their advantages A; 0: behaviour cloning."""
+
+
 class EntropyAnneal(SpecModel):
     """Linear annealing of the automatic target entropy over discrete actions."""
 
@@ -649,7 +666,8 @@ Algorithm = Annotated[
     | TQCSpec
     | TD3Spec
     | DDPGSpec
-    | BCSpec,
+    | BCSpec
+    | IQLSpec,
     Field(discriminator="name"),
     Extensible(AlgorithmSpec),
 ]

@@ -159,6 +159,9 @@ class ReplaySpec(MemorySpec, ReplayKeys):
 
     class_path = "slm_lab.agent.replay.replay:Replay"
     name: Literal["Replay"]
+    demonstration_fraction: Fraction | None = None
+    """With meta.demonstrations: share of each batch that is drawn from the recorded episodes, above 0 and below 1 (RLPD,
+    arXiv:2302.02948); absent: 0.5."""
 
 
 class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
@@ -168,10 +171,27 @@ class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
     name: Literal["PrioritizedReplay"]
 
 
+class HindsightReplaySpec(MemorySpec, ReplayKeys):
+    """Hindsight experience replay (arXiv:1707.01495): transitions are replayed with goals that were achieved later."""
+
+    class_path = "slm_lab.agent.replay.hindsight:HindsightReplay"
+    name: Literal["HindsightReplay"]
+    goal_strategy: Literal["future", "final", "episode"] = "future"
+    """The goal that a replayed transition gets: one achieved after it in its episode (future), at the end (final), or at any time of it
+    (episode)."""
+    goals: Positive = 4
+    """k: replayed transitions with another goal for each with the real one, on average."""
+    goal_threshold: PositiveReal | None = None
+    """Distance up to which a goal counts as reached: the reward of another goal is 0 there and −1 elsewhere. Absent: the env's own
+    compute_reward (and compute_terminated, if it has one)."""
+
+
 Memory = Annotated[
-    OnPolicyReplaySpec | OnPolicyBatchReplaySpec | OnPolicyCrossEntropySpec | ReplaySpec | PrioritizedReplaySpec,
+    OnPolicyReplaySpec | OnPolicyBatchReplaySpec | OnPolicyCrossEntropySpec | ReplaySpec | PrioritizedReplaySpec | HindsightReplaySpec,
     Field(discriminator="name"),
     Extensible(MemorySpec),
 ]
 MEMORIES: dict[str, type[MemorySpec]] = by_name(Memory)
 """Name → model."""
+SEQUENCE_MEMORIES = ("Replay", "PrioritizedReplay")
+"""Replay buffers that can sample sequences."""

@@ -20,7 +20,16 @@ from slm_lab.spec.models.algorithm import (
     VTraceSpec,
 )
 from slm_lab.spec.models.base import LinearDecay, NoDecay, PeriodicDecay, RateDecay, SpecModel, is_extension
-from slm_lab.spec.models.memory import MEMORIES, MemorySpec, PriorityKeys, ReplayKeys, SILReplayKeys
+from slm_lab.spec.models.memory import (
+    MEMORIES,
+    SEQUENCE_MEMORIES,
+    HindsightReplaySpec,
+    MemorySpec,
+    PriorityKeys,
+    ReplayKeys,
+    ReplaySpec,
+    SILReplayKeys,
+)
 from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.models.spec import SECTION_KEYS, AgentSpec, Spec
@@ -45,6 +54,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         _net(spec.agent, net, ("agent", key), report)
     _memory(spec.agent, report, algorithm_known=algorithm_known)
     _env(spec, report)
+    _goals(spec, report)
     if algorithm_known:
         _demonstrations(spec, report)
     if spec.meta.distributed:
@@ -254,11 +264,14 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
     if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:
         report.fail((*place, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
 
+    if isinstance(memory, HindsightReplaySpec) and memory.on_device:
+        report.fail((*place, "on_device"), "must be false: HindsightReplay changes its batches in host memory")
     draws = algorithm.self_imitation or not algorithm.on_policy
     if draws and isinstance(replay, ReplayKeys) and agent.net is not None and agent.net.name in NETS:
         _sequences(agent.net, replay, place, report)
-    if algorithm_known and not algorithm.on_policy and is_extension(memory.name) and agent.net is not None and agent.net.recurrent:
-        why = f"{agent.net.name} learns from sequences, which only {_one_of(algorithm.memories)} hold"
+    single = is_extension(memory.name) or isinstance(memory, HindsightReplaySpec)
+    if algorithm_known and not algorithm.on_policy and single and agent.net is not None and agent.net.recurrent:
+        why = f"{agent.net.name} learns from sequences, which only {_one_of(SEQUENCE_MEMORIES)} hold"
         report.fail((*place, "name"), f"'{memory.name}' cannot be combined with {agent.net.name}: {why}")
 
 
@@ -372,19 +385,54 @@ def _env(spec: Spec, report: Report) -> None:
             report.note(("env", key), f"is passed to the env's constructor{hint}")
 
 
+def _goals(spec: Spec, report: Report) -> None:
+    """Reject normalisers that change goals or rewards over time, so that those of other goals cannot be computed later."""
+    if isinstance(spec.agent.memory, HindsightReplaySpec):
+        for key in ("normalize_obs", "clip_obs", "normalize_reward"):
+            if getattr(spec.env, key):
+                report.fail(("env", key), "cannot be combined with HindsightReplay, which computes the rewards of stored goals")
+
+
 def _demonstrations(spec: Spec, report: Report) -> None:
     """Check that the algorithm learns from demonstrations if there are any, and that it has the ones it needs."""
     algorithm, place = spec.agent.algorithm, ("meta", "demonstrations")
+    memory = spec.agent.memory
     if spec.meta.demonstrations is None:
+        if getattr(memory, "demonstration_fraction", None) is not None:
+            report.fail(("agent", "memory", "demonstration_fraction"), "has no effect: meta.demonstrations is absent")
         if algorithm.offline:
             hint = "record some: slm-lab enjoy@{run folder} --record PATH"
             report.fail(place, f"missing; {algorithm.name} learns from recorded episodes alone ({hint})", "missing")
         return
-    if not algorithm.offline:
-        learners = ", ".join(name for name, model in ALGORITHMS.items() if model.offline)
+    if algorithm.offline:
+        if getattr(memory, "demonstration_fraction", None) is not None:
+            report.fail(("agent", "memory", "demonstration_fraction"), f"has no effect: {algorithm.name} learns from demonstrations alone")
+    elif algorithm.on_policy or not algorithm.learns:
+        learners = ", ".join(name for name, model in ALGORITHMS.items() if not model.on_policy)
         report.fail(place, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")
+    else:
+        _with_own_steps(spec, report)
     if spec.env.normalize_reward:
         report.fail(("env", "normalize_reward"), "cannot be combined with meta.demonstrations, whose rewards have no running statistics")
+
+
+def _with_own_steps(spec: Spec, report: Report) -> None:
+    """Check that batches can contain demonstrations and the agent's own steps."""
+    memory, net = spec.agent.memory, spec.agent.net
+    if not isinstance(memory, ReplaySpec):
+        why = "with meta.demonstrations (batches from two buffers have no common priorities or goals)"
+        report.fail(("agent", "memory", "name"), f"must be 'Replay' {why}, not '{memory.name}'")
+    elif memory.demonstration_fraction in (0.0, 1.0):
+        why = "; to learn from recorded episodes alone, use BC or IQL" if memory.demonstration_fraction else ""
+        message = f"must be above 0 and below 1, not {memory.demonstration_fraction:g}{why}"
+        report.fail(("agent", "memory", "demonstration_fraction"), message)
+    elif memory.batch_size == 1:
+        report.fail(("agent", "memory", "batch_size"), "must be at least 2 with meta.demonstrations, which are a part of each batch")
+    if net is not None and net.recurrent:
+        report.fail(("agent", "net", "name"), f"'{net.name}' learns from sequences, which cannot be combined with meta.demonstrations")
+    if spec.env.normalize_obs:
+        why = "cannot be combined with meta.demonstrations, whose statistics would differ from those of the agent's own steps"
+        report.fail(("env", "normalize_obs"), why)
 
 
 def _sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:

@@ -420,7 +420,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
         {"name": "ConvNet", "normalize": True, "batch_norm": False} if images else {"name": "MLPNet", "hid_layers": [width, width]}
     )
     optim: dict[str, Any] = {"name": "Adam"}
-    if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values:
+    if isinstance(algorithm, ReplayAlgorithmSpec) or algorithm.values or algorithm.own_critics:
         optim["lr"] = 1e-4 if images else 3e-4 if algorithm.own_critics else 5e-4
         if algorithm.values:
             net |= {"clip_grad_val": 10.0} | ({} if algorithm.value_distribution() else {"loss_spec": {"name": "SmoothL1Loss"}})
@@ -431,6 +431,8 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
             if not images or isinstance(algorithm, PQNSpec):
                 net["layer_norm"] = True  # without it some seeds collapse (CartPole: 2 of 4)
+        if algorithm.offline and action_kind == "continuous":
+            net["log_std_init"] = 0.0
         if algorithm.own_critics:
             # CrossQ's critics need batch norm instead of target nets
             net |= _moving(0.005) if algorithm.has_target else {"batch_norm": "before" if images else True}

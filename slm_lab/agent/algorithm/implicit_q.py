@@ -1,0 +1,121 @@
+"""Implicit Q-learning (arXiv:2110.06169): values and a policy from recorded episodes, without values of actions that were never taken."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.base import Part
+from slm_lab.agent.algorithm.offline import OfflineAlgorithm
+from slm_lab.agent.algorithm.replay_actor_critic import critic_net_problems, gradients_of_each
+from slm_lab.agent.algorithm.target import TargetNet
+from slm_lab.agent.net.q_nets import QCritics, build_critics
+from slm_lab.agent.ops.arrays import ignore_float_errors
+from slm_lab.agent.ops.losses import ValueLoss, expectile_loss
+from slm_lab.agent.ops.targets import action_value, action_value_gradient, one_step_target
+from slm_lab.agent.optim.flat import FlatParams
+from slm_lab.agent.optim.trainer import Trainer
+from slm_lab.agent.replay.replay import Transitions
+from slm_lab.lib.records import ActionSpace, Metrics
+from slm_lab.spec.models.algorithm import IQLSpec
+
+MOST_WEIGHT = 100.0
+"""Maximum of exp(β A) (appendix B of the paper)."""
+
+
+class IQL(OfflineAlgorithm):
+    """Learn V as an expectile of Q over the recorded actions, Q from rewards and V, and a policy by advantage-weighted regression."""
+
+    diagnostics = ("critic_loss", "value_loss", "actor_loss", "q_mean")
+
+    spec: IQLSpec
+    trainer: Trainer
+    """Trains the critics Q."""
+    target: TargetNet[QCritics]
+
+    def build(self) -> None:
+        super().build()
+        agent, info, device = self.agent_spec, self.info, self.device
+        self.actor_trainer, spec = self.trainer, agent.critic_net or agent.net
+        self.discrete = info.action.kind == "discrete"
+        with critic_net_problems(agent):
+            self.critics, self.trainer = self._critics(info.action)
+            target = build_critics(spec, info.observation, info.action)
+            self.target = TargetNet(target, self.trainer.flat, spec, device)
+            target.use_direct(self.trainer.flat, data=True)
+            # a critic of a single action that is always taken: V(s)
+            self.value, self.value_trainer = self._critics(ActionSpace("discrete", (1,)), 1)
+            self.value_loss = ValueLoss(spec.loss_spec)
+        self.meter.trainer = self.trainer
+
+    def _critics(self, action: ActionSpace, number: int = 2) -> tuple[QCritics, Trainer]:
+        spec = self.agent_spec.critic_net or self.agent_spec.net
+        critics = build_critics(spec, self.info.observation, action, number=number)
+        flat = FlatParams(critics, device=self.device)
+        critics.use_direct(flat)
+        return critics, Trainer(flat, spec, ("critic",), gradients_of_each(critics, flat))
+
+    @ignore_float_errors()
+    def update(self) -> Metrics:  # Algorithm 1
+        frame = self.clock.global_frame
+        self.meter.begin()
+        for trainer in (self.value_trainer, self.actor_trainer):
+            trainer.begin_update(frame)
+        batch = self.memory.sample().to(self.device)
+        advantage_B = self._value_step(batch)
+        self._actor_step(batch, advantage_B)
+        self._critic_step(batch)
+        if self.target.due(frame):
+            self.target.update()
+        for trainer in (self.value_trainer, self.actor_trainer):
+            trainer.end_update()
+        return self.meter.end()
+
+    def _value_step(self, batch: Transitions) -> Tensor:
+        """Take a gradient step on V by eq. 5. Return the advantages Q̄(s, a) − V(s) [B] from before the step."""
+        self.target.refresh()
+        self.value_trainer.refresh()
+        (q,) = self.target.net.forward_pass(batch.obs_B, None if self.discrete else batch.action_B, learn=False).values
+        self.value_trainer.set_train_mode(True)
+        outputs = self.value.forward_pass(batch.obs_B, None)
+        advantage_B = self._taken(q, batch).amin(0) - outputs.values[0][0, :, 0]
+        loss_B, slope_B = expectile_loss(advantage_B, self.spec.expectile)
+        outputs.backward((-slope_B / len(slope_B)).view(1, -1, 1))
+        self.meter.report(value_loss=self.value_trainer.check(loss_B.mean()))
+        self.value_trainer.step()
+        self.value_trainer.set_train_mode(False)
+        return advantage_B
+
+    def _actor_step(self, batch: Transitions, advantage_B: Tensor) -> None:
+        """Take a gradient step on the policy by eq. 7: maximise E[exp(β A) log π(a|s)]."""
+        self.actor_trainer.refresh()
+        self.actor_trainer.set_train_mode(True)
+        weight_B = torch.exp(self.spec.beta * advantage_B).clamp(max=MOST_WEIGHT)
+        terms = self.imitate(self.net.forward_pass(batch.obs_B), batch, weight_B)
+        self.meter.report(actor_loss=self.actor_trainer.check(terms.loss), entropy=terms.entropy)
+        self.actor_trainer.step()
+        self.actor_trainer.set_train_mode(False)
+
+    def _critic_step(self, batch: Transitions) -> None:
+        """Take a gradient step on Q by eq. 6, towards r + γ V(s')."""
+        self.trainer.refresh()
+        next_value_B = self.value.forward_pass(batch.next_obs_B, None, learn=False).values[0][0, :, 0]
+        target_B = one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
+        outputs = self.critics.forward_pass(batch.obs_B, None if self.discrete else batch.action_B)
+        (q,) = outputs.values
+        q_CB = self._taken(q, batch)
+        loss, grad_CB = self.value_loss.with_gradient(q_CB, target_B.expand_as(q_CB), len(target_B))
+        outputs.backward(action_value_gradient(q, batch.action_B.expand(len(q), -1), grad_CB) if self.discrete else grad_CB)
+        self.meter.report_loss(loss, critic_loss=loss, q_mean=q_CB.mean())
+        self.meter.step()
+
+    def _taken(self, q: Tensor, batch: Transitions) -> Tensor:
+        """Return Q(s, a) [C, B] of the recorded actions, given the critics' outputs."""
+        return action_value(q, batch.action_B.expand(len(q), -1)) if self.discrete else q
+
+    @property
+    def policy_trainer(self) -> Trainer:
+        return self.actor_trainer
+
+    def parts(self) -> dict[str, Part]:
+        return {**super().parts(), "actor_trainer": self.actor_trainer, "value_trainer": self.value_trainer}

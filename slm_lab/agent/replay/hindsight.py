@@ -1,0 +1,108 @@
+"""Hindsight experience replay (arXiv:1707.01495): transitions are replayed as if a goal that was reached later had been the desired one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.lib.demonstrations import Recorded, joined
+from slm_lab.lib.records import ActOut, EnvInfo, VecStep
+from slm_lab.spec.models.memory import HindsightReplaySpec
+from slm_lab.spec.report import Problem, SpecError
+
+
+class HindsightReplay(Replay):
+    """Replay of complete episodes; k of k + 1 transitions of a batch, on average, get another goal (Algorithm 1).
+
+    That goal was achieved in the same episode: after the transition itself (future), at the end (final), or at any time (episode). Reward
+    and termination are those that the env would have returned for it. An episode is stored when it ends, since its goals are known then.
+    """
+
+    def __init__(self, spec: HindsightReplaySpec, info: EnvInfo, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(spec, info, *arguments, **keywords)
+        if info.observation.goals is None:
+            message = "'HindsightReplay' needs a Dict observation with achieved_goal and desired_goal: Boxes of floats, or MultiBinary"
+            raise SpecError("agent", [Problem("agent.memory.name", message)])
+        self._achieved, self._desired = (slice(*columns) for columns in info.observation.goals)
+        self.strategy, self.share, self.threshold = spec.goal_strategy, spec.goals / (spec.goals + 1.0), spec.goal_threshold
+        self.columns |= {name: np.zeros(self.capacity, np.int64) for name in ("begin", "end")}
+        self.goal_reward: Callable[[np.ndarray, np.ndarray], Any] | None = None
+        """(achieved goals [K, G], desired goals [K, G]) → reward_K and terminated_K (see env.goals); set before the first batch."""
+        self.observed = 0
+        """Number of transitions so far, with those of open episodes."""
+        self._open: list[list[Recorded]] = [[] for _ in range(info.num_envs)]
+
+    def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
+        """Keep one step until its episode ends, without rows that are not transitions."""
+        before, ended_N = self.observed, step.terminated_N | step.truncated_N
+        for n in np.flatnonzero(step.valid_N).tolist():
+            if first_N[n]:
+                self._store_episode(n)  # the env was reset before the end
+            flags = bool(step.terminated_N[n]), bool(step.truncated_N[n])
+            row = Recorded(obs_N[n].copy(), out.action_N[n].copy(), float(step.reward_N[n]), *flags, step.last_obs_N[n].copy())
+            self._open[n].append(row)
+            self.observed += 1
+            if ended_N[n]:
+                self._store_episode(n)
+        self.ready = self.observed >= self.start and self.size > 0 and self.observed // self.frequency > before // self.frequency
+
+    def _store_episode(self, n: int) -> None:
+        """Write the open episode of an env into consecutive rows."""
+        episode, self._open[n] = self._open[n][-self.capacity :], []
+        if not episode:
+            return
+        K = len(episode)
+        row_K = (self.seen + np.arange(K)) % self.capacity
+        obs_K, first_K, _, out, step = joined([episode]).steps(0, K)
+        self._put(row_K, np.arange(K), obs_K, first_K, out, step)
+        self.columns["begin"][row_K], self.columns["end"][row_K] = self.seen, self.seen + K
+        self.seen += K
+        self.size = min(self.size + K, self.capacity)
+
+    def sample(self) -> Transitions:
+        """Sample a batch of batch_size transitions, most of them with other goals."""
+        batch = super().sample()
+        changed_K = np.flatnonzero(self.rng.random(self.batch_size) < self.share)
+        return self._relabelled(batch, changed_K, self._goal_rows(batch.row_B[changed_K]))
+
+    def _goal_rows(self, row_K: np.ndarray) -> np.ndarray:
+        """Draw for each row [K] a row of its episode, after which the new goal was achieved."""
+        own_K = self.seen - 1 - (self.seen - 1 - row_K) % self.capacity
+        """Numbers of the transitions: row = number mod capacity."""
+        end_K = self.columns["end"][row_K]
+        if self.strategy == "final":
+            return (end_K - 1) % self.capacity
+        oldest = self.seen - self.size
+        first_K = own_K if self.strategy == "future" else np.maximum(self.columns["begin"][row_K], oldest)
+        return self.rng.integers(first_K, end_K) % self.capacity
+
+    def _relabelled(self, batch: Transitions, changed_K: np.ndarray, goal_row_K: np.ndarray) -> Transitions:
+        """Return the batch with the transitions changed_K [K] as if their goals were those achieved after goal_row_K [K]."""
+        assert self.goal_reward is not None
+        goal_KG = np.asarray(self.store.next_obs_of(goal_row_K))[:, self._achieved]
+        obs_B, next_obs_B = batch.obs_B.numpy(), batch.next_obs_B.numpy()  # copies of the stored rows
+        obs_B[changed_K, self._desired] = goal_KG
+        next_obs_B[changed_K, self._desired] = goal_KG
+        reward_K, terminated_K = self.goal_reward(next_obs_B[changed_K, self._achieved], goal_KG)
+        batch.reward_B.numpy()[changed_K] = reward_K
+        if terminated_K is not None:
+            batch.terminated_B.numpy()[changed_K] = terminated_K
+        return batch
+
+    def contents(self) -> dict[str, Any]:
+        """Return the transitions, and those of open episodes."""
+        rows = [(n, row) for n, episode in enumerate(self._open) for row in episode]
+        fields = {name: torch.from_numpy(np.array([getattr(row, name) for _, row in rows])) for name in Recorded._fields}
+        return {**super().contents(), "observed": self.observed, "open": {"env": [n for n, _ in rows], **fields}}
+
+    def load_contents(self, state: dict[str, Any]) -> None:
+        super().load_contents(state)
+        self.observed, kept = int(state["observed"]), state["open"]
+        self._open = [[] for _ in self._open]
+        columns = [kept[name].numpy() for name in Recorded._fields]
+        for n, obs, action, reward, terminated, truncated, next_obs in zip(kept["env"], *columns, strict=True):
+            self._open[n].append(Recorded(obs, action, float(reward), bool(terminated), bool(truncated), next_obs))

@@ -46,7 +46,7 @@ class Steps:
 class PPO(PolicyGradient):
     """Several epochs over each rollout; the clipped objective keeps the policy close to the behaviour policy."""
 
-    diagnostics = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
+    diagnostics: tuple[str, ...] = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
     in_closed_form = ("_objective", "_value_loss", "scaled", "value_std")
 
     spec: PPOSpec

@@ -40,6 +40,7 @@ class Agent:
         self.observe, self.ready, self.end_step = algorithm.observe, algorithm.ready, algorithm.end_step
         """The algorithm's own methods: `observe` stores a vector step, `ready` returns whether enough is stored for `update`, and
         `end_step` is called at the end of each vector step, after its updates."""
+        policy.acts_noisily = True
         self._explore, self._eval_seed, self._random_frames = explore, eval_seed, random_frames
         self._shared: SharedParams | None = None
         self.threads = 1

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from slm_lab.agent.algorithm.base import Algorithm
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.distributional import build_q_net
+from slm_lab.agent.net.noisy import NoiseSource
 from slm_lab.agent.net.q_nets import QNet
 from slm_lab.agent.ops.arrays import A, ignore_float_errors, like, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
@@ -104,6 +106,9 @@ class DeepQLearning(ValueLearning):
             target = build_q_net(self.agent_spec.net, self.info.observation, self.info.action.nvec, self.spec.value_distribution())
             self.target = TargetNet(target, self.trainer.flat, self.agent_spec.net, self.device)
             target.use_direct(self.trainer.flat, data=True)
+        self.noise = NoiseSource(self.net, None if self.target is None else self.target.net)
+        if self.noise:
+            self.rng = np.random.default_rng([self.seeds.update, 1])
 
     @ignore_float_errors()
     def update(self) -> Metrics:  # Mnih et al. 2015, Algorithm 1
@@ -111,6 +116,8 @@ class DeepQLearning(ValueLearning):
         for _ in range(self.spec.training_iter):
             batch = self.memory.sample().to(self.device)  # sequences if the net is recurrent
             for _ in range(self.spec.training_batch_iter):
+                if self.rng is not None:
+                    self.noise.draw(self.rng)
                 self._step(batch)
         return self.meter.end()
 

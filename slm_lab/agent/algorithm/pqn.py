@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm_lab.agent.algorithm.dqn import ValueLearning
+from slm_lab.agent.net.noisy import NoiseSource
 from slm_lab.agent.ops.arrays import ignore_float_errors, like
 from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.returns import q_lambda_returns
@@ -20,12 +21,13 @@ class PQN(ValueLearning):
 
     spec: PQNSpec
     rng: np.random.Generator
-    """Random stream of the minibatch order."""
+    """Random stream of the minibatch order and of a noisy net."""
 
     def build(self) -> None:
         super().build()
         self.net.use_direct(self.trainer.flat)
         self.rng = np.random.default_rng(self.seeds.update)
+        self.noise = NoiseSource(self.net)
 
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 2 after the rollouts are collected
         batch = self._with_targets(rollout.to(self.device))
@@ -37,6 +39,7 @@ class PQN(ValueLearning):
 
     def _with_targets(self, rollout: Rollout) -> Batch:
         """Return the rollout with its λ-returns, computed once with the net before the update."""
+        self.noise.draw(self.rng)
         with ignore_float_errors():
             values = critic_outputs(self.net, rollout, self.seq_len)
         rows = (rollout.reward_TN, max_value(values.next_output_TN), rollout.terminated_TN, rollout.done_TN)
@@ -44,6 +47,7 @@ class PQN(ValueLearning):
         return Batch(rollout, values, target_TN, target_TN, self.seq_len)
 
     def _step(self, batch: Minibatch) -> None:
+        self.noise.draw(self.rng)
         outputs = batch.forward_pass(self.net, graph=False)
         q_BA, *others = outputs.values  # a recurrent net returns the same values twice
         action_B, target_B = like(q_BA, batch.action_B), like(q_BA, batch.target_B)

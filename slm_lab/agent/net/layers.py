@@ -9,10 +9,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.agent.net.normalization import WeightNormLinear
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.records import ObservationPart, ObservationSpace
-from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, LayersSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"
@@ -95,8 +96,8 @@ def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
 
 
 def linear_layer(spec: NetSpec, n_in: int, n_out: int) -> nn.Linear:
-    """Return a linear layer of a net."""
-    return nn.Linear(n_in, n_out)
+    """Return a linear layer, with noise in its weights if the net is noisy."""
+    return NoisyLinear(n_in, n_out, spec.noisy_sigma) if isinstance(spec, LayersSpec) and spec.noisy else nn.Linear(n_in, n_out)
 
 
 class CriticDropout(nn.Module):

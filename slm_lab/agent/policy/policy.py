@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet, ActorHead, actor_chain
 from slm_lab.agent.net.body import Body
 from slm_lab.agent.net.distributional import DistributionalHead, build_q_net
+from slm_lab.agent.net.noisy import NoiseSource
 from slm_lab.agent.net.passes.direct import DirectChain
 from slm_lab.agent.net.passes.validity import ModuleMonitor
 from slm_lab.agent.net.q_nets import QNet
@@ -130,6 +131,9 @@ class Policy:
         self.explore_var: float = 0.0
         self.uniform = False
         """Whether to ignore the distribution and act uniformly at random; clones do not copy this value."""
+        self.acts_noisily = False
+        """Whether noisy nets act with noise, except deterministically; clones do not copy this value."""
+        self._noise = NoiseSource(net)
         self.version = 0
         """Number of updates of the weights."""
         self.state_size = 0 if net is None else net.state_size
@@ -177,7 +181,7 @@ class Policy:
         if self._numpy_actor is not None:
             action_N, logp_N = choose(self._numpy_actor(obs_N, deterministic))
             return ActOut(action_N, logp_N, None, self.version)
-        params_NP, state_N = self.forward(obs_N, state_N)
+        params_NP, state_N = self.forward(obs_N, state_N, deterministic)
         return ActOut(*choose(params_NP), state_N, self.version)
 
     def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
@@ -224,9 +228,13 @@ class Policy:
         return 0 if self.distribution is None or self.action_policy == "random" else self.distribution.param_dim
 
     @torch.inference_mode()
-    def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the distribution parameters [N, P] and the next hidden state."""
+    def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None, deterministic: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the distribution parameters [N, P] and the next hidden state. Args: deterministic: without the noise of noisy nets."""
         assert self.net is not None
+        if self.acts_noisily and not deterministic:
+            self._noise.draw(self.rng)
+        else:
+            self._noise.remove()
         device = next(self.net.parameters()).device
         obs = torch.from_numpy(obs_N).to(device)
         if state_N is None:

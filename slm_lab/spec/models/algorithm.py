@@ -69,6 +69,8 @@ class AlgorithmSpec(Component):
     """Its values contain an entropy bonus (soft actor-critic)."""
     recurrent: ClassVar[bool] = True
     """Can train a RecurrentNet."""
+    noisy: ClassVar[bool] = False
+    """Can explore by a noisy net."""
     self_imitation: ClassVar[bool] = False
     """Also learns from a replay buffer of past episodes, in addition to its on-policy memory."""
     action_kinds: ClassVar[tuple[str, ...]] = ALL_ACTIONS
@@ -312,6 +314,7 @@ class EpsilonGreedySpec(AlgorithmSpec):
     """Keys of algorithms that act greedily on action values, with some random actions."""
 
     values = True
+    noisy = True
 
     action_pdtype: ActionPdtype = "Argmax"
     """Probability distribution of actions over the action values; absent: Argmax, or Categorical with the policy boltzmann."""
@@ -319,7 +322,7 @@ class EpsilonGreedySpec(AlgorithmSpec):
     """How to choose an action from the distribution; default: sample it."""
     explore_var_spec: Schedule | None = None
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; absent with epsilon_greedy: from 1 to 0.05 over the first tenth of
-    env.max_frame."""
+    env.max_frame, with a noisy net 0."""
 
 
 class PQNSpec(EpsilonGreedySpec):

@@ -167,6 +167,11 @@ class LayersSpec(NetSpec):
     """Apply LayerNorm before each hidden activation."""
     batch_norm: Flag = False
     """Apply BatchNorm before each hidden activation."""
+    noisy: Flag = False
+    """The DQN family, PQN: noise with a learned scale in the weights of all linear layers (arXiv:1706.10295), drawn anew for each vector
+    step and each gradient step. The default of explore_var_spec is then ε = 0; evaluation, enjoy and export act without noise."""
+    noisy_sigma: PositiveReal = 0.5
+    """noisy: initial scale σ₀ of the noise; each weight has the standard deviation σ₀ / √inputs."""
 
 
 class MLPNetSpec(LayersSpec):

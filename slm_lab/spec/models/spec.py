@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from slm_lab.spec.models.algorithm import EPOCHS, Algorithm, AlgorithmSpec, EpsilonGreedySpec, ReplayAlgorithmSpec
-from slm_lab.spec.models.base import Component, ExtensionError, LinearDecay, SpecModel, find_model, is_extension, kind_of
+from slm_lab.spec.models.base import Component, ExtensionError, LinearDecay, SpecModel, constant, find_model, is_extension, kind_of
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES, Memory
 from slm_lab.spec.models.meta import MetaSpec
@@ -105,9 +105,8 @@ class Spec(SpecModel):
         if isinstance(algorithm, EpsilonGreedySpec):
             change: dict[str, Any] = {}
             if algorithm.action_policy == "epsilon_greedy" and algorithm.explore_var_spec is None:
-                change["explore_var_spec"] = LinearDecay(
-                    name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.1 * self.env.max_frame
-                )
+                decay = LinearDecay(name="linear_decay", start_val=1.0, end_val=0.05, end_step=0.1 * self.env.max_frame)
+                change["explore_var_spec"] = constant(0.0) if getattr(self.agent.net, "noisy", False) else decay
             if algorithm.action_policy == "boltzmann" and "action_pdtype" not in algorithm.model_fields_set:
                 change["action_pdtype"] = "Categorical"
             if change:

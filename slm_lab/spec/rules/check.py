@@ -31,7 +31,7 @@ from slm_lab.spec.models.memory import (
     SILReplayKeys,
 )
 from slm_lab.spec.models.meta import SamplerSpec
-from slm_lab.spec.models.net import NETS, ConvNetSpec, HydraMLPNetSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.models.net import NETS, ConvNetSpec, HydraMLPNetSpec, LayersSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
 from slm_lab.spec.models.spec import SECTION_KEYS, AgentSpec, Spec
 from slm_lab.spec.report import KeyPath, Report, nearest, show
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, check_net
@@ -301,6 +301,8 @@ def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None
         report.fail((*place, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
+    if isinstance(net, LayersSpec) and (net.noisy or net.noisy_sigma != LayersSpec.model_fields["noisy_sigma"].default):
+        _noisy(algorithm, net, place, report)
     if getattr(net, "dropout", 0.0) and algorithm.learns and not algorithm.own_critics:
         names = [name for name, model in ALGORITHMS.items() if model.own_critics]
         report.fail((*place, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
@@ -320,6 +322,15 @@ def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None
                 sizes = layer[part] if part < len(layer) else 1
                 if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
                     report.fail((*place, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
+
+
+def _noisy(algorithm: AlgorithmSpec, net: LayersSpec, place: KeyPath, report: Report) -> None:
+    """Reject noise in the net of an algorithm that does not act on action values, and a scale of noise without noise."""
+    if not net.noisy:
+        report.fail((*place, "noisy_sigma"), "has no effect: noisy is false")
+    elif algorithm.learns and not algorithm.noisy:
+        fitting = ", ".join(name for name, model in ALGORITHMS.items() if model.noisy)
+        report.fail((*place, "noisy"), f"true is not supported by {algorithm.name}; allowed with {fitting}")
 
 
 def _global_nets(agent: AgentSpec, report: Report) -> None:
@@ -454,6 +465,8 @@ def _sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))
         why = f"must divide num_envs_per_worker ({sampler.num_envs_per_worker}), not {sampler.worker_num_splits}; nearest: {best}"
         report.fail((*SAMPLER, "worker_num_splits"), why)
+    if sampler.inference == "central" and getattr(spec.agent.net, "noisy", False):
+        report.fail((*SAMPLER, "inference"), "'central' is not supported with a noisy net, whose noise each worker draws; allowed: local")
     if not algorithm.samplers:
         report.fail(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported()}")
     elif not algorithm.on_policy:

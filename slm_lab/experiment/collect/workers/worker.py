@@ -330,6 +330,7 @@ def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> 
     rng = np.random.default_rng(0)  # replaced by the worker's own
     policies = [build_policy(config.spec.agent, replace(info, num_envs=1), rng, device) for _ in range(config.spec.policies)]
     for policy in policies:
+        policy.acts_noisily = True
         if policy.net is not None:
             use_matmul(policy.net, config.spec.meta.matmul, device)
     return policies

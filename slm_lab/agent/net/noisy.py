@@ -1,0 +1,64 @@
+"""Noisy nets (arXiv:1706.10295): linear layers with noise in the weights, whose scale is learned."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slm_lab.agent.ops.device import upload
+
+
+class NoisyLinear(nn.Linear):
+    """y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b (arXiv:1706.10295, eq. 9) with factorised noise ε_w = ε_out ε_inᵀ, ε_b = ε_out.
+
+    `weight` and `bias` are the means. Without noise (`noise` is None) it is a linear layer with these weights.
+
+    Args: sigma_0: initial σ times √inputs.
+    """
+
+    def __init__(self, inputs: int, outputs: int, sigma_0: float) -> None:
+        super().__init__(inputs, outputs)  # torch's default is the μ of section 3.2, uniform in ±1 / √inputs
+        sigma = sigma_0 / math.sqrt(inputs)
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), sigma))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), sigma))
+        self.noise: tuple[Tensor, Tensor] | None = None
+        """ε_in [I] and ε_out [O]; None: no noise."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)
+        if self.noise is None:
+            return out
+        eps_in, eps_out = self.noise
+        # σ_w ⊙ (ε_out ε_inᵀ) x = ε_out ⊙ σ_w (ε_in ⊙ x): no matrix of noisy weights is needed
+        return out + eps_out * F.linear(x * eps_in, self.weight_sigma, self.bias_sigma)
+
+
+class NoiseSource:
+    """Draws the noise of all noisy layers of some nets. It is falsy if they have none."""
+
+    def __init__(self, *nets: nn.Module | None) -> None:
+        modules = [module for net in nets if net is not None for module in net.modules()]
+        self.layers = [module for module in modules if isinstance(module, NoisyLinear)]
+        self.sizes = [size for layer in self.layers for size in (layer.in_features, layer.out_features)]
+
+    def __bool__(self) -> bool:
+        return bool(self.layers)
+
+    def draw(self, rng: np.random.Generator) -> None:
+        """Draw new noise, sgn(x) √|x| of normal numbers x (eq. 10 and 11)."""
+        if not self.layers:
+            return
+        x = rng.standard_normal(sum(self.sizes), dtype=np.float32)
+        eps = upload(torch.from_numpy(np.sign(x) * np.sqrt(np.abs(x))), self.layers[0].weight.device)
+        parts = eps.split(self.sizes)
+        for layer, eps_in, eps_out in zip(self.layers, parts[::2], parts[1::2], strict=True):
+            layer.noise = eps_in, eps_out
+
+    def remove(self) -> None:
+        """Let the layers compute without noise."""
+        for layer in self.layers:
+            layer.noise = None

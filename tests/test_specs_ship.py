@@ -18,7 +18,7 @@ from slm_lab.experiment.session.session import Session
 from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
+from slm_lab.spec.models.algorithm import ActorCriticSpec, PPOSpec, PQNSpec, ReinforceSpec, ReplayAlgorithmSpec, SARSASpec
 from slm_lab.spec.models.spec import Spec
 
 ROOT = Path(__file__).parent.parent
@@ -105,6 +105,9 @@ def test_benchmark_has_published_budget(where: tuple[Path, str]) -> None:
     spec = load(*where)
     masked = (200_000, 8 if spec.agent.algorithm.on_policy else 4, 500)
     budget = masked if spec.env.name.endswith("MaskedCartPole-v1") else BUDGETS[spec.env.name]
+    if isinstance(spec.agent.algorithm, PQNSpec):  # in place of a replay buffer, many envs
+        assert spec.env.num_envs in (16, 32)
+        budget = (budget[0], spec.env.num_envs, budget[2])
     assert (spec.env.max_frame, spec.env.num_envs, spec.meta.log_frequency) == budget
     assert spec.meta.max_session == 4
     if not spec.agent.algorithm.on_policy:
@@ -151,6 +154,7 @@ def test_each_algorithm_has_a_spec_for_each_env() -> None:
     expected = {f"{kind}_{env}" for kind in ("reinforce", "a2c_gae", "a2c_nstep", "ppo") for env in envs}
     expected |= {f"{kind}_{env}" for kind in ("dqn", "ddqn_per") for env in ("cartpole", "acrobot", "lunar", "atari")}
     expected |= {f"{kind}_{env}" for kind in ("sac", "crossq") for env in (envs - {"halfcheetah", "pong"}) | {"mujoco"}}
+    expected |= {f"pqn_{env}" for env in ("cartpole", "acrobot", "lunar")} | {f"rainbow_{env}" for env in ("cartpole", "lunar")}
     expected |= {f"{kind}_{env}" for kind in ("sil", "ppo_sil") for env in ("cartpole", "acrobot", "pendulum", "lunar")}
     assert names >= expected | {"sarsa_cartpole", "sac_atari"}
 
@@ -169,7 +173,7 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
     sets += ["env.max_t=10", "env.num_envs=4", "env.max_frame=192", "meta.log_frequency=64", "meta.random_seed=0"]
     full = load(*where)
     match full.agent.algorithm:  # an update for each row
-        case PPOSpec():
+        case PPOSpec() | PQNSpec():
             sets += ["agent.algorithm.time_horizon=16", "agent.algorithm.minibatch_size=32", "agent.algorithm.training_epoch=2"]
         case ActorCriticSpec(num_step_returns=int()):
             sets += ["agent.algorithm.num_step_returns=16"]

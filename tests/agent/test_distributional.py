@@ -176,6 +176,7 @@ def test_quantile_loss_is_used_with_weights() -> None:
 
 def test_atoms_that_are_no_interval() -> None:
     report = Report()
-    check_rules(q_spec("C51", v_min=3.0, v_max=3.0), report)
+    check_rules(q_spec("C51", v_min=3.0, v_max=3.0, num_atoms=1), report)
     found = {problem.path: problem.message for problem in report.problems}
+    assert found["agent.algorithm.num_atoms"] == "must be at least 2, not 1"
     assert found["agent.algorithm.v_min"] == "must be below v_max (3), not 3"

@@ -459,7 +459,7 @@ class C51Spec(DistributionalSpec):
 
     class_path = "slm_lab.agent.algorithm.distributional:C51"
     name: Literal["C51"]
-    num_atoms: Annotated[Positive, Field(ge=2)] = 51
+    num_atoms: Positive = 51
     """Number of atoms, at least 2."""
     v_min: Real = -10.0
     """Least atom. Discounted returns below it count as v_min."""

@@ -99,6 +99,8 @@ def _algorithm(spec: Spec, report: Report) -> None:
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
         why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
         report.ineffective((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
+    if isinstance(algorithm, C51Spec) and algorithm.num_atoms < 2:
+        report.fail((*ALGORITHM, "num_atoms"), f"must be at least 2, not {algorithm.num_atoms}")
     if isinstance(algorithm, C51Spec) and algorithm.v_min >= algorithm.v_max:
         report.fail((*ALGORITHM, "v_min"), f"must be below v_max ({algorithm.v_max:g}), not {algorithm.v_min:g}")
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:

@@ -167,6 +167,7 @@ EXAMPLES: dict[str, Any] = {
     "obs_keys": ["image"],
     "action_mask": "action_mask",
     "critic_keys": ["privileged_state"],
+    "schedule": {"gravity": [[0, 5.0], [50000, 9.8]]},
     "random_seed": 7,
     "save_interval": 60.0,
     "checkpoint_frequency": 100_000,

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from slm_lab.env.atari import AtariSettings, frame_limit
+from slm_lab.env.curriculum import Curriculum
 
 if TYPE_CHECKING:
     from slm_lab.env.wrappers import Wrap
@@ -39,6 +40,8 @@ class EnvRequest:
     """Entries of the env's info to report at the end of an episode."""
     action_mask: str | Literal[False] | None = None
     """Entry of the observation or of the env's info with the action mask; False: none; None: not given."""
+    curriculum: Curriculum | None = None
+    """Values that change when an episode ends; None without env.schedule."""
 
     @property
     def plain_id(self) -> str:
@@ -124,6 +127,8 @@ class Backend(ABC):
     """Whether `episode_info` can return anything; if not, meta.track_info is an error."""
     finds_masks: ClassVar[bool] = True
     """Whether the backend adds EnvRequest.action_mask to the observations if it is an entry of info."""
+    follows_curriculum: ClassVar[bool] = False
+    """Whether the backend gives each env the values of EnvRequest.curriculum when it resets it."""
     lone: SingleEnvBackend | None = None
     """The single env, for callers that step it without a batch. None unless there is one env, with a Box observation space and an action
     that is a row of the batch of actions."""

@@ -26,6 +26,7 @@ from gymnasium.vector.utils import concatenate, iterate
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
+from slm_lab.env.curriculum import Curriculum, Values, check_spaces, set_attributes
 from slm_lab.env.mask_from_info import check_masks, check_vector_masks
 from slm_lab.env.outcome import (
     FLAGS,
@@ -125,7 +126,14 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
     Each worker leads a process group, so that processes started by its env (such as a simulator) end with it.
     """
 
-    def __init__(self, make: SingleEnv, num_envs: int, track_info: Sequence[str], shared_memory: bool = True) -> None:
+    def __init__(
+        self,
+        make: SingleEnv,
+        num_envs: int,
+        track_info: Sequence[str],
+        shared_memory: bool = True,
+        curriculum: Curriculum | None = None,
+    ) -> None:
         self.parent_pipes, self.processes = [], []
         self._at_exit = functools.partial(_close, weakref.ref(self))
         atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would never return
@@ -133,7 +141,8 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
                 # Gymnasium annotates it without the first arguments
-                worker: Any = functools.partial(_worker, os.getpid(), track_info, make.action_mask)
+                followed = None if curriculum is None else (make, curriculum)
+                worker: Any = functools.partial(_worker, os.getpid(), track_info, make.action_mask, followed)
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
@@ -190,12 +199,38 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
     A reset with a seed also seeds the spaces of the env and the random generators of this process.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], track_info: Sequence[str], action_mask: str | Literal[False] | None) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        track_info: Sequence[str],
+        action_mask: str | Literal[False] | None,
+        followed: tuple[SingleEnv, Curriculum] | None = None,
+    ) -> None:
         super().__init__(env)
-        self._action_mask = action_mask
+        self._action_mask, self._followed = action_mask, followed
+        self.wanted_values: Values | None = None
+        """Values of scheduled keys that the env gets with its next reset; None: it has them."""
         self._track_info, self._space = track_info, env.observation_space
 
+    def _begin(self, seed: int | None) -> int | None:
+        """Give the env the wanted values; return the seed of the reset."""
+        assert self._followed is not None
+        assert self.wanted_values is not None
+        (make, curriculum), values = self._followed, self.wanted_values
+        if seed is not None:
+            curriculum.seeds[0] = seed
+        self.wanted_values = None
+        if any(values[key] != curriculum.held[0][key] for key in curriculum.arguments):
+            self.env = _rebuilt(make, curriculum, values, self.env)
+            seed = curriculum.next_seed(0) if seed is None else seed
+        else:
+            set_attributes(self.env, curriculum.attributes(values), curriculum.known)
+        curriculum.begin(0, values)
+        return seed
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self.wanted_values is not None:
+            seed = self._begin(seed)
         if seed is not None:
             seed_spaces(self.env, seed)
             _seed_process(seed)
@@ -252,6 +287,7 @@ def _worker(
     parent: int,
     track_info: Sequence[str],
     action_mask: str | Literal[False] | None,
+    followed: tuple[SingleEnv, Curriculum] | None,
     index: int,
     env_fn: Any,
     pipe: Any,
@@ -276,16 +312,25 @@ def _worker(
             kill_group(os.getpid())
         return
     try:
-        wrapped, errors = _InWorker(env, track_info, action_mask), _Errors(error_queue)
+        wrapped, errors = _InWorker(env, track_info, action_mask, followed), _Errors(error_queue)
         _async_worker(index, lambda: wrapped, pipe, parent_pipe, shared_memory, errors, autoreset_mode, semaphore)  # type: ignore[arg-type]
     except OSError:  # the parent has died; the env has been closed
         kill_group(os.getpid())
 
 
+def _rebuilt(make: SingleEnv, curriculum: Curriculum, values: Values, old: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Close an env and return a new one with other values of scheduled keys. Raises WrapperError if its spaces are others."""
+    observation, action = old.observation_space, old.action_space
+    old.close()
+    env = make.with_values(curriculum, values)()
+    check_spaces(env, observation, action, values)
+    return env
+
+
 class _GymVectorBackend(Backend):
     """Base class of Sync and Async, with SAME_STEP autoreset, so that there are no dummy rows."""
 
-    applies_wraps = checks = True
+    applies_wraps = checks = follows_curriculum = True
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
@@ -335,8 +380,8 @@ class Sync(_GymVectorBackend):
     name = "sync"
 
     def __init__(self, target: EnvRequest) -> None:
-        make = SingleEnv.from_target(target)
-        vec = _Sync([make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        self._make, self._curriculum = SingleEnv.from_target(target), target.curriculum
+        vec = _Sync([self._make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
         self._use(vec, target)
         self._envs, self._obs = vec.envs, vec._observations
         self._action_mask = target.action_mask
@@ -355,9 +400,11 @@ class Sync(_GymVectorBackend):
             for env, seed in zip(self._envs, seeds, strict=True):
                 seed_spaces(env, seed)
         obs_list: list[Any] = []
-        for env, one in zip(self._envs, seeds or repeat(None), strict=False):
+        for row, one in zip(range(len(self._envs)), seeds or repeat(None), strict=False):
             try:
-                obs, info = unpacked_reset(env.reset(seed=one, options=None))
+                new_seed = self._begin(row, one)
+                env = self._envs[row]
+                obs, info = unpacked_reset(env.reset(seed=new_seed if one is None else one, options=None))
                 check_masks(env, self._action_mask, info)
                 obs_list.append(obs)
             except Exception as error:
@@ -390,7 +437,8 @@ class Sync(_GymVectorBackend):
                         final = final or []
                         final.append((i, self._kept(obs)))
                         self._infos[i] = dict(info)
-                        obs, info = unpacked_reset(self._envs[i].reset())
+                        seed = self._begin(i)
+                        obs, info = unpacked_reset(self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed))
                 obs_list.append(obs)
                 if "lives" in info and isinstance(info["lives"], int | np.integer):
                     lives_N = np.zeros(count, np.int64) if lives_N is None else lives_N
@@ -398,6 +446,32 @@ class Sync(_GymVectorBackend):
             return RawStep(self._stack(obs_list), reward_N, terminated_N, truncated_N, final, lives_N)
         except Exception as error:
             reraise(error, len(obs_list) if len(obs_list) < count else None)
+
+    def _begin(self, row: int, seed: int | None = None) -> int | None:
+        """Give an env the values of the curriculum, before its reset; return the seed of the reset of a rebuilt env, else None.
+
+        Args: seed: that of the reset, if it has one.
+        """
+        curriculum = self._curriculum
+        if curriculum is None:
+            return None
+        if seed is not None:
+            curriculum.seeds[row] = seed
+        values, rebuild = curriculum.changes(row)
+        if not rebuild:
+            if values != curriculum.held[row]:
+                set_attributes(self._envs[row], curriculum.attributes(values), curriculum.known)
+            curriculum.begin(row, values)
+            return None
+        env = _rebuilt(self._make, curriculum, values, self._envs[row])
+        self._envs[row] = env
+        if self.lone is not None:
+            self.env = env
+            _recognise_int64(env.unwrapped.action_space)
+        curriculum.begin(row, values)
+        new_seed = curriculum.next_seed(row) if seed is None else seed
+        seed_spaces(env, new_seed)
+        return new_seed
 
     def _kept(self, obs: Any) -> Any:
         """Return a copy of the last observation of an episode, because the env may reuse the array."""
@@ -468,21 +542,42 @@ class Async(_GymVectorBackend):
         with _worker_death():
             make = SingleEnv.from_target(target)
             try:
-                vec = _Async(make, target.num_envs, target.track_info)
+                vec = _Async(make, target.num_envs, target.track_info, curriculum=target.curriculum)
             except ValueError as error:
                 if not isinstance(error.__cause__, gym.error.CustomSpaceError):
                     raise
                 # make_env raises an error for the unsupported space
-                vec = _Async(make, target.num_envs, target.track_info, shared_memory=False)
+                vec = _Async(make, target.num_envs, target.track_info, shared_memory=False, curriculum=target.curriculum)
         self._use(vec, target)
+        self._curriculum = target.curriculum
+        self._sent = None if self._curriculum is None else self._curriculum.current()
+        """Values of scheduled keys that the worker processes know."""
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         with _worker_death():
-            return super().reset(seeds)
+            self._send()
+            obs = super().reset(seeds)
+            self._begin(range(self._vec.num_envs))
+            return obs
 
     def step(self, action: np.ndarray) -> RawStep:
         with _worker_death():
-            return super().step(action)
+            self._send()
+            raw = super().step(action)
+            if raw.final:
+                self._begin(row for row, _ in raw.final)
+            return raw
+
+    def _send(self) -> None:
+        """Send the values that envs get with their next reset, if they have changed: any env may end its episode in this step."""
+        if self._curriculum is not None and (values := self._curriculum.current()) != self._sent:
+            self._vec.set_attr("wanted_values", [values] * self._vec.num_envs)
+            self._sent = values
+
+    def _begin(self, rows: Iterable[int]) -> None:
+        if self._curriculum is not None:
+            for row in rows:
+                self._curriculum.begin(row, self._curriculum.current())
 
 
 @contextlib.contextmanager

@@ -24,12 +24,13 @@ from slm_lab.env.arguments import (
 )
 from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
+from slm_lab.env.curriculum import Curriculum, check_spaces
 from slm_lab.env.envpool_suites import REDUCTIONS, option_problems
 from slm_lab.env.gym_backends import Async, Native, OwnVector, Sync, vector_backend
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.outcome import described
-from slm_lab.env.single import quiet_gymnasium, register_envs
+from slm_lab.env.single import SingleEnv, quiet_gymnasium, register_envs
 from slm_lab.env.spaces import UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import KeepParts, find_wraps, parts_of
@@ -83,12 +84,14 @@ def make_env(
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
     _check_memory(spec, num_envs)
-    target = replace(find_target(spec, num_envs or spec.num_envs, threads), track_info=tuple(track_info))
+    target = replace(find_target(spec, num_envs or spec.num_envs, threads, training), track_info=tuple(track_info))
     chosen = choose_backend(spec, target)
     _check_track_info(spec, chosen, track_info)
     if minimal_num_envs and chosen in (Sync, Async, Ale, EnvPool):  # other backends may need the spec's number
         target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
     backend = _build(spec, chosen, target)
+    if minimal_num_envs:
+        _check_scheduled(spec, target, backend)
     try:
         observation, encode, action, decode, space, *_ = agent_spaces(
             spec, backend.observation_space, backend.action_space, input, backend.fresh
@@ -110,7 +113,8 @@ def make_env(
     info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, backend.max_steps or target.max_steps, forms)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
-    return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, life_loss=life_loss, track_info=track_info)
+    more: dict[str, Any] = {"life_loss": life_loss, "track_info": track_info, "curriculum": target.curriculum}
+    return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, **more)
 
 
 def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequence[str]) -> None:
@@ -169,7 +173,40 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
         raise SpecError(spec.name, [Problem("env.num_envs" if num_envs in (None, spec.num_envs) else "meta.rigorous_eval", message)])
 
 
-def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvRequest:
+def _check_scheduled(spec: EnvSpec, target: EnvRequest, backend: Backend) -> None:
+    """Raise SpecError if the env cannot be built with a listed value of a scheduled argument, or then has other spaces."""
+    curriculum = target.curriculum
+    for key in () if curriculum is None else curriculum.arguments:
+        assert curriculum is not None
+        for value in curriculum.rules[key].values[:-1]:
+            try:
+                with quiet_gymnasium():
+                    env = SingleEnv.from_target(target).with_values(curriculum, curriculum.current() | {key: value})()
+                env.close()
+                check_spaces(env, backend.observation_space, backend.action_space, {key: value})
+            except Exception as error:
+                close_backend(backend)
+                if isinstance(error, WrapperError):
+                    raise _problem(spec, *error.args) from error
+                raise _problem(spec, f"schedule.{key}", f"{spec.name} with {key} = {value!r}: {type(error).__name__}: {error}") from error
+
+
+def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None, atari: bool, training: bool) -> Curriculum | None:
+    """Return the curriculum of a spec. Raises SpecError for a key that is also given in the env section."""
+    if spec.schedule is None:
+        return None
+    both = [key for key in spec.schedule if key in spec.kwargs or key in EnvSpec.model_fields]
+    if both:
+        own = "is a key of the env section, which cannot change; expected an argument or an attribute of the env"
+        why = own if both[0] in EnvSpec.model_fields else f"is also given as env.{both[0]}; remove one of them"
+        raise _problem(spec, f"schedule.{both[0]}", why)
+    known: Collection[str] = ATARI_KEYS if atari else ()
+    if not atari and registration is not None and registration.entry_point is not None:
+        known = accepted_arguments(env_creator(registration))[0]
+    return Curriculum(spec.schedule, known, num_envs, final=not training)
+
+
+def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool = True) -> EnvRequest:
     """Look up the id and check the constructor's arguments. Raises SpecError."""
     pool = None if ":" in spec.backend else pool_id(spec.name)
     registration = _registration(spec) if pool is None else None
@@ -180,7 +217,9 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1) -> EnvRequest:
         atari, kwargs = _atari(spec), {}
     elif registration is not None and ":" not in spec.backend:  # user backends have their own
         _check_arguments(spec, registration)
-    return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, find_wraps(spec), action_mask=spec.action_mask)
+    curriculum = _curriculum(spec, num_envs, registration, atari is not None, training)
+    wraps, mask = find_wraps(spec), spec.action_mask
+    return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, wraps, action_mask=mask, curriculum=curriculum)
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
@@ -206,6 +245,9 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
     for backend in BACKENDS.values():
         if backend.preferred(target) and _unsupported_reason(backend, target) is None:
             return backend
+    if target.curriculum is not None and (pool_id(spec.name) or target.vector_only):
+        where = "in EnvPool" if pool_id(spec.name) else "as a vector env only"
+        raise _problem(spec, "schedule", f"has no effect on {spec.name}: it runs {where}, whose envs cannot change; remove it")
     if pool_id(spec.name):
         raise _problem(spec, "wrappers", f"{spec.name} runs in EnvPool: {_unsupported_reason(EnvPool, target)}{package_hint(spec.name)}")
     if target.vector_only and target.wraps:
@@ -221,6 +263,8 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
     if wraps and not backend.applies_wraps:
         keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in wraps))
         return f"its envs cannot be wrapped ({keys})" + ("; remove it" if pool_id(target.id) else "; sync and async can")
+    if target.curriculum is not None and not backend.follows_curriculum:
+        return "its envs cannot change (env.schedule)" + ("; remove it" if pool_id(target.id) else "; sync and async can")
     if target.action_mask and not backend.finds_masks and not target.vector_only:
         return "it does not read action masks from info" + ("" if pool_id(target.id) else "; sync and async can")
     return backend.unsupported_reason(target)

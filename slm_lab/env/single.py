@@ -7,9 +7,9 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import gymnasium as gym
 
 from slm_lab.env.atari import AtariFrames, AtariSettings, frame_limit
 from slm_lab.env.backend import EnvRequest
+from slm_lab.env.curriculum import Curriculum, set_attributes
 from slm_lab.env.layout import mark_stack
 from slm_lab.env.mask_from_info import with_mask
 from slm_lab.env.wrappers import Wrap
@@ -103,6 +104,10 @@ class SingleEnv:
     """See EnvRequest."""
     folder: str | None
     """Working directory when the vector env was built. Each env is constructed there, even if another env called os.chdir."""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Attributes to set, see env.schedule."""
+    arguments: tuple[str, ...] = ()
+    """All arguments of the env's constructor, for the message about an attribute that does not exist."""
 
     @classmethod
     def from_target(cls, target: EnvRequest) -> SingleEnv:
@@ -112,9 +117,17 @@ class SingleEnv:
         except OSError:  # it was deleted
             folder = None
         mujoco = "mujoco" in target.entry_point
-        return cls(
+        make = cls(
             target.id, target.kwargs, target.atari, target.max_t, target.time_limit, mujoco, target.wraps, target.action_mask, folder
         )
+        return make if target.curriculum is None else make.with_values(target.curriculum, target.curriculum.current())
+
+    def with_values(self, curriculum: Curriculum, values: Mapping[str, Any]) -> SingleEnv:
+        """Return the constructor of an env with these values of scheduled keys."""
+        given = {key: values[key] for key in curriculum.arguments}
+        atari = None if self.atari is None else replace(self.atari, **given)
+        kwargs = self.kwargs if atari is not None else {**self.kwargs, **given}
+        return replace(self, kwargs=kwargs, atari=atari, attributes=curriculum.attributes(values), arguments=curriculum.known)
 
     def __call__(self) -> gym.Env[Any, Any]:
         self.restore_folder()
@@ -126,6 +139,7 @@ class SingleEnv:
         for wrap in self.wraps:
             env = wrap(env)
         mark_stack(env)
+        set_attributes(env, self.attributes, self.arguments)
         return with_mask(env, self.action_mask)
 
     def _plain(self) -> gym.Env[Any, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.env.backend import Backend, RawStep, SingleEnvBackend
+from slm_lab.env.curriculum import Curriculum
 from slm_lab.env.normalize import Normalizers
 from slm_lab.env.outcome import (
     FLAGS,
@@ -50,7 +51,10 @@ class Env:
         normalizers: Normalizers | None = None,
         life_loss: bool = False,
         track_info: Sequence[str] = (),
+        curriculum: Curriculum | None = None,
     ) -> None:
+        self.curriculum = curriculum
+        """Values that change when an episode ends; None without env.schedule."""
         self.normalizers = normalizers or Normalizers()
         self.info, self.name = info, name
         self.backend = info.backend
@@ -285,7 +289,13 @@ class Env:
         return episodes
 
     def _episode_info(self, row: int) -> dict[str, float]:
-        return picked_numbers(self._backend.episode_info(row), self._track_info) if self._track_info else {}
+        info = picked_numbers(self._backend.episode_info(row), self._track_info) if self._track_info else {}
+        return info if self.curriculum is None else info | self.curriculum.end_episode(row, float(self._return_N[row]))
+
+    def follow(self, frame: int) -> None:
+        """Set the number of frames that env.schedule counts, for the next episodes."""
+        if self.curriculum is not None:
+            self.curriculum.frame = frame
 
     def _last_obs(self, raw: RawStep, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the true next observations, and a mask of the envs that were reset within the step."""
@@ -332,6 +342,7 @@ class Env:
             "sampler": generator_state(self._sampler),
             "resumes": self._resumes,
             "fresh": self._fresh_streams,
+            "curriculum": None if self.curriculum is None else self.curriculum.state_dict(),
             "episodes": {
                 "returns": self._return_N.tolist(),
                 "lengths": (self._steps - self._begin_N).tolist(),
@@ -351,12 +362,17 @@ class Env:
         self._resumes, self._fresh_streams, self._saved_episodes = int(state["resumes"]), True, None
         if not state["fresh"]:
             self._resumes += 1
+        curriculum = state.get("curriculum")
+        if self.curriculum is not None and curriculum is not None:
+            self.curriculum.load_state_dict(curriculum)
         if state["rng"] is not None:
             self._reset_backend(self._env_seeds())  # some envs create their streams only in reset
             self._fresh_streams = False
             if len(self._backend.rng_states() or ()) == len(state["rng"]):
                 self._backend.set_rng_states(state["rng"])
                 self._saved_episodes = state["episodes"]
+        if self.curriculum is not None and curriculum is not None:
+            self.curriculum.restored(curriculum)
 
     def resume(self) -> bool:
         """Continue the loaded episodes. Returns False if the backend does not support this; then call reset()."""

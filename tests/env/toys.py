@@ -250,3 +250,37 @@ for mode in ("NextStep", "SameStep", "Disabled"):
     )
     gym.registry[f"Toy{mode}-v0"].kwargs = {"mode": mode}
 gym.register("ToyVectorOnly-v0", vector_entry_point="tests.env.toys:ToyVector", max_episode_steps=9)
+
+
+class Course(gym.Env[np.ndarray, int]):
+    """Episodes whose length and reward are set: `length` is an argument of the constructor, `bonus` and `label` are attributes."""
+
+    def __init__(self, length: int = 3) -> None:
+        self.length, self.bonus, self.label = length, 0.0, "easy"
+        self.observation_space = spaces.Box(-10, 10, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._t = 0
+
+    def _observe(self) -> np.ndarray:
+        return self.np_random.normal(size=2).clip(-10, 10).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._t = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._t += 1
+        return self._observe(), 1.0 + self.bonus, self._t >= self.length, False, {}
+
+
+class Growing(Course):
+    """A Course whose `size` changes the observation space."""
+
+    def __init__(self, length: int = 3, size: int = 2) -> None:
+        super().__init__(length)
+        self.observation_space = spaces.Box(-10, 10, (size,), np.float32)
+
+
+gym.register(id="Course-v0", entry_point=Course)
+gym.register(id="Growing-v0", entry_point=Growing)

@@ -36,6 +36,7 @@ class LocalSource:
     def begin(self) -> None:
         if self._obs_N is None:
             self.beat(RESETTING)
+            self.env.follow(self.learner.clock.global_frame)
             self._obs_N = self.env.reset()
 
     def __iter__(self) -> Iterator[Experience]:
@@ -46,6 +47,8 @@ class LocalSource:
             assert obs_N is not None
             out = agent.act(obs_N, state_N)
             beat(STEPPING)
+            if env.curriculum is not None:
+                env.follow(learner.clock.global_frame + num_envs)
             step = env.step(env_action(out.action_N))
             beat(TRAINING)
             # set before learning from the step, so that the state can be saved afterwards

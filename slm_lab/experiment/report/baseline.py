@@ -26,6 +26,7 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.env import EnvSpec
+from slm_lab.spec.models.env_schedule import rule_of
 
 SHIPPED = Path(__file__).with_name("baselines.json")
 """baseline_key → mean return."""
@@ -104,6 +105,8 @@ def baseline_key(spec: EnvSpec) -> str:
         kwargs["max_t"] = spec.max_t
     if spec.wrappers:
         kwargs["wrappers"] = [wrapper.model_dump() for wrapper in spec.wrappers]
+    if spec.schedule:
+        kwargs["schedule"] = {key: rule_of(value).values[-1] for key, value in spec.schedule.items()}
     return f"{spec.name} {json.dumps(kwargs, sort_keys=True)}" if kwargs else spec.name
 
 

@@ -32,6 +32,7 @@ from slm_lab.experiment.training.observers.base import (
     hooks,
     info_column,
     mean,
+    schedule_column,
 )
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevChecks, ProgressReporter, SaveTimer, TimeLimit
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder
@@ -94,8 +95,10 @@ class PolicyLearner:
         """Return the observers that produce the rows of training and of evaluation."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
-        columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *map(info_column, meta.track_info))))
-        recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.track_info, self.window)
+        scheduled = tuple(self.spec.env.schedule or ())
+        own = (*map(schedule_column, scheduled), *map(info_column, meta.track_info))
+        columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *own)))
+        recorder = Recorder(clock, agent, meta.log_frequency, self._emit, columns, self.table, meta.track_info, self.window, scheduled)
         if self.evaluation is None:
             return recorder, None
         every = self.evaluation.every

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from slm_lab.spec.models.base import PATTERN, Flag, Positive, PositiveReal, Real, SpecModel
+from slm_lab.spec.models.env_schedule import Scheduled
 
 Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"] | Annotated[str, Field(pattern=f"^{PATTERN}$")]
 
@@ -79,6 +80,13 @@ class EnvSpec(SpecModel):
     none; absent: action_mask or legal_action_mask, if the observation has such an entry."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Entries of a Dict observation that only the critic reads, such as privileged_state. Absent: none."""
+
+    schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
+    """A curriculum: arguments of the env's constructor (the env is built anew) or attributes of the env (set) that change when an episode
+    ends. For each a list [[frame, value], …], a schedule of a number over frames such as {"name": "linear_decay", …}, or {"by": "return",
+    "start": value, "steps": [[return, value], …], "episodes": 20}, which goes on to the next value when the mean return of the last
+    episodes with the present one reaches its number. Frames are those of all workers. Evaluation and enjoy use the last values. Absent:
+    nothing changes."""
 
     @property
     def kwargs(self) -> dict[str, Any]:

@@ -44,8 +44,8 @@ class WorkerConfig:
 
 
 def acting_state_size(normalizers: Normalizers) -> int:
-    """Return the number of values of a policy's acting state: explore_var, Policy.uniform and Normalizers.vector."""
-    return 2 + len(normalizers.vector)
+    """Return the number of values of a policy's acting state: explore_var, Policy.uniform, frames and Normalizers.vector."""
+    return 3 + len(normalizers.vector)
 
 
 class PublishedWeights:

@@ -270,7 +270,9 @@ class WorkerSource:
     def _publish(self, policy: int) -> None:
         """Publish the newest weights of a policy."""
         learner = self.learners[policy]
-        acting_state = np.concatenate([[learner.agent.explore_var or 0.0, learner.agent.acts_at_random], self.normalizers.vector])
+        acting_state = np.concatenate(
+            [[learner.agent.explore_var or 0.0, learner.agent.acts_at_random, learner.clock.global_frame], self.normalizers.vector]
+        )
         self.arrays.weights[policy].publish(learner.clock.opt_step, acting_state)
 
     def spans(self) -> Spans:

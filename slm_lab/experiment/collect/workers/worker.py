@@ -178,7 +178,9 @@ class WeightSubscriber:
         """Copy newer weights and statistics."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
-                (explore_var, uniform), statistics = weights.acting_state[:2].tolist(), weights.acting_state[2:]
+                (explore_var, uniform, frame), statistics = weights.acting_state[:3].tolist(), weights.acting_state[3:]
+                for env in self.envs:
+                    env.follow(int(frame))
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
                 if len(statistics) and statistics[0] > self.seen:  # another policy's statistics may be older
                     self.seen = float(statistics[0])

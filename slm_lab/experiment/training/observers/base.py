@@ -55,6 +55,11 @@ def info_column(key: str) -> str:
     return f"info_{key.replace(':', '_')}"
 
 
+def schedule_column(key: str) -> str:
+    """Return the column of a key of env.schedule: the mean of its values in the episodes since the previous row."""
+    return f"env_{key}"
+
+
 @dataclass(frozen=True)
 class ObserverContext:
     """Context passed to a user observer."""

@@ -8,7 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slm_lab.experiment.events import Mode, Row, RowValues
-from slm_lab.experiment.training.observers.base import COLUMNS, EPISODE_COLUMNS, EmitRow, Largest, Mean, Observer, info_column, mean
+from slm_lab.experiment.training.observers.base import (
+    COLUMNS,
+    EPISODE_COLUMNS,
+    EmitRow,
+    Largest,
+    Mean,
+    Observer,
+    info_column,
+    mean,
+    schedule_column,
+)
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EPISODES, CurrentReturn, EpisodeWindow
 from slm_lab.lib.log import notice
@@ -83,6 +93,7 @@ class Recorder(Observer):
         index: number of the table, see events.Row.
         infos: entries of Episode.info, whose means over the last 100 episodes of this Session are columns too (see info_column).
         window: episodes over which total_reward is averaged, shared with the other Sessions that train the net; None: a new window.
+        scheduled: keys of env.schedule, whose values in the episodes are columns too (see schedule_column).
     """
 
     mode: Mode = "train"
@@ -97,8 +108,9 @@ class Recorder(Observer):
         index: int = 0,
         infos: Sequence[str] = (),
         window: EpisodeWindow | None = None,
+        scheduled: Sequence[str] = (),
     ) -> None:
-        self.clock, self.every, self.emit, self.index = clock, every, emit, index
+        self.clock, self.every, self.emit, self.index, self.scheduled = clock, every, emit, index, scheduled
         self.table = RowBuilder(clock, agent, columns)
         self.window = window or EpisodeWindow()
         self.infos: dict[str, deque[float | None]] = {key: deque(maxlen=EPISODES) for key in infos}
@@ -115,6 +127,8 @@ class Recorder(Observer):
             for episode in episodes:
                 for name, number in zip(EPISODE_COLUMNS, (episode.length, episode.length, episode.truncated), strict=True):
                     self.means[name].add(number)
+                for key in self.scheduled:
+                    self.means[schedule_column(key)].add(episode.info[f"env.{key}"])
         if self.clock.due(self.every):
             self._write()
 

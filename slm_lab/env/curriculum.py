@@ -1,0 +1,142 @@
+"""The curriculum of a vector env: arguments and attributes of its envs that change when an episode ends (env.schedule)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from slm_lab.env.arguments import WrapperError
+from slm_lab.spec.models.env_schedule import Rule, Steps, rule_of
+from slm_lab.spec.report import nearest
+
+Values = dict[str, Any]
+"""Scheduled key → value."""
+
+
+class Curriculum:
+    """What each env has now, and what it gets with its next reset.
+
+    Args:
+        schedule: env.schedule. known: arguments of the env's constructor; other keys are attributes.
+        final: whether every key has its last value (evaluation).
+    """
+
+    def __init__(self, schedule: Mapping[str, Any], known: Collection[str], num_envs: int, final: bool) -> None:
+        self.rules: dict[str, Rule] = {key: rule_of(value) for key, value in schedule.items()}
+        self.known, self._final = tuple(known), final
+        self.arguments = tuple(key for key in schedule if key in known)
+        """Keys for which an env must be rebuilt."""
+        self.frame = 0
+        """Number of frames for the rules by frame."""
+        self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, Steps) and rule.by == "return"}
+        self._levels = dict.fromkeys(self._by_return, 0)
+        """Number of the present value of each rule by return."""
+        self._returns: dict[str, deque[float]] = {key: deque(maxlen=rule.episodes) for key, rule in self._by_return.items()}
+        self.held: list[Values] = [self.current() for _ in range(num_envs)]
+        """Values of each env."""
+        self._played = list(self.held)
+        """Values of the last episode of each env that ended."""
+        self._restored: list[Values] | None = None
+        """Loaded values, until the envs have them."""
+        self.seeds, self._rebuilt = [0] * num_envs, [0] * num_envs
+
+    def current(self) -> Values:
+        """Return the values for envs that begin an episode now."""
+        if self._final:
+            return {key: rule.values[-1] for key, rule in self.rules.items()}
+        levels = self._levels
+        return {key: rule.values[levels[key]] if key in levels else rule.at(self.frame) for key, rule in self.rules.items()}
+
+    def wanted(self, row: int) -> Values:
+        """Return the values that an env gets with its next reset."""
+        return self.current() if self._restored is None else self._restored[row]
+
+    def begin(self, row: int, values: Values) -> None:
+        """Note that an env begins an episode with these values."""
+        self._played[row], self.held[row] = self.held[row], values
+
+    def next_seed(self, row: int) -> int:
+        """Return a new seed for an env that was rebuilt."""
+        self._rebuilt[row] += 1
+        return int(np.random.SeedSequence([self.seeds[row], self._rebuilt[row]]).generate_state(1)[0]) & 0x7FFFFFFF
+
+    def end_episode(self, row: int, total_reward: float) -> dict[str, float]:
+        """Count an episode that an env has just ended, after the env's reset; return the values it had, as numbers for rows."""
+        played = self._played[row]
+        for key, rule in self._by_return.items():
+            level, returns = self._levels[key], self._returns[key]
+            if level + 1 == len(rule.values) or played[key] != rule.values[level]:
+                continue
+            returns.append(total_reward)
+            if len(returns) == rule.episodes and sum(returns) / len(returns) >= rule.bounds[level + 1]:
+                self._levels[key] = level + 1
+                returns.clear()
+        return {schedule_entry(key): rule.number(played[key]) for key, rule in self.rules.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "frame": self.frame,
+            "levels": dict(self._levels),
+            "returns": {key: list(returns) for key, returns in self._returns.items()},
+            "held": [dict(values) for values in self.held],
+            "seeds": list(self.seeds),
+            "rebuilt": list(self._rebuilt),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned; until `restored` is called, resets give the envs the values that they had."""
+        self.frame, self._levels = state["frame"], dict(state["levels"])
+        for key, returns in state["returns"].items():
+            self._returns[key].extend(returns)
+        self.seeds, self._rebuilt = list(state["seeds"]), list(state["rebuilt"])
+        self._restored = state["held"] if len(state["held"]) == len(self.held) else None
+
+    def restored(self, state: dict[str, Any]) -> None:
+        """From now on, resets give the envs new values. Args: state: the loaded one; the resets before do not count."""
+        self._restored, self.seeds, self._rebuilt = None, list(state["seeds"]), list(state["rebuilt"])
+
+    def changes(self, row: int) -> tuple[Values, bool]:
+        """Return the values that an env gets with its next reset, and whether it must be rebuilt for them."""
+        wanted, held = self.wanted(row), self.held[row]
+        return wanted, any(wanted[key] != held[key] for key in self.arguments)
+
+    def attributes(self, values: Mapping[str, Any]) -> Values:
+        """Return those of the values that are attributes."""
+        return {key: value for key, value in values.items() if key not in self.arguments}
+
+
+def schedule_entry(key: str) -> str:
+    """Return the name of a scheduled key in Episode.info."""
+    return f"env.{key}"
+
+
+def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments: Collection[str] = ()) -> None:
+    """Set attributes of an env or of its wrappers. Raises WrapperError for one that the env does not have.
+
+    Args: arguments: the constructor's, which are named in the error.
+    """
+    for key, value in values.items():
+        if not env.has_wrapper_attr(key):
+            own = [name for name, one in vars(env.unwrapped).items() if not name.startswith("_") and _is_plain(one)]
+            known = sorted({*arguments, *own})
+            near = nearest(key, known) or ";"
+            message = f"the env has no argument and no attribute {key!r}{near} it has {', '.join(known) or 'none'}"
+            raise WrapperError(f"schedule.{key}", message)
+        env.set_wrapper_attr(key, value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | np.number)
+
+
+def check_spaces(env: gym.Env[Any, Any], observation: gym.Space[Any], action: gym.Space[Any], values: Mapping[str, Any]) -> None:
+    """Raise WrapperError if an env with these values has other spaces."""
+    for kind, found, expected in (("observation", env.observation_space, observation), ("action", env.action_space, action)):
+        if found != expected:
+            given = ", ".join(f"{key} = {value!r}" for key, value in values.items())
+            message = f"with {given} the {kind} space is {found}; expected {expected}: a schedule cannot change the spaces"
+            raise WrapperError(f"schedule.{next(iter(values))}", message)

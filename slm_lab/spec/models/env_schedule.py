@@ -1,0 +1,136 @@
+"""env.schedule: values of the env's arguments and attributes that change during training."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from itertools import pairwise
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from slm_lab.spec.models.base import Schedule
+
+EPISODES = 20
+"""Number of episodes whose mean return is compared with a step's."""
+_RETURN_KEYS = {"by", "start", "steps", "episodes"}
+
+
+class Steps(NamedTuple):
+    """A value that holds from a frame, or a mean return, on until the next."""
+
+    by: Literal["frame", "return"]
+    bounds: tuple[float, ...]
+    """Frames or returns from which the values hold; the first value holds from the start."""
+    values: tuple[Any, ...]
+    episodes: int = EPISODES
+    """by return: number of episodes whose mean return is compared with the bounds."""
+
+    def at(self, frame: int) -> Any:
+        """Return the value at a frame; of a rule by return, its first."""
+        return self.values[max(0, bisect_right(self.bounds, frame) - 1)] if self.by == "frame" else self.values[0]
+
+    def number(self, value: Any) -> float:
+        """Return a value as a number, for rows: of one that is no number, its position in the list."""
+        return float(value) if isinstance(value, bool | int | float) else float(self.values.index(value))
+
+
+class Smooth(NamedTuple):
+    """A number that follows a Schedule over frames."""
+
+    schedule: Any
+
+    @property
+    def values(self) -> tuple[float, float]:
+        """The first and the last value."""
+        return self.schedule.value(0), self.schedule.last
+
+    def at(self, frame: int) -> float:
+        value: float = self.schedule.value(frame)
+        return value
+
+    def number(self, value: Any) -> float:
+        return float(value)
+
+
+Rule = Steps | Smooth
+"""How a value changes."""
+_SCHEDULE: TypeAdapter[Any] = TypeAdapter(Schedule)
+
+
+def rule_of(value: Any) -> Rule:
+    """Return the rule that an entry of env.schedule describes. Raises ValueError."""
+    if isinstance(value, list):
+        steps = _pairs(value, "frame")
+        if steps[0][0] != 0:
+            raise ValueError(f"the first frame must be 0, not {steps[0][0]}: its value holds from the start")
+        return Steps("frame", *_columns(steps))
+    if isinstance(value, dict) and "by" in value:
+        return _by_return(value)
+    try:
+        return Smooth(_SCHEDULE.validate_python(value))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        what = ".".join(map(str, first["loc"][1:]))
+        raise ValueError(f"{f'{what}: ' if what else ''}{_reason(first)}; must be {FORMS}") from None
+
+
+FORMS = (
+    '[[frame, value], …], a schedule such as {"name": "linear_decay", …}, '
+    'or {"by": "return", "start": value, "steps": [[return, value], …]}'
+)
+
+
+def _reason(error: Any) -> str:
+    return "not one of these" if error["type"].startswith(("union_tag", "model_", "dict_")) else str(error["msg"]).lower()
+
+
+def _by_return(value: dict[str, Any]) -> Steps:
+    unknown = sorted(value.keys() - _RETURN_KEYS)
+    missing = [key for key in ("start", "steps") if key not in value]
+    if value["by"] != "return":
+        raise ValueError(f'"by" must be "return", not {json.dumps(value["by"])}; for frames use [[frame, value], …]')
+    if unknown or missing:
+        raise ValueError(f"{f'unknown key {unknown[0]!r}' if unknown else f'{missing[0]!r} is missing'}; keys: by, start, steps, episodes")
+    episodes = value.get("episodes", EPISODES)
+    if type(episodes) is not int or episodes < 1:
+        raise ValueError(f'"episodes" must be a whole number ≥ 1, not {json.dumps(episodes)}')
+    bounds, values = _columns(_pairs(value["steps"], "return"))
+    return Steps("return", (-math.inf, *bounds), (value["start"], *values), episodes)
+
+
+def _pairs(steps: Any, what: str) -> list[Any]:
+    pairs = isinstance(steps, list) and steps and all(isinstance(step, list) and len(step) == 2 for step in steps)
+    if not pairs or not all(type(step[0]) in (int, float) for step in steps):
+        raise ValueError(f"must be a list of [{what}, value], with numbers as {what}s")
+    if what == "frame" and any(later[0] <= step[0] for step, later in pairwise(steps)):  # a harder env may give lower returns
+        raise ValueError("the frames must increase")
+    return steps  # type: ignore[no-any-return]  # a list
+
+
+def _columns(steps: list[Any]) -> tuple[tuple[float, ...], tuple[Any, ...]]:
+    return tuple(float(step[0]) for step in steps), tuple(step[1] for step in steps)
+
+
+def _checked(value: Any) -> Any:
+    try:
+        rule_of(value)
+    except ValueError as error:
+        raise PydanticCustomError("value_error", "{message}", {"message": str(error)}) from None
+    return value
+
+
+_STEP = {"type": "array", "minItems": 2, "maxItems": 2}
+_STEPS = {"type": "array", "items": _STEP, "minItems": 1}
+_BY_RETURN = {"by": {"const": "return"}, "start": {}, "steps": _STEPS, "episodes": {"type": "integer", "minimum": 1, "default": EPISODES}}
+_JSON_SCHEMA = {
+    "anyOf": [
+        _STEPS,
+        {"type": "object", "properties": _BY_RETURN, "required": ["by", "start", "steps"], "additionalProperties": False},
+        {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    ]
+}
+Scheduled = Annotated[Any, AfterValidator(_checked), WithJsonSchema(_JSON_SCHEMA)]
+"""An entry of env.schedule, as in the file; see `rule_of`."""

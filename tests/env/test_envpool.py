@@ -270,3 +270,38 @@ def test_every_id(suite: str, tmp_path: Path) -> None:
     assert {name: fault for name, fault in found.items() if fault} == {}
     assert list(found) == names(suite)
     assert {file.name for file in tmp_path.iterdir()} <= {"MUJOCO_LOG.TXT"}  # warnings of the MuJoCo inside EnvPool
+
+
+GO1 = "MuJoCoPlayground/Go1JoystickFlatTerrain-v1"
+
+
+def go1_states(steps: int, **keys: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the observations [T, N, 48] of a run of random actions, beginning with those of the reset, and the actions [T − 1, N, 12]."""
+    env = build(GO1, 8, obs_keys=["state"], **keys)
+    observations, actions = [env.reset()], [env.sample() for _ in range(steps)]
+    observations += [env.step(action).obs_N for action in actions]
+    env.close()
+    return np.stack(observations), np.stack(actions)
+
+
+@pytest.mark.slow
+def test_go1_s_observation_is_that_of_mujoco_playground() -> None:
+    """Its columns: linear velocity, gyro, gravity (3 each), joint angles − default pose, joint velocities, action (12 each), command."""
+    state, action = go1_states(15, noise_level=0.0)
+    assert state.shape[-1] == 48
+    gravity, angle, velocity, last_action, command = np.split(state[..., 6:], [3, 15, 27, 39], axis=-1)
+    np.testing.assert_allclose(np.linalg.norm(gravity, axis=-1), 1.0, rtol=1e-5)
+    assert (gravity[0, :, 2] < -0.9).all(), "in the robot's frame; it begins upright"
+    np.testing.assert_allclose(angle[0], 0.0, atol=1e-5)
+    np.testing.assert_allclose(last_action[:2], 0.0)
+    np.testing.assert_allclose(last_action[2:], action[:-1], rtol=1e-6)  # the last before the step that the observation shows
+    limits = np.array([1.5, 0.8, 1.2])
+    assert (np.abs(command) <= limits + 1e-6).all()
+    assert np.abs(command).max() > 0.1
+    change = np.diff(angle, axis=0) / 0.02  # the time of a step
+    between = (velocity[1:] + velocity[:-1]) / 2
+    assert np.corrcoef(change.ravel(), between.ravel())[0, 1] > 0.8
+    wider, _ = go1_states(1, command_a0=15.0)
+    assert np.abs(wider[..., 45]).max() > 1.5
+    noisy, _ = go1_states(15)
+    assert 0.01 < np.abs(np.linalg.norm(noisy[..., 6:9], axis=-1) - 1).max() < 0.05 * 3**0.5

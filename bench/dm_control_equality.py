@@ -1,0 +1,135 @@
+"""Compare EnvPool's DeepMind Control envs with dm_control: `python -m bench.dm_control_equality PYTHON`.
+
+PYTHON: the interpreter of a virtual environment with dm_control (pip install dm_control, which needs mujoco 3). slm_lab steps each env with
+smooth random actions. dm_control then makes each step from the state that EnvPool's observation shows, and separately all steps from the
+first state. Prints the largest differences of observations and rewards, and after how many steps the second way differs by 0.001.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STEPS, SEED = 1_000, 1
+TASKS = {"CheetahRun-v1": ("cheetah", "run"), "WalkerWalk-v1": ("walker", "walk"), "CartpoleSwingup-v1": ("cartpole", "swingup")}
+
+
+def smooth_actions(size: int) -> np.ndarray:
+    """Return float64 [STEPS, size] between −1 and 1: sums of two sines with random frequencies and phases."""
+    rng = np.random.default_rng(SEED)
+    frequency, phase = rng.uniform(0.02, 0.2, (2, 1, size)), rng.uniform(0, 2 * np.pi, (2, 1, size))
+    return np.asarray(np.sin(np.arange(STEPS)[:, None] * frequency + phase).mean(0))
+
+
+def recorded(name: str) -> dict[str, np.ndarray]:
+    """Step an env of EnvPool through slm_lab; return actions, rewards, and each part of the observations, [STEPS + 1, …]."""
+    from slm_lab.env.make import choose_backend, find_target
+    from slm_lab.spec.models.env import EnvSpec
+
+    spec = EnvSpec(name=name, max_frame=1, num_envs=1)
+    target = find_target(spec, 1)
+    backend = choose_backend(spec, target)(target)
+    actions = smooth_actions(backend.action_space.shape[0])  # type: ignore[index]  # a Box
+    observations, rewards = [backend.reset([SEED])], []
+    for action in actions[:-1]:  # the last step would reset the env
+        raw = backend.step(action[None])
+        observations.append(raw.obs)
+        rewards.append(raw.reward_N[0])
+    backend.close()
+    parts = {key: np.stack([one[key][0] for one in observations]) for key in observations[0]}
+    return {"action": actions[:-1], "reward": np.array(rewards), **{f"obs_{key}": value for key, value in parts.items()}}
+
+
+def planar_angles(cos_sin: np.ndarray, physics: Any) -> list[float]:
+    """Return the hinge angles of walker from the (xx, xz) of its bodies, each relative to the body before it."""
+    angles = np.arctan2(cos_sin[1::2], cos_sin[::2])
+    parents = [None, 0, 1, 2, 0, 4, 5]  # torso, right thigh, leg, foot, left thigh, leg, foot
+    relative = [angle - (0.0 if parent is None else angles[parent]) for angle, parent in zip(angles, parents, strict=True)]
+    signs = physics.model.jnt_axis[2:, 1]
+    return [float((one + np.pi) % (2 * np.pi) - np.pi) * sign for one, sign in zip(relative, signs, strict=True)]
+
+
+def cheetah_state(obs: dict[str, np.ndarray], physics: Any) -> np.ndarray:
+    return np.concatenate([[0.0], obs["position"]])
+
+
+def walker_state(obs: dict[str, np.ndarray], physics: Any) -> np.ndarray:
+    offset = physics.model.body_pos[physics.model.name2id("torso", "body"), 2]
+    return np.array([obs["height"].item() - offset, 0.0, *planar_angles(obs["orientations"], physics)])
+
+
+def cartpole_state(obs: dict[str, np.ndarray], physics: Any) -> np.ndarray:
+    x, cos, sin = obs["position"]
+    return np.array([x, np.arctan2(sin, cos) * physics.model.jnt_axis[1, 1]])
+
+
+POSITIONS: dict[str, Callable[[dict[str, np.ndarray], Any], np.ndarray]] = {
+    "cheetah": cheetah_state,
+    "walker": walker_state,
+    "cartpole": cartpole_state,
+}
+"""Domain → function from an observation to qpos; the horizontal position, which no observation shows and no force depends on, is 0."""
+
+
+def compared(name: str, data: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Make the recorded steps in dm_control, each from the recorded state, then all from the first state."""
+    from dm_control import suite
+
+    domain, task = TASKS[name]
+    env = suite.load(domain, task)
+    parts = {key.removeprefix("obs_"): value for key, value in data.items() if key.startswith("obs_")}
+
+    def restore(step: int) -> None:
+        obs = {key: value[step] for key, value in parts.items()}
+        with env.physics.reset_context():
+            env.physics.data.qpos[:] = POSITIONS[domain](obs, env.physics)
+            env.physics.data.qvel[:] = obs["velocity"]
+
+    def difference(step: int, found: Any) -> float:
+        return max(float(np.abs(np.ravel(found.observation[key]) - np.ravel(value[step + 1])).max()) for key, value in parts.items())
+
+    result: dict[str, Any] = {}
+    for way, each in (("each step", True), ("all steps", False)):
+        env.reset()
+        restore(0)
+        steps = []
+        for step, action in enumerate(data["action"]):
+            if each and step:
+                restore(step)
+            found = env.step(action)
+            steps.append((difference(step, found), abs(found.reward - data["reward"][step]), found.reward))
+        obs, reward, theirs = np.array(steps).T
+        far = np.flatnonzero(obs > 1e-3)
+        result[way] = {
+            "largest difference of an observation": float(obs.max()),
+            "median": float(np.median(obs)),
+            "largest difference of a reward": float(reward.max()),
+            "steps until 0.001": int(far[0]) if len(far) else len(obs),
+            "returns": [float(data["reward"].sum()), float(theirs.sum())],
+        }
+    return result
+
+
+def main(python: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in TASKS:
+            file = Path(folder) / f"{name}.npz"
+            np.savez(file, **recorded(name))
+            done = subprocess.run([python, __file__, "--compare", name, str(file)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{python} failed:\n{done.stderr[-3000:]}")
+            sys.stdout.write(f"{name} {json.dumps(json.loads(done.stdout.splitlines()[-1]), indent=1)}\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--compare"]:
+        sys.stdout.write(json.dumps(compared(sys.argv[2], dict(np.load(sys.argv[3])))) + "\n")
+    else:
+        main(*sys.argv[1:])

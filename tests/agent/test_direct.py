@@ -296,7 +296,7 @@ def test_frozen_layers_and_hooks_take_a_graph(change: str) -> None:
         assert passes.get() is not None
 
 
-@pytest.mark.parametrize("keys", [{"shared": True}, {"hid_layers_activation": "elu"}, {"batch_norm": True}], ids=str)
+@pytest.mark.parametrize("keys", [{"shared": True}, {"hid_layers_activation": "silu"}, {"batch_norm": True}], ids=str)
 def test_other_nets_take_a_graph(keys: dict[str, Any]) -> None:
     net, *_ = build(**keys)
     assert net.direct.fast is None

@@ -61,7 +61,12 @@ def _sigmoid_backward(grad: np.ndarray, out: np.ndarray) -> None:
 
 
 def _elu(x: np.ndarray, out: np.ndarray) -> None:
-    np.copyto(x, np.expm1(np.minimum(x, 0.0)), where=x < 0)
+    torch.nn.functional.elu_(torch.from_numpy(x))  # numpy's expm1 takes ten times as long
+
+
+def _elu_backward(grad: np.ndarray, out: np.ndarray) -> None:
+    grad_out = torch.from_numpy(grad)
+    _aten.elu_backward.grad_input(grad_out, 1.0, 1.0, 1.0, True, torch.from_numpy(out), grad_input=grad_out)
 
 
 def _selu(x: np.ndarray, out: np.ndarray) -> None:
@@ -78,7 +83,7 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.Tanh: Activation(np.tanh, _tanh_backward),  # on the CPU, numpy takes a seventh of torch's time with AVX-512, half of it with AVX2
     nn.ReLU: Activation(_relu, _relu_backward),
     nn.Sigmoid: Activation(_sigmoid, _sigmoid_backward),
-    nn.ELU: Activation(_elu),
+    nn.ELU: Activation(_elu, _elu_backward),
     nn.SELU: Activation(_selu),
     nn.SiLU: Activation(_silu),
 }

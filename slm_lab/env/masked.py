@@ -1,6 +1,7 @@
-"""CartPole with hidden velocities, a partially observable env for recurrent policies: `slm_lab.env.masked:MaskedCartPole-v1`.
+"""CartPole and Pendulum with hidden velocities, partially observable envs for recurrent policies.
 
-A policy without memory observes one position and one angle, and cannot infer in which direction the pole falls.
+`slm_lab.env.masked:MaskedCartPole-v1`: a policy without memory observes one position and one angle, and cannot infer in which direction the
+pole falls. `slm_lab.env.masked:MaskedPendulum-v1`: it observes the angle, and cannot infer in which direction the pendulum swings.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
 POSITIONS = [0, 2]
 """Indices of cart position (m) and pole angle (rad) in CartPole's four observations."""
@@ -33,4 +35,21 @@ class MaskedCartPole(CartPoleEnv):
         return obs[POSITIONS], reward, terminated, truncated, info
 
 
+class MaskedPendulum(PendulumEnv):
+    """Pendulum with observations float32 [2]: cosine and sine of the angle. Dynamics and rewards are Pendulum-v1's."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[:2], info
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)  # type: ignore[no-untyped-call]  # Gymnasium leaves it untyped
+        return obs[:2], reward, terminated, truncated, info
+
+
+gym.register(id="MaskedPendulum-v1", entry_point=MaskedPendulum, max_episode_steps=200)
 gym.register(id="MaskedCartPole-v1", entry_point=MaskedCartPole, max_episode_steps=500, reward_threshold=475.0)

@@ -385,7 +385,7 @@ def test_rules_name_the_key() -> None:
     assert "no hidden states" in problems(sampling)["agent.net.name"]
     short = q_spec("DQN", burn_in=330)
     assert "a batch of 6 sequences of burn_in + seq_len = 334 transitions" in problems(short)["agent.memory.batch_size"]
-    soft = spec({"name": "SoftActorCritic"}, RNN, "Replay")
+    soft = spec({"name": "CrossQ"}, RNN, "Replay")
     assert "learns from single transitions" in problems(soft)["agent.net.name"]
 
 

@@ -46,7 +46,7 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
     if algorithm in OFFLINE:
         return memory == "Replay" and net != "RecurrentNet" and "Dueling" not in net
     if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "QRDQN", "C51", "SoftActorCritic", "CrossQ", "TQC", "TD3", "DDPG"):
-        fits = replays and (net != "RecurrentNet" or acts_on_values(algorithm))
+        fits = replays and (net != "RecurrentNet" or algorithm != "CrossQ")
     elif algorithm in ("PPO", "PPOSIL", "PQN"):
         fits = memory == "OnPolicyBatchReplay"
     else:

@@ -39,6 +39,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.memory": {"name": "OnPolicyBatchReplay"}}, "agent.memory.name"),
         (DQN | {"agent.memory.batch_size": 64, "agent.memory.max_size": 32}, "agent.memory.batch_size"),
         (DQN | {"agent.memory.batch_size": 200_000}, "agent.memory.batch_size"),
+        (SAC | {"agent.critic_net": {"type": "RecurrentNet"}}, "agent.critic_net.name"),
         (TQC | {"agent.algorithm.num_quantiles": 5, "agent.algorithm.dropped_quantiles": 5}, "agent.algorithm.dropped_quantiles"),
         (SIL | {"agent.memory.batch_size": 8, "agent.memory.max_size": 4}, "agent.memory.batch_size"),
         (SIL | {"agent.memory.sil_replay_name": "PrioritisedReplay"}, "agent.memory.sil_replay_name"),

@@ -16,13 +16,15 @@ from slm_lab.agent.algorithm.base import Algorithm, Part
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.q_nets import QCritics, SeparateCritics, build_critics
+from slm_lab.agent.net.q_nets import QCritics, RecurrentCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import ignore_float_errors
+from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.device import read, upload
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.replay.replay import Replay, Transitions
+from slm_lab.agent.replay.sequences import SequenceBatch, SequenceReplay
 from slm_lab.lib.records import Metrics
 from slm_lab.spec.models.algorithm import ReplayActorCriticSpec
 from slm_lab.spec.models.net import NetSpec
@@ -31,6 +33,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
 """Loss, entropy and gradient norm of an actor step."""
+
+
+AnyBatch = Transitions | SequenceBatch
+"""A batch of transitions; of sequences if the actor is recurrent."""
 
 
 class CriticPass(Protocol):
@@ -52,7 +58,8 @@ class ReplayActorCritic(Algorithm, ABC):
 
     spec: ReplayActorCriticSpec
     net: ActorCriticNet
-    memory: Replay
+    memory: Replay | SequenceReplay
+    """Stores sequences if the actor is recurrent."""
     trainer: Trainer
     """Trains the critics."""
     actor_trainer: Trainer
@@ -104,7 +111,7 @@ class ReplayActorCritic(Algorithm, ABC):
         self.actor_trainer.end_update()
         return self.metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
-    def _critic_step(self, batch: Transitions) -> Tensor:
+    def _critic_step(self, batch: AnyBatch) -> Tensor:
         """Take a gradient step on the critics. Return their outputs from before the step."""
         self.trainer.refresh()
         for net in self.targets():
@@ -119,15 +126,40 @@ class ReplayActorCritic(Algorithm, ABC):
         self.critic_steps += 1
         return q
 
+    def actor_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> Pass:
+        """Return the pass of the actor over the observations of a batch.
+
+        Args: net: another actor; None: the trained one. learn: False: over the next observations, without gradients. A recurrent net
+        starts from the stored state of the policy, and runs its own burn-in (Kapturowski et al. 2019, section 3).
+        """
+        net = self.net if net is None else net
+        if not isinstance(batch, SequenceBatch):
+            return net.forward_pass(batch.obs_B if learn else batch.next_obs_B, learn)
+        with torch.set_grad_enabled(learn):
+            return GraphPass(*map(batch.now if learn else batch.after, batch.unroll(net)))
+
+    def critic_inputs(self, critics: QCritics, batch: AnyBatch, after: bool = False, learn: bool = False) -> Tensor:
+        """Return what critics take as observations: those of a batch, or, if recurrent, features of the histories.
+
+        Recurrent critics do not run while the agent acts, so they start from a zero state, and only their burn-in fills it.
+        Args: after: whether for the next observations. learn: whether gradients are needed.
+        """
+        if not isinstance(critics, RecurrentCritics):
+            return batch.next_obs_B if after else batch.obs_B
+        assert isinstance(batch, SequenceBatch)
+        with torch.set_grad_enabled(learn):
+            features, _ = batch.unroll(critics, batch.state_MS.new_zeros(len(batch.state_MS), critics.state_size))
+        return (batch.after if after else batch.now)(features)
+
     @abstractmethod
-    def values_and_targets(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
+    def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, their outputs for the batch, [C, B] or [C, B, A], and the targets [B]."""
 
-    def td_target(self, batch: Transitions, next_value_B: Tensor) -> Tensor:
+    def td_target(self, batch: AnyBatch, next_value_B: Tensor) -> Tensor:
         """Return r + γ (1 − terminated) V(s') [B]; truncated episodes are bootstrapped."""
         return batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
 
-    def critic_loss(self, batch: Transitions, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
+    def critic_loss(self, batch: AnyBatch, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
         """Return Q(s, a) [C, B], the loss, and its gradient with respect to the critics' outputs.
 
         The loss is the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13).
@@ -139,7 +171,7 @@ class ReplayActorCritic(Algorithm, ABC):
         """Return the errors [B] that determine priorities."""
         return q_CB.amin(0) - target_B
 
-    def _actor_step(self, batch: Transitions, q: Tensor) -> ActorReport:
+    def _actor_step(self, batch: AnyBatch, q: Tensor) -> ActorReport:
         """Take a gradient step on the actor, given the result of `_critic_step`. Return the actor's loss, entropy and gradient norm."""
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
@@ -152,7 +184,7 @@ class ReplayActorCritic(Algorithm, ABC):
         return value, entropy if self.actor_trainer.deferred else entropy.item(), norm
 
     @abstractmethod
-    def actor_gradient(self, batch: Transitions, q: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient; return its loss and the policy's entropy. q: the critics' outputs from before their step."""
 
     def fresh_params(self) -> dict[str, FlatParams]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Part
-from slm_lab.agent.algorithm.replay_actor_critic import ActorReport, CriticPass, ReplayActorCritic
+from slm_lab.agent.algorithm.replay_actor_critic import ActorReport, AnyBatch, CriticPass, ReplayActorCritic
 from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.net.q_nets import QCritics, build_critics
 from slm_lab.agent.ops.arrays import like, tensor
@@ -22,7 +22,6 @@ from slm_lab.agent.ops.objective import REDUCTIONS, discrete_actor_loss, discret
 from slm_lab.agent.ops.targets import action_value, action_value_gradient
 from slm_lab.agent.optim.optimizers import build_optimizer, shared_statistics
 from slm_lab.agent.optim.trainer import Group
-from slm_lab.agent.replay.replay import Transitions
 from slm_lab.lib.records import ActionSpace, EnvInfo, Metrics
 from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
@@ -176,25 +175,26 @@ class SoftActorCritic(ReplayActorCritic):
     def build_critics(self, spec: NetSpec) -> QCritics:
         return build_critics(spec, self.info.observation, self.info.action, self.spec.spectral_norm)
 
-    def values_and_targets(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
+    def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
         outputs, q, next_value_B = (self._discrete_values if self.discrete else self._continuous_values)(batch)
         return outputs, q, self.td_target(batch, next_value_B)  # eq. 6
 
-    def _values(self, batch: Transitions, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
+    def _values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, and the critics' outputs for s and for s': [C, B] with actions, [C, B, A] without."""
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
-            outputs = self.critics.forward_pass(batch.obs_B, action_BD)
-            (next_q,) = self.target.net.forward_pass(batch.next_obs_B, next_action_BD, learn=False).values
+            target = self.target.net
+            outputs = self.critics.forward_pass(self.critic_inputs(self.critics, batch, learn=True), action_BD)
+            (next_q,) = target.forward_pass(self.critic_inputs(target, batch, after=True), next_action_BD, learn=False).values
             return outputs, outputs.values[0], next_q
         both_BD = None if action_BD is None or next_action_BD is None else torch.cat((action_BD, next_action_BD))
         outputs = self.critics.forward_pass(torch.cat((batch.obs_B, batch.next_obs_B)), both_BD)
         q, next_q = outputs.values[0].split(len(batch.obs_B), dim=1)
         return JointPass(outputs), q, next_q
 
-    def _continuous_values(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
+    def _continuous_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
-        next_action = self._sample(self.net.forward_pass(batch.next_obs_B, learn=False).values[0])
+        next_action = self._sample(self.actor_pass(batch, learn=False).values[0])
         outputs, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
         return outputs, q_CB, self._soft_value(next_q_CB, self.alpha * tensor(next_action.logp_B))
 
@@ -202,32 +202,33 @@ class SoftActorCritic(ReplayActorCritic):
         """Return V(s') [B], given α log π(a'|s') [B]."""
         return self.reduce(next_q_CB) - cost_B  # eq. 3
 
-    def _discrete_values(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
+    def _discrete_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
-        next_params_BA = tensor(self.net.forward_pass(batch.next_obs_B, learn=False).values[0])
+        next_params_BA = tensor(self.actor_pass(batch, learn=False).values[0])
         outputs, q_CBA, next_q_CBA = self._values(batch, None)
         return outputs, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), self.alpha)
 
-    def critic_loss(self, batch: Transitions, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
+    def critic_loss(self, batch: AnyBatch, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
         action_CB = batch.action_B.expand(len(q), -1) if self.discrete else None
         q_CB = q if action_CB is None else action_value(q, action_CB)
         compare = self.value_loss.symlog_with_gradient if self.spec.symlog else self.value_loss.with_gradient
         loss, grad_q_CB = compare(q_CB, target_B.expand_as(q_CB), len(target_B), batch.weight_B)
         return q_CB, loss, grad_q_CB if action_CB is None else action_value_gradient(q, action_CB, grad_q_CB)
 
-    def _actor_step(self, batch: Transitions, q: Tensor) -> ActorReport:
+    def _actor_step(self, batch: AnyBatch, q: Tensor) -> ActorReport:
         report = super()._actor_step(batch, q)
         self.temperature.step(report[1], self.clock.global_frame, self._entropy_scale(batch))
         return report
 
-    def actor_gradient(self, batch: Transitions, q: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
         return self._discrete_gradient(batch, q) if self.discrete else self._continuous_gradient(batch)
 
-    def _continuous_gradient(self, batch: Transitions) -> tuple[Tensor, Tensor]:
+    def _continuous_gradient(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of eq. 9; return the loss and the entropy."""
-        actor, B, alpha = self.net.forward_pass(batch.obs_B), len(batch.obs_B), self.alpha
+        actor, B, alpha = self.actor_pass(batch), len(batch.reward_B), self.alpha
         sample = self._sample(actor.values[0])
-        critics = self.critics.forward_pass(batch.obs_B, tensor(sample.action_BD), for_action_grad=True)
+        inputs_B = self.critic_inputs(self.critics, batch)
+        critics = self.critics.forward_pass(inputs_B, tensor(sample.action_BD), for_action_grad=True)
         (q_CB,) = critics.values
         grad_action_BD = critics.input_grad(reduction_gradient(self.reduce, q_CB).mul_(-1.0 / B))
         grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
@@ -237,18 +238,18 @@ class SoftActorCritic(ReplayActorCritic):
         entropy = -tensor(sample.logp_B).mean()
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
-    def _discrete_gradient(self, batch: Transitions, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
+    def _discrete_gradient(self, batch: AnyBatch, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.
 
         q_CBA are values from before the critics' step: another pass through the critics would take a fifth of the time of an update.
         """
-        actor, penalty = self.net.forward_pass(batch.obs_B), self.spec.entropy_penalty_coef
+        actor, penalty = self.actor_pass(batch), self.spec.entropy_penalty_coef
         found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
         self.mean_entropy = found.mean_entropy
         actor.backward(found.grad_params_BA, None)
         return found.loss, found.entropy
 
-    def _entropy_scale(self, batch: Transitions) -> Tensor | float:
+    def _entropy_scale(self, batch: AnyBatch) -> Tensor | float:
         """Return the mean of ln(number of valid actions) / ln|A|: the largest possible entropy with action masks, relative to that without.
 
         A target entropy in nats (`target_entropy`) is not scaled.

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from slm_lab.agent.algorithm.base import Part
-from slm_lab.agent.algorithm.replay_actor_critic import CriticPass, ReplayActorCritic
+from slm_lab.agent.algorithm.replay_actor_critic import AnyBatch, CriticPass, ReplayActorCritic
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.ops.arrays import like, tensor
 from slm_lab.agent.ops.distributions import Deterministic
 from slm_lab.agent.ops.targets import smoothed_action
-from slm_lab.agent.replay.replay import Transitions
 from slm_lab.spec.models.algorithm import TD3Spec
 
 
@@ -37,26 +36,28 @@ class TD3(ReplayActorCritic):
         self.actor_target = TargetNet(net, self.actor_trainer.flat, critic_spec, self.device)
         net.use_direct(self.actor_trainer.flat, data=True)
 
-    def values_and_targets(self, batch: Transitions) -> tuple[CriticPass, Tensor, Tensor]:
+    def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
         assert self.target is not None
         next_action_BD = self._target_action(batch)
-        outputs = self.critics.forward_pass(batch.obs_B, batch.action_B)
-        (next_q_CB,) = self.target.net.forward_pass(batch.next_obs_B, next_action_BD, learn=False).values
+        outputs = self.critics.forward_pass(self.critic_inputs(self.critics, batch, learn=True), batch.action_B)
+        target = self.target.net
+        (next_q_CB,) = target.forward_pass(self.critic_inputs(target, batch, after=True), next_action_BD, learn=False).values
         return outputs, outputs.values[0], self.td_target(batch, next_q_CB.amin(0))  # eq. 10
 
-    def _target_action(self, batch: Transitions) -> Tensor:
+    def _target_action(self, batch: AnyBatch) -> Tensor:
         """Return the target actor's actions in the next states [B, D], smoothed by clipped noise (section 5.3)."""
-        action_BD: Any = self.distribution.mode(self.actor_target.net.forward_pass(batch.next_obs_B, learn=False).values[0])
+        action_BD: Any = self.distribution.mode(self.actor_pass(batch, self.actor_target.net, learn=False).values[0])
         if self.spec.target_noise:
             noise_BD = self.spec.target_noise * self.noise(len(action_BD), action_BD)
             action_BD = smoothed_action(action_BD, noise_BD, self.spec.target_noise_clip)
         return tensor(action_BD)
 
-    def actor_gradient(self, batch: Transitions, q: Tensor) -> tuple[Tensor, Tensor]:
+    def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
         """Accumulate the deterministic policy gradient, ∇φ E[Q₁(s, πφ(s))] (Algorithm 1); return the loss and 0."""
-        actor, B = self.net.forward_pass(batch.obs_B), len(batch.obs_B)
+        actor, B = self.actor_pass(batch), len(batch.reward_B)
         action_BD: Any = self.distribution.mode(actor.values[0])
-        critic = self.critics.forward_pass(batch.obs_B, tensor(action_BD), for_action_grad=True, number=1)
+        inputs_B = self.critic_inputs(self.critics, batch)
+        critic = self.critics.forward_pass(inputs_B, tensor(action_BD), for_action_grad=True, number=1)
         (q_1B,) = critic.values
         grad_action_BD = critic.input_grad(torch.full_like(q_1B, -1.0 / B))
         actor.backward(self.distribution.gradient(action_BD, like(action_BD, grad_action_BD)), None)

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from slm_lab.agent.algorithm.replay_actor_critic import AnyBatch
 from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
 from slm_lab.agent.net.q_nets import QCritics, build_critics
 from slm_lab.agent.ops.objective import REDUCTIONS
 from slm_lab.agent.ops.quantiles import quantile_huber_loss
 from slm_lab.agent.ops.targets import truncated_mixture
-from slm_lab.agent.replay.replay import Transitions
 from slm_lab.spec.models.algorithm import TQCSpec
 from slm_lab.spec.models.net import NetSpec
 
@@ -34,10 +34,10 @@ class TQC(SoftActorCritic):
         """Return quantiles of the soft value of s' [B, K], without the greatest ones (eqs. 10 and 11)."""
         return truncated_mixture(next_q_CBM, self.spec.dropped_quantiles) - cost_B.unsqueeze(1)
 
-    def td_target(self, batch: Transitions, next_value_BK: Tensor) -> Tensor:
+    def td_target(self, batch: AnyBatch, next_value_BK: Tensor) -> Tensor:
         return super().td_target(batch, next_value_BK.T).T
 
-    def critic_loss(self, batch: Transitions, q_CBM: Tensor, target_BK: Tensor) -> tuple[Tensor, Any, Tensor]:
+    def critic_loss(self, batch: AnyBatch, q_CBM: Tensor, target_BK: Tensor) -> tuple[Tensor, Any, Tensor]:
         """Return the mean of the quantiles [C, B], the loss, and its gradient.
 
         The loss is the sum over the critics of the mean over transitions, quantiles and targets (eq. 12).

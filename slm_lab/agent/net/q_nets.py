@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,7 +125,8 @@ class QCritic(nn.Module):
     """One critic: a body and an output layer.
 
     Vector observations are concatenated with the action before the body. For images, the action is concatenated with the features after the
-    body, followed by one more hidden layer. For discrete actions, the critic has one output per action and no action input.
+    body, followed by one more hidden layer; so it is in a recurrent net, whose hidden state depends on observations alone. For discrete
+    actions, the critic has one output per action and no action input.
 
     Args: outputs: number of outputs for an action.
     """
@@ -132,7 +134,8 @@ class QCritic(nn.Module):
     def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, outputs: int = 1) -> None:
         super().__init__()
         init_fn, actions = getattr(spec, "init_fn", None), action.dim if action.kind == "continuous" else 0
-        self.action_after_body = bool(actions) and (obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3)
+        after = spec.recurrent or obs.dtype == "uint8" or isinstance(spec, ConvNetSpec) or len(obs.shape) == 3
+        self.action_after_body = bool(actions) and after
         if actions and not self.action_after_body:
             obs = ObservationSpace((torch.Size(obs.shape).numel() + actions,))
         self.body = build_body(spec, obs, "critic")
@@ -153,15 +156,21 @@ class QCritic(nn.Module):
 
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None) -> Tensor:
         """Return the outputs [B, O] for actions [B, D], or Q [B, A] of all discrete actions if action_B is None."""
-        if action_B is None:
-            return self.head(self.body(obs_B))
-        if not self.action_after_body:
+        if action_B is not None and not self.action_after_body:
             return self.head(self.body(_joined(obs_B, action_B)))
-        return self.head(self.body.matmul_mode.run(self.joint, torch.cat((self.body(obs_B), action_B), dim=1)))
+        return self.of_features(self.body(obs_B), action_B)
+
+    def of_features(self, features_BF: Tensor, action_B: Tensor | None) -> Tensor:
+        """Return what `forward` does, given the outputs of the body; not for vector observations with actions."""
+        if action_B is not None:
+            features_BF = self.body.matmul_mode.run(self.joint, torch.cat((features_BF, action_B), dim=1))
+        return self.head(features_BF)
 
     def chain(self) -> DirectChain | None:
         """Return the chain of the layers; None if a module is not supported."""
-        return None if self.action_after_body else DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.matmul_mode)
+        if self.action_after_body or isinstance(self.body, RecurrentBody):
+            return None
+        return DirectChain.from_modules([*chain(self.body.layers), self.head], self.body.matmul_mode)
 
 
 def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
@@ -225,6 +234,33 @@ class SeparateCritics(QCritics):
     def forward(self, obs_B: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
         """Return Q [C, B] of actions [B, D], or Q [C, B, A] of all discrete actions if action_B is None. See forward_pass for `number`."""
         q_CBO = torch.stack([critic(obs_B, action_B) for critic in self.critics[:number]])
+        return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
+
+
+class RecurrentCritics(SeparateCritics):
+    """C critics with a hidden state each. `unroll` maps observations to features of the history, which `forward` takes as observations."""
+
+    def __init__(self, critics: Sequence[QCritic]) -> None:
+        super().__init__(critics)
+        self._sizes = [critic.body.state_size for critic in critics]
+        self.state_size = sum(self._sizes)
+        """Size of the concatenated hidden states."""
+
+    @property
+    def _each(self) -> Sequence[Any]:
+        return list(self.critics)
+
+    def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the concatenated features of all critics [T, N, C × F], twice, and the state after the last step [N, S]."""
+        states = state_NS.split(self._sizes, dim=1)
+        found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._each, states, strict=True)]
+        features = torch.cat([features for features, _ in found], dim=2)
+        return features, features, torch.cat([state for _, state in found], dim=1)
+
+    def forward(self, features_BF: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
+        """Return the outputs of QCritics, given the features of `unroll` [B, C × F]."""
+        each = zip(self._each[:number], features_BF.chunk(len(self.critics), dim=1), strict=False)
+        q_CBO = torch.stack([critic.of_features(features, action_B) for critic, features in each])
         return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
 
@@ -308,6 +344,6 @@ def build_critics(
     layers = _chain(critics[0]) if type(spec) is MLPNetSpec and not spectral else []
     plain = layers and not critics[0].action_after_body and all(type(layer) in (nn.Linear, *ELEMENTWISE) for layer in layers)
     plain = plain and (spec.critic_optim_spec or spec.optim_spec).name not in SHAPED  # these optimizers need separate weight matrices
-    built = StackedCritics(critics) if plain else SeparateCritics(critics)
+    built = StackedCritics(critics) if plain else (RecurrentCritics if spec.recurrent else SeparateCritics)(critics)
     built.outputs = outputs
     return built

@@ -67,12 +67,22 @@ class SequenceBatch(NamedTuple):
         """Return the batch on `device`."""
         return self._replace(**(uploaded(self._asdict(), device) | {"burn_in_first_TM": self.burn_in_first_TM}))
 
-    def unroll(self, net: SequenceNet) -> tuple[Tensor, Tensor]:
+    @property
+    def obs_B(self) -> Tensor:
+        """Observations of the transitions [B, *shape]."""
+        return self.now(self.obs_PC.flatten(0, 1))
+
+    @property
+    def next_obs_B(self) -> Tensor:
+        """True next observations of the transitions [B, *shape]."""
+        return self.after(self.obs_PC.flatten(0, 1))
+
+    def unroll(self, net: SequenceNet, state_MS: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return a net's action outputs and values for all steps of all segments, [(P + 1) × C, …], to be passed to `now` and `after`.
 
-        The burn-in has no gradient.
+        The burn-in has no gradient. Args: state_MS: hidden state before the first step; None: the policy's when it acted.
         """
-        state_MS = self.state_MS
+        state_MS = self.state_MS if state_MS is None else state_MS
         if len(self.burn_in_obs_TM):
             with torch.no_grad():
                 *_, state_MS = net.unroll(self.burn_in_obs_TM, self.burn_in_first_TM, state_MS)

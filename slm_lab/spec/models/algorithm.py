@@ -525,6 +525,7 @@ class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     has_critic = True
     has_target = True
     own_critics = True
+    recurrent = True
     bounded_only = True
     batch_size = 256
     min_start = 1000
@@ -588,6 +589,7 @@ class CrossQSpec(SoftActorCriticSpec):
 
     class_path = "slm_lab.agent.algorithm.soft_actor_critic:SoftActorCritic"
     has_target = False
+    recurrent = False
 
     name: Literal["CrossQ"]  # type: ignore[assignment]  # narrower: the tag of the union
 

@@ -295,6 +295,9 @@ def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None
     if net.recurrent and not algorithm.recurrent:
         why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
         report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
+    if net is agent.critic_net and net.recurrent and algorithm.recurrent and agent.net is not None and not agent.net.recurrent:
+        why = f"needs a recurrent agent.net, whose sequences the critics learn from; agent.net is {agent.net.name}"
+        report.fail((*place, "name"), f"'{net.name}' {why}")
     if net.recurrent and net.dtype != "float32":
         report.fail((*place, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
     if net.images and net.input == "vector":

@@ -45,7 +45,7 @@ CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_schedul
 """Keys of agent.net for critics, which have no effect if there is an agent.critic_net."""
 ACTOR_KEYS = (
     "shared", "use_same_optim", "log_std_init", "actor_init_std", "actor_optim_spec", "actor_lr_scheduler_spec", "actor_arc",
-    "out_layer_activation", "gpu", "cuda_id", "tf32",
+    "out_layer_activation", "gpu", "cuda_id", "tf32", "seq_len",
 )  # fmt: skip
 """Keys that have no effect in agent.critic_net."""
 TUNED_ALPHA = ("alpha_lr", "target_entropy", "target_entropy_ratio", "entropy_anneal", "log_alpha_min", "log_alpha_max")

@@ -39,7 +39,6 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.memory": {"name": "OnPolicyBatchReplay"}}, "agent.memory.name"),
         (DQN | {"agent.memory.batch_size": 64, "agent.memory.max_size": 32}, "agent.memory.batch_size"),
         (DQN | {"agent.memory.batch_size": 200_000}, "agent.memory.batch_size"),
-        (SAC | {"agent.critic_net": {"type": "RecurrentNet"}}, "agent.critic_net.name"),
         (TQC | {"agent.algorithm.num_quantiles": 5, "agent.algorithm.dropped_quantiles": 5}, "agent.algorithm.dropped_quantiles"),
         (SIL | {"agent.memory.batch_size": 8, "agent.memory.max_size": 4}, "agent.memory.batch_size"),
         (SIL | {"agent.memory.sil_replay_name": "PrioritisedReplay"}, "agent.memory.sil_replay_name"),
@@ -61,7 +60,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
             "agent.memory.cross_entropy",
         ),
         # nets
-        (SAC | {"agent.net.type": "RecurrentNet"}, "agent.net.type"),
+        (SAC | {"agent.algorithm.name": "CrossQ", "agent.net.type": "RecurrentNet"}, "agent.net.type"),
         (DQN | {"agent.memory.burn_in": 2}, "agent.memory.burn_in"),
         (DQN | {"agent.memory": {"name": "PrioritizedReplay", "eta": 0.5}}, "agent.memory.eta"),
         ({"agent.net.type": "DuelingMLPNet"}, "agent.net.type"),

@@ -157,6 +157,17 @@ def flattened(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
+def test_resets_are_due_after_each_multiple() -> None:
+    """Four gradient steps per update, a reset each six: after 8, 12 and 20 steps."""
+    agent = built({**SAC, "training_iter": 4, "reset_frequency": 6}, MLP, CONTINUOUS)
+    found: list[int] = []
+    agent.algorithm.reset = lambda: found.append(agent.clock.opt_step)
+    env = ToyEnv(info(3, CONTINUOUS), 4)
+    drive(agent, env, 4 + 4)
+    assert agent.clock.opt_step == 20
+    assert found == [8, 12, 20]
+
+
 @pytest.mark.parametrize(("algorithm", "action"), [(SAC, CONTINUOUS), (DQN, DISCRETE)], ids=lambda value: str(value)[:25])
 def test_what_a_reset_does(algorithm: dict[str, Any], action: ActionSpace) -> None:
     agent = built(algorithm, {**MLP, "update_type": "polyak"}, action)

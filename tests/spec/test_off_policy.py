@@ -182,6 +182,7 @@ def test_keys_of_self_imitation_are_kept_for_it(specs: Specs) -> None:
         "use_cer": False,
         "burn_in": None,
         "on_device": False,
+        "demonstration_fraction": None,
     }  # type: ignore[union-attr]
     spec = specs.load(SIL | {"agent.memory.beta": 0.5})
     assert spec.agent.memory.sil_replay.beta == 0.5  # type: ignore[union-attr]

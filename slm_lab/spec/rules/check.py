@@ -260,7 +260,11 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
         if isinstance(algorithm, EPOCHS):
             why = "learns from rollouts of time_horizon steps"
         else:
-            why = "learns on-policy" if algorithm.on_policy else "learns from a replay buffer"
+            why = (
+                "learns on-policy"
+                if algorithm.on_policy
+                else f"learns from {'recorded episodes' if algorithm.offline else 'a replay buffer'}"
+            )
         report.fail((*place, "name"), f"must be {allowed} ({algorithm.name} {why}), not '{memory.name}'")
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
     if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:

@@ -98,6 +98,16 @@ def test_a_recorded_termination_stays_if_the_env_does_not_say_otherwise() -> Non
     assert {terminated for at, _, _, terminated in rows if at < 2.0} == {0.0}
 
 
+def test_a_termination_of_the_env_replaces_the_recorded_one() -> None:
+    """The last step was terminated, for the real goal; with another goal the steps that reach it are."""
+    found = memory(batch_size=500, goal_strategy="episode")
+    found.goal_reward = lambda achieved, desired: ((achieved == desired)[:, 0] - 1.0, (achieved == desired)[:, 0])
+    walk(found, 3, terminated=True)
+    rows = goals(found)
+    assert {(reward, terminated) for at, goal, reward, terminated in rows if at + 1 == goal} == {(0.0, 1.0)}
+    assert {(reward, terminated) for at, goal, reward, terminated in rows if at + 1 != goal} == {(-1.0, 0.0)}
+
+
 def test_reward_and_termination_of_the_env_itself() -> None:
     """Two bits by hand: the goal 01 is reached by one transition, 11 by none."""
     reward = goal_reward(EnvSpec(name=BITS, max_frame=1, n=2, reward_scale=2.0), None)

@@ -49,6 +49,7 @@ from slm_lab.env.outcome import (
 from slm_lab.env.single import SingleEnv
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
 from slm_lab.env.spaces import leaves
+from slm_lab.env.wrappers import WrapperError
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.process import (
     THREAD_LIMITS,
@@ -319,11 +320,17 @@ def _worker(
 
 
 def _rebuilt(make: SingleEnv, curriculum: Curriculum, values: Values, old: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Close an env and return a new one with other values of scheduled keys. Raises WrapperError if its spaces are others."""
+    """Close an env and return a new one with other values of scheduled keys. Raises InvalidOutcome if its spaces are others."""
     observation, action = old.observation_space, old.action_space
-    old.close()
+    try:
+        old.close()
+    except Exception as error:
+        notice(closing_failed(error))
     env = make.with_values(curriculum, values)()
-    check_spaces(env, observation, action, values)
+    try:
+        check_spaces(env, observation, action, values)
+    except WrapperError as error:
+        raise InvalidOutcome("env.{}: {}".format(*error.args)) from None
     return env
 
 

@@ -180,7 +180,8 @@ class WeightSubscriber:
             if weights.pull():
                 (explore_var, uniform, frame), statistics = weights.acting_state[:3].tolist(), weights.acting_state[3:]
                 for env in self.envs:
-                    env.follow(int(frame))
+                    if env.curriculum is not None:  # another policy may be behind
+                        env.follow(max(env.curriculum.frame, int(frame)))
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
                 if len(statistics) and statistics[0] > self.seen:  # another policy's statistics may be older
                     self.seen = float(statistics[0])

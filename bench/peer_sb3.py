@@ -68,7 +68,7 @@ def make_env(spec: dict[str, Any]) -> VecEnv:
 
 
 def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """DQN (64 × 64 relu), SAC (256 × 256 relu), TD3 with the spec's nets (relu), and SBX's CrossQ with its default nets."""
+    """DQN and QR-DQN (64 × 64 relu), SAC (256 × 256 relu), TD3 with the spec's nets (relu), and SBX's CrossQ with its default nets."""
     algorithm, net, memory = spec["agent"]["algorithm"], spec["agent"]["net"], spec["agent"]["memory"]
     common: dict[str, Any] = {
         "policy": "MlpPolicy",
@@ -101,7 +101,12 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
         )
     if library.__name__ != "sbx":  # it does not clip
         common["max_grad_norm"] = net["clip_grad_val"]
-    return library.DQN(
+    kind = library.DQN
+    if algorithm["name"] == "QRDQN":
+        from sb3_contrib import QRDQN as kind
+
+        common["policy_kwargs"] = {"n_quantiles": algorithm["num_quantiles"], "net_arch": widths(net)}
+    return kind(
         target_update_interval=net["update_frequency"],
         exploration_fraction=explore["end_step"] / spec["env"]["max_frame"],
         exploration_final_eps=explore["end_val"],

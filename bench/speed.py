@@ -41,6 +41,8 @@ SB3 = Peer("Stable-Baselines3", "sb3", "peer_sb3.py", ("stable-baselines3==2.9.2
 CONTRIB = Peer(
     "MaskablePPO", "contrib", "peer_sb3.py", ("sb3-contrib==2.9.2", "stable-baselines3==2.9.2", "torch==2.13.0", GYMNASIUM, *ATARI)
 )
+QRDQN = Peer("QRDQN of sb3-contrib", CONTRIB.folder, CONTRIB.script, CONTRIB.packages)
+OURS = Peer("slm_lab's DQN", "", "ours.py", ())
 SBX = Peer("SBX", "sbx", "peer_sb3.py", ("sbx-rl==0.28.0", "torch==2.13.0", GYMNASIUM), constrained=False)
 RLLIB = Peer("RLlib", "rllib", "peer_rllib.py", ("ray[rllib]==2.60.0", "torch==2.13.0"), constrained=False)
 RL_GAMES = Peer(
@@ -93,6 +95,8 @@ CASES = {
     "ppo_hopper_arc": Case("PPO Hopper-v5 as SLM Lab publishes it: 256 × 256 tanh, 16 envs × 256 steps, minibatch 64, 10 epochs", (SB3,)),
     "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), one_core=False, threads=2),
     "dqn_cartpole": Case("DQN CartPole-v1, 1 env, batch 64, one update per step", (SB3, SBX)),
+    "qrdqn_cartpole": Case("QR-DQN CartPole-v1, 200 quantiles, 1 env, batch 64, one update per step", (QRDQN,)),
+    "pqn_cartpole": Case("PQN CartPole-v1, 32 envs × 32 steps, beside DQN", (OURS,), peer_case="dqn_cartpole"),
     "sac_halfcheetah": Case("SAC HalfCheetah-v5, 1 env, batch 256, 256 × 256, one update per step", (SB3, SBX)),
     "td3_halfcheetah": Case("TD3 HalfCheetah-v5, 1 env, batch 256, 256 × 256, one update per step, policy delay 2", (SB3,)),
     "sac_halfcheetah_bfloat16": Case(
@@ -148,7 +152,10 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     spec = case.spec or name
     sides = {"slm_lab": [sys.executable, "-m", "bench.ours", spec, "", threads if case.threads > 1 else "", case.cluster_cores]}
     for peer in case.peers:
-        sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or spec, threads]
+        if peer is OURS:
+            sides[peer.name] = [sys.executable, "-m", "bench.ours", case.peer_case or spec]
+        else:
+            sides[peer.name] = [str(peer_python(peer)), f"bench/{peer.script}", case.peer_case or spec, threads]
     if case.env_alone:
         sides[ENV_ALONE] = [sys.executable, "-m", "bench.env_alone", spec, threads]
     fps: dict[str, list[float]] = {side: [] for side in sides}

@@ -49,7 +49,7 @@ from slm_lab.env.outcome import (
 from slm_lab.env.single import SingleEnv
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
 from slm_lab.env.spaces import leaves
-from slm_lab.env.wrappers import WrapperError
+from slm_lab.env.arguments import WrapperError
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.process import (
     THREAD_LIMITS,

@@ -32,6 +32,7 @@ def trained(name: str, action: ActionSpace = CONTINUOUS, **keys: Any) -> tuple[A
         target.flat.param.add_(0.3 * torch.randn_like(target.flat.param))
     batch = algorithm.memory.sample()
     assert isinstance(batch, SequenceBatch)
+    assert batch.state_MS.any(), "also while actions are random"
     assert batch.starts_episode_C.any()
     assert not batch.starts_episode_C.all()
     return algorithm, batch

@@ -24,7 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate, iterate
 
-from slm_lab.env.arguments import accepted_arguments, env_creator
+from slm_lab.env.arguments import WrapperError, accepted_arguments, env_creator
 from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.curriculum import Curriculum, Values, check_spaces, set_attributes
 from slm_lab.env.mask_from_info import check_masks, check_vector_masks
@@ -49,7 +49,6 @@ from slm_lab.env.outcome import (
 from slm_lab.env.single import SingleEnv
 from slm_lab.env.snapshot import NotSavable, env_state, load_env_state, seed_spaces
 from slm_lab.env.spaces import leaves
-from slm_lab.env.arguments import WrapperError
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.process import (
     THREAD_LIMITS,

@@ -60,7 +60,9 @@ GLOBAL = [(path, name) for path, name in BENCHMARKS if path.parent.name == "a3c"
 """Those of Sessions that train one net, with budgets of their own."""
 SAMPLED = [(path, name) for path, name in BENCHMARKS if path.parent.name == "appo"]
 """Those with rollout workers."""
-FEW_FRAMES = [(path, name) for path, name in BENCHMARKS if path.parent.name == "simba"]
+FEW_FRAMES = [
+    (path, name) for path, name in BENCHMARKS if path.parent.name == "simba" or "masked_pendulum" in name or name == "td3_halfcheetah"
+]
 """Those with fewer frames than the published budgets: they learn more from each."""
 OWN = [(path, name) for path, name in BENCHMARKS if path.parent.name in ("bc", "iql", "rlpd", "her")]
 """Those that learn from recorded episodes or for other goals, with budgets of their own."""

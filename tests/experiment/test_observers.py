@@ -75,7 +75,8 @@ def test_current_return_is_of_the_last_20_th_or_20_episodes_but_of_none_older_th
     # an episode per frame, whose return is its frame: the last 5 % of 1,000 frames
     late = rows_of(1000, 1, 1000, *map(float, range(1, 1001)))[0]
     assert (late["current_return"], late["current_epi"]) == (np.mean(range(951, 1001)), 50)
-    assert late["current_return_se"] == pytest.approx(np.std(range(951, 1001), ddof=1) / 50**0.5)
+    expected = CurrentReturn.of_training(np.arange(951.0, 1001.0))
+    assert late["current_return_se"] == pytest.approx(expected.error if expected else None)
     # the last 20, of which the last 5 % has 10
     assert rows_of(200, 1, 200, *map(float, range(1, 201)))[0]["current_return"] == np.mean(range(181, 201))
     # a fifth of 50 frames has 10
@@ -84,7 +85,7 @@ def test_current_return_is_of_the_last_20_th_or_20_episodes_but_of_none_older_th
     window = EpisodeWindow()
     for frame in (1000, 2000):
         window.record(list(range(30)), frame)
-    assert [window.current(frame) for frame in (2000, 2400)] == [CurrentReturn.of(range(30))] * 2
+    assert [window.current(frame) for frame in (2000, 2400)] == [CurrentReturn.of_training(np.arange(30.0))] * 2
     assert window.current(2500) is None
     # at most 100
     assert rows_of(3000, 1, 3000, *map(float, range(1, 3001)))[0]["current_epi"] == 100

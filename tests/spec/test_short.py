@@ -17,7 +17,8 @@ LEARNING = [name for name, model in ALGORITHMS.items() if model.learns]
 
 
 def short(name: str, max_frame: int = 100_000, **more: Any) -> dict[str, Any]:
-    return {"agent": {"algorithm": {"name": name, **more}}, "env": {"name": "CartPole-v1", "max_frame": max_frame}}
+    body = {"agent": {"algorithm": {"name": name, **more}}, "env": {"name": "CartPole-v1", "max_frame": max_frame}}
+    return body | ({"meta": {"demonstrations": "episodes.npz"}} if ALGORITHMS[name].offline else {})
 
 
 @pytest.mark.parametrize("images", [False, True])

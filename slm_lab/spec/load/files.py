@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.spec.compat.migrate import migrate
-from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Problem, Report, SpecError, nearest, show, show_path, value_at
+from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Problem, Report, SpecError, closest, show, show_path, value_at
 
 SPEC_FOLDER = Path(__file__).parent.parent
 _NO_SPECS = ("spec.schema.json", "known_envs.json", "envpool_envs.json", "torch_names.json")
@@ -71,8 +71,10 @@ def find_spec_file(path: str | Path) -> Path:
     except (OSError, ValueError) as error:  # a path too long, or with a null character
         raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
-    known = [*_files_beside(given), *(file.name for file in shipped_spec_files())]
-    raise SpecError(str(path), [Problem("", reason + nearest(given.name, known))])
+    # without suffixes: an equal one would make different names similar
+    known = {Path(name).stem: name for name in (*(file.name for file in shipped_spec_files()), *_files_beside(given))}
+    near = closest(given.stem, known)
+    raise SpecError(str(path), [Problem("", reason + ("" if near is None else f"; did you mean '{known[near]}'?"))])
 
 
 def _files_beside(path: Path) -> list[str]:

@@ -36,7 +36,7 @@ DIAGNOSTICS = {
     "bounds_loss": "mean square of the actions' means outside ±1.1, before it is multiplied by `bounds_loss_coef`",
     "td_error": "mean absolute temporal-difference error, |y − Q(s, a)|",
     "q_mean": "mean of Q(s, a) over the batch; a value far above the returns means overestimation",
-    "critic_loss": "sum of the losses of both critics",
+    "critic_loss": "sum of the losses of all critics",
     "actor_loss": "loss of the actor",
     "alpha": "temperature α",
 }

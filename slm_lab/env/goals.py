@@ -53,10 +53,18 @@ def goal_reward(spec: EnvSpec, threshold: float | None) -> GoalReward:
         reward_K = np.asarray(env.compute_reward(achieved_KG, desired_KG, {}), np.float64)
         if reward_K.shape != (len(achieved_KG),):
             raise ValueError(f"{spec.name}: compute_reward returned {list(reward_K.shape)} for a batch of {len(achieved_KG)} goals")
-        terminated_K = None if ends is None else np.broadcast_to(np.asarray(ends(achieved_KG, desired_KG, {}), np.bool_), reward_K.shape)
+        terminated_K = None if ends is None else _terminations(ends, achieved_KG, desired_KG)
         return GoalOutcome(rewards(reward_K), terminated_K)
 
     return by_env
+
+
+def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
+    """Return the result of `compute_terminated` for a batch, bool [K]; the mazes of Gymnasium-Robotics take a single goal."""
+    found = np.asarray(ends(achieved_KG, desired_KG, {}), np.bool_)
+    if found.shape == (len(achieved_KG),):
+        return found
+    return np.array([bool(ends(one, goal, {})) for one, goal in zip(achieved_KG, desired_KG, strict=True)], np.bool_)
 
 
 def _single(spec: EnvSpec) -> Any:

@@ -217,8 +217,6 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
         assert self._followed is not None
         assert self.wanted_values is not None
         (make, curriculum), values = self._followed, self.wanted_values
-        if seed is not None:
-            curriculum.seeds[0] = seed
         self.wanted_values = None
         if any(values[key] != curriculum.held[0][key] for key in curriculum.arguments):
             self.env = _rebuilt(make, curriculum, values, self.env)
@@ -229,6 +227,8 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
         return seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None and self._followed is not None:
+            self._followed[1].seeds[0] = seed
         if self.wanted_values is not None:
             seed = self._begin(seed)
         if seed is not None:

@@ -12,7 +12,7 @@ import torch
 import slm_lab
 from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.env.bit_flip import BitFlip
-from slm_lab.env.goals import goal_reward
+from slm_lab.env.goals import _terminations, goal_reward
 from slm_lab.env.make import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
@@ -242,3 +242,13 @@ def test_dqn_reaches_goals_of_12_bits_with_hindsight_and_none_without() -> None:
         scores[name] = rows[-1]["total_reward"]
     assert scores["HindsightReplay"] > -8.0
     assert scores["Replay"] < -11.5
+
+
+def test_terminations_of_an_env_that_takes_a_single_goal() -> None:
+    """The mazes of Gymnasium-Robotics return one bool, also for a batch."""
+
+    def ends(achieved: np.ndarray, desired: np.ndarray, info: dict[str, Any]) -> bool:
+        return bool(np.linalg.norm(achieved - desired) <= 0.5)
+
+    achieved = np.array([[0.0, 0.0], [3.0, 0.0], [1.0, 0.4]])
+    np.testing.assert_array_equal(_terminations(ends, achieved, np.array([[0.0, 0.0], [0.0, 0.0], [1.0, 0.0]])), [True, False, True])

@@ -200,3 +200,19 @@ def test_gymnasiums_own_envs() -> None:
     episodes(env, 120)
     assert [one.unwrapped.gravity for one in env._backend._envs] == [1.0] * 4  # type: ignore[attr-defined]
     env.close()
+
+
+def test_envs_in_processes_are_rebuilt_with_the_seeds_of_those_in_this_process() -> None:
+    def observations(backend: str) -> np.ndarray:
+        keys = {"backend": backend, "max_t": 3, "schedule": {"sutton_barto_reward": [[0, False], [4, True]]}}
+        env = make_env(EnvSpec.model_validate({"name": "CartPole-v1", "max_frame": 100, **keys}), 7, num_envs=2)
+        found = [env.reset()]
+        for step in range(8):
+            env.follow(2 * step)
+            found.append(env.step(np.zeros(2, np.int64)).obs_N.copy())
+        env.close()
+        return np.array(found)
+
+    parallel = observations("async")
+    np.testing.assert_array_equal(parallel, observations("sync"))
+    assert not np.array_equal(parallel[-1][0], parallel[-1][1])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -16,17 +13,6 @@ from slm_lab.env.render import rendered
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
 from tests.env.test_step import build
-
-
-@pytest.fixture(scope="module", autouse=True)
-def registry() -> Iterator[None]:
-    """Remove the registrations of the packages afterwards: gymnasium-robotics registers the old ids of MuJoCo's envs again."""
-    before = dict(gym.registry)
-    yield
-    gym.registry.clear()
-    gym.registry.update(before)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "gymnasium_robotics"]:
-        del sys.modules[name]
 
 
 @pytest.mark.parametrize(

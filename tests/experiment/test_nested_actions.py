@@ -29,6 +29,7 @@ ENV = "tests.env.hybrid:Hybrid-v0"
 WORKERS = {"async_rl": False, "num_workers": 1, "num_envs_per_worker": 2, "serial_mode": True}
 
 
+@pytest.mark.slow
 class TestPPOWithHybridActions(SpecContract):
     def spec(self) -> Any:
         return small("PPO", ENV, 1200, algorithm={"time_horizon": 64, "minibatch_size": 32}, env={"mask": True})
@@ -99,7 +100,7 @@ def test_every_policy_gradient_trains(name: str, net: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("net", "algorithm", "format"),
     [
-        (NET | {"log_std_init": -0.5}, PPO, "onnx"),
+        pytest.param(NET | {"log_std_init": -0.5}, PPO, "onnx", marks=pytest.mark.slow),
         pytest.param(RNN, PPO | {"action_pdtype": "NormalTanh"}, "torch", marks=pytest.mark.slow),
     ],
     ids=["MLP", "RNN"],

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import pytest
 
 from slm_lab.spec.load.loader import load_spec
@@ -21,6 +22,15 @@ PPO: dict[str, Any] = {
     "env": {"name": "CartPole-v1", "num_envs": 4, "max_frame": 1000},
     "meta": {"max_session": 2},
 }
+
+
+_REGISTERED = dict(gym.registry)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gymnasium_ids() -> None:
+    """Restore Gymnasium's own registrations: an import of gymnasium-robotics by another test replaces the old ids of MuJoCo."""
+    gym.registry.update(_REGISTERED)
 
 
 def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

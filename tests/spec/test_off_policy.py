@@ -39,9 +39,12 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.memory": {"name": "OnPolicyBatchReplay"}}, "agent.memory.name"),
         (DQN | {"agent.memory.batch_size": 64, "agent.memory.max_size": 32}, "agent.memory.batch_size"),
         (DQN | {"agent.memory.batch_size": 200_000}, "agent.memory.batch_size"),
+        (TQC | {"agent.algorithm.num_quantiles": 1, "agent.algorithm.dropped_quantiles": 0}, "agent.algorithm.num_quantiles"),
         (TQC | {"agent.algorithm.num_quantiles": 5, "agent.algorithm.dropped_quantiles": 5}, "agent.algorithm.dropped_quantiles"),
         (SIL | {"agent.memory.batch_size": 8, "agent.memory.max_size": 4}, "agent.memory.batch_size"),
         (SIL | {"agent.memory.sil_replay_name": "PrioritisedReplay"}, "agent.memory.sil_replay_name"),
+        (DQN | {"agent.memory.name": "HindsightReplay", "agent.algorithm.num_step_returns": 3}, "agent.algorithm.num_step_returns"),
+        (DQN | {"meta.demonstrations": "episodes.npz", "agent.algorithm.num_step_returns": 3}, "agent.algorithm.num_step_returns"),
         (DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": 1.4}}, "agent.memory.beta"),
         (DQN | {"agent.memory": {"name": "PrioritizedReplay", "beta": FALLING}}, "agent.memory.beta.end_step"),
         (

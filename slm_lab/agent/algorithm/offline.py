@@ -34,7 +34,8 @@ class OfflineAlgorithm(Algorithm):
     trainer: Trainer
 
     def build(self) -> None:
-        if isinstance(self.distribution, NormalTanh) and not isinstance(self.distribution, SquashedNormal):
+        normal = self.distribution.normal
+        if isinstance(normal, NormalTanh) and not isinstance(normal, SquashedNormal):
             message = f"'NormalTanh' learns from samples before tanh, which recorded actions are not; allowed for {self.spec.name}: default"
             raise SpecError("agent", [Problem("agent.algorithm.action_pdtype", message)])
         self.net.use_direct(self.trainer.flat)
@@ -65,7 +66,10 @@ class OfflineAlgorithm(Algorithm):
             rows = (batch.action_B, batch.logp_B, weight_B, actor.values[1])
             terms, grads, grad_log_std_D = self._closed_form(actor.values, *rows, Coefs(0.0, entropy_coef))
             if grad_log_std_D is not None:
-                add_gradient(self.distribution.log_std, torch.from_numpy(grad_log_std_D))  # type: ignore[attr-defined]  # a Normal
+                normal = self.distribution.normal
+                assert normal is not None
+                assert normal.log_std is not None
+                add_gradient(normal.log_std, torch.from_numpy(grad_log_std_D))
         actor.backward(grads[0], None)
         return terms
 

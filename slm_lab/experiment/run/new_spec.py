@@ -348,10 +348,18 @@ def _supported_keys(name: str) -> list[str] | None:
 
 
 def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
-    """Raise UserError if the algorithm cannot act in the env."""
+    """Raise UserError if the algorithm cannot act in the env, or needs what a new spec does not name."""
+    memory = template.agent.get("memory") or {}
+    if template.model.offline or "demonstration_fraction" in memory:
+        raise UserError(
+            f"--like {template.source}: it learns from recorded episodes, which a new spec does not name; see docs/demonstrations.md"
+        )
+    if memory.get("name") == "HindsightReplay" and info.observation.goals is None:
+        needs = "observations with achieved_goal and desired_goal"
+        raise UserError(f"--like {template.source}: HindsightReplay needs {needs}, which {env} does not have")
     if fits(template.model, info.action):
         return
-    fitting = [name for name, model in ALGORITHMS.items() if model.learns and fits(model, info.action)]
+    fitting = [name for name, model in ALGORITHMS.items() if model.learns and not model.offline and fits(model, info.action)]
     kind, which = info.action.kind.replace("_", "-"), template.agent["algorithm"]["name"]
     bounds = "" if info.action.bounded or info.action.kind != "continuous" else " without bounds"
     raise UserError(

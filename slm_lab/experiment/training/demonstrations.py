@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -61,10 +60,18 @@ def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file["header"]))
             data = Demonstrations(*(file[name] for name in _ARRAYS))
-    except (zipfile.BadZipFile, KeyError, EOFError, TypeError, ValueError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # damaged bytes raise errors of many kinds
         raise ValueError(f"{path} is damaged, or is no data set of enjoy --record ({error})") from None
+    if not isinstance(header, dict) or not {"version", "env", "spaces"} <= header.keys():
+        raise ValueError(f"{path} is damaged: its header lacks version, env or spaces")
     if header.get("version") != VERSION:
         raise ValueError(f"{path} has version {header.get('version')} of the format; this slm_lab reads {VERSION}")
+    rows = (data.obs_K, data.action_K, data.terminated_K, data.truncated_K)
+    flags = {data.terminated_K.dtype, data.truncated_K.dtype}
+    if not data.last_obs_E.ndim or any(item.shape[:1] != data.reward_K.shape for item in rows) or flags != {np.dtype(np.bool_)}:
+        raise ValueError(f"{path} is damaged: its arrays have different lengths, or other types than those of enjoy --record")
     if len(data.end_E) != len(data.last_obs_E) or not len(data) or data.end_E[-1] != len(data) - 1:
         raise ValueError(f"{path} is damaged: its episodes are not complete")
     return data, header

@@ -34,6 +34,8 @@ def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, 
         raise ValueError(f"{where} needs the package minari: pip install 'slm-lab[minari]'") from None
     data = _open(minari, where)
     observation, action = data.observation_space, data.action_space
+    if isinstance(action, spaces.Dict | spaces.Tuple):
+        raise ValueError(f"{where} has actions {action}; allowed: Discrete, Box, MultiDiscrete, MultiBinary")
     known = None if data.env_spec is None else data.env_spec.id
     header = {"env": known, "spaces": {"observation": space_to_dict(observation), "action": space_to_dict(action)}}
     assert info.spaces is not None

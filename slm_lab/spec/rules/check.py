@@ -85,7 +85,9 @@ def _algorithm(spec: Spec, report: Report) -> None:
         report.fail(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
-    if isinstance(algorithm, TQCSpec) and algorithm.dropped_quantiles >= algorithm.num_quantiles:
+    if isinstance(algorithm, TQCSpec) and algorithm.num_quantiles < 2:
+        report.fail((*ALGORITHM, "num_quantiles"), f"must be at least 2, not {algorithm.num_quantiles}")
+    elif isinstance(algorithm, TQCSpec) and algorithm.dropped_quantiles >= algorithm.num_quantiles:
         why = f"must be below num_quantiles ({algorithm.num_quantiles}), not {algorithm.dropped_quantiles}"
         report.fail((*ALGORITHM, "dropped_quantiles"), why)
     if algorithm.soft and algorithm.action_policy not in ("default", "random"):
@@ -408,9 +410,19 @@ def _env(spec: Spec, report: Report) -> None:
 def _goals(spec: Spec, report: Report) -> None:
     """Reject normalisers that change goals or rewards over time, so that those of other goals cannot be computed later."""
     if isinstance(spec.agent.memory, HindsightReplaySpec):
+        _one_step_returns(spec, "HindsightReplay, which changes the rewards of single transitions", report)
+        if spec.env.schedule and spec.agent.memory.goal_threshold is None:
+            why = "cannot be combined with HindsightReplay without goal_threshold: the env's compute_reward does not know scheduled values"
+            report.fail(("env", "schedule"), why)
         for key in ("normalize_obs", "clip_obs", "normalize_reward"):
             if getattr(spec.env, key):
                 report.fail(("env", key), "cannot be combined with HindsightReplay, which computes the rewards of stored goals")
+
+
+def _one_step_returns(spec: Spec, what: str, report: Report) -> None:
+    """Reject n-step returns in combination with `what`."""
+    if not spec.agent.algorithm.on_policy and getattr(spec.agent.algorithm, "num_step_returns", 1) > 1:
+        report.fail((*ALGORITHM, "num_step_returns"), f"must be 1 with {what}")
 
 
 def _demonstrations(spec: Spec, report: Report) -> None:
@@ -439,6 +451,7 @@ def _demonstrations(spec: Spec, report: Report) -> None:
 def _with_own_steps(spec: Spec, report: Report) -> None:
     """Check that batches can contain demonstrations and the agent's own steps."""
     memory, net = spec.agent.memory, spec.agent.net
+    _one_step_returns(spec, "meta.demonstrations, whose transitions are single", report)
     if not isinstance(memory, ReplaySpec):
         why = "with meta.demonstrations (batches from two buffers have no common priorities or goals)"
         report.fail(("agent", "memory", "name"), f"must be 'Replay' {why}, not '{memory.name}'")

@@ -140,7 +140,7 @@ def _equations(names: list[str]) -> Iterator[str]:
     """Yield the quoted paragraphs, each group with a link to its code."""
     if not names:
         return
-    yield from ("## Equations", "", "The notation is that of [Equations](equations.md), which has all formulas.", "")
+    yield from ("## Equations", "", "[Equations](equations.md) explains the notation and has the formulas of all algorithms.", "")
     known = _paragraphs()
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"docs/equations.md has no paragraph {unknown}; expected one of {sorted(known)}")

@@ -6,6 +6,8 @@ import ast
 import inspect
 import itertools
 import json
+import sys
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -124,10 +126,15 @@ def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
     return found
 
 
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """Return name → source of the classes of a module, which is parsed once: inspect.getsource would parse it for each class."""
+    return {node.name: node for node in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(node, ast.ClassDef)}
+
+
 def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    found, source = {}, ast.parse(inspect.getsource(model)).body[0]
-    assert isinstance(source, ast.ClassDef)
-    for key, after in itertools.pairwise(source.body):
+    found = {}
+    for key, after in itertools.pairwise(_classes(model.__module__)[model.__name__].body):
         text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
         if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name) and isinstance(text, str):
             found[key.target.id] = inspect.cleandoc(text)

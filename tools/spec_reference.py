@@ -461,7 +461,8 @@ def example(section: Section, key: str) -> Any:
     if key in EXAMPLES and not (key == "name" and section.path != "agent"):
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
-    found = [value for path, value in _shipped() if _matches(section, path, key) and _is_allowed(section, key, value)]
+    given = [value for path, values in _shipped().items() if _matches(section, path, key) for value in values]
+    found = [value for value in given if _is_allowed(section, key, value)]
     values = sorted(json.dumps(value) for value in found if value not in defaults and "${" not in json.dumps(value))
     if values:
         return json.loads(max((list(same) for _, same in groupby(values)), key=len)[0])
@@ -498,19 +499,19 @@ def shipped_specs() -> tuple[tuple[str, str, dict[str, Any]], ...]:
 
 
 @cache
-def _shipped() -> tuple[tuple[tuple[str, ...], Any], ...]:
-    """Return the path and value of every key in the shipped specs."""
-    found: list[tuple[tuple[str, ...], Any]] = []
+def _shipped() -> dict[tuple[str, ...], list[Any]]:
+    """Return the values of every key in the shipped specs, by path."""
+    found: dict[tuple[str, ...], list[Any]] = {}
 
     def walk(value: Any, path: tuple[str, ...]) -> None:
         if isinstance(value, dict):
             for key, inner in value.items():
-                found.append(((*path, key), inner))
+                found.setdefault((*path, key), []).append(inner)
                 walk(inner, (*path, key))
 
     for _, _, spec in shipped_specs():
         walk(spec, ())
-    return tuple(found)
+    return found
 
 
 def _line(words: str | None) -> str:

@@ -31,7 +31,7 @@ class Curriculum:
         self.arguments = tuple(key for key in schedule if key in known)
         """Keys for which an env must be rebuilt."""
         self.frame = 0
-        """Number of frames for the rules by frame."""
+        """Frame at which rules by frame are evaluated."""
         self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, Steps) and rule.by == "return"}
         self._levels = dict.fromkeys(self._by_return, 0)
         """Number of the present value of each rule by return."""

@@ -192,7 +192,7 @@ def test_other_misuse_is_refused_by_path() -> None:
 
 
 def test_gymnasiums_own_envs() -> None:
-    """CartPole with its vector env's number of envs, which auto would choose without the schedule."""
+    """With 4 envs, auto would choose CartPole's own vector env if there were no schedule."""
     spec = EnvSpec.model_validate({"name": "CartPole-v1", "max_frame": 100, "schedule": {"gravity": [[0, 9.8], [20, 1.0]]}})
     env = make_env(spec, 0, num_envs=4)
     assert env.backend == "sync"

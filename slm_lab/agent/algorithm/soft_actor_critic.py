@@ -199,7 +199,7 @@ class SoftActorCritic(ReplayActorCritic):
         return outputs, q_CB, self._soft_value(next_q_CB, self.alpha * tensor(next_action.logp_B))
 
     def _soft_value(self, next_q_CB: Tensor, cost_B: Tensor) -> Tensor:
-        """Return V(s') [B], given α log π(a'|s') [B]."""
+        """Return V(s') [B]. cost_B: α log π(a'|s')."""
         return self.reduce(next_q_CB) - cost_B  # eq. 3
 
     def _discrete_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:

@@ -640,7 +640,7 @@ class TD3Spec(ReplayActorCriticSpec):
 
 
 class DDPGSpec(TD3Spec):
-    """Deep deterministic policy gradient (arXiv:1509.02971): TD3 with one critic, without smoothing and delay."""
+    """Deep deterministic policy gradient (arXiv:1509.02971): TD3 with one critic, no target noise and no delayed updates of the policy."""
 
     class_path = "slm_lab.agent.algorithm.td3:TD3"
     critics = 1

@@ -304,7 +304,7 @@ def _optimizers(net: NetSpec, draft: _Draft) -> None:
 
 
 def derive_sizes(spec: Spec) -> Spec:
-    """Return the spec with absent minibatch_size and num_batches_per_epoch filled in, if the defaults of PPO or PQN do not fit the workers.
+    """Return the spec with values of absent minibatch_size and num_batches_per_epoch that fit the workers (PPO, PQN).
 
     A dataset is then one rollout of every env, in minibatches of the given size, or of the size nearest to the default.
     """

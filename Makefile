@@ -72,8 +72,8 @@ types: $(CHECK)
 	$(CACHED) $(BIN)/mypy --strict --num-workers 2 slm_lab
 
 pages: $(CHECK)
-	$(CACHED) $(BIN)/python tools/generate.py --check
-	NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict
+	$(CACHED) $(BIN)/python tools/generate.py --check & generated=$$!; \
+		NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict; site=$$?; wait $$generated && exit $$site
 
 format: $(CHECK)
 	$(BIN)/ruff check --fix .

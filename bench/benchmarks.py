@@ -1,10 +1,11 @@
 """Write the tables and figures of the documentation from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-The studies are `benchmarks` (scores and published scores), `a3c_vs_a2c` and `sync_async` in slm_lab/spec/study/. The command first trains
-their runs that have no result yet. Then it writes docs/BENCHMARKS.md, the short tables of scores in README.md and docs/algorithms.md, and
-the tables and figures of docs/hogwild.md and docs/sync_async.md. A finished run writes one result file, which is kept in the repository
-(docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/). If this file is deleted, the run is repeated. The folders of the runs
-are in data/NAME/. `--pages` writes the pages from the existing results without training.
+The studies, in slm_lab/spec/study/, are `benchmarks` (scores and published scores), `a3c_vs_a2c`, `sync_async`, and those of
+learning_curves.json. The command first trains their runs that have no result yet. Then it writes docs/BENCHMARKS.md, the short tables of
+scores in README.md and docs/algorithms.md, and the tables and figures of docs/hogwild.md, docs/sync_async.md and docs/learning_curves.md. A
+finished run writes one result file, which is kept in the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/,
+docs/learning_curves/NAME/). If this file is deleted, the run is repeated. The folders of the runs are in data/NAME/. `--pages` writes the
+pages from the existing results without training.
 """
 
 import argparse
@@ -46,9 +47,19 @@ FIGURES = {
         "returns": "returns_vs_frames_LunarLander-v3",
         "lag": "lag_mean_vs_frames_LunarLander-v3",
     },
+    "pqn_cartpole": {"pqn_cartpole": "returns_vs_wall_t"},
+    "pqn_acrobot": {"pqn_acrobot": "returns_vs_wall_t"},
+    "pqn_lunar": {"pqn_lunar": "returns_vs_wall_t"},
+    "rainbow_lunar": {"rainbow_lunar": "returns_vs_frames"},
+    "continuous_control": {"pendulum": "returns_vs_frames_Pendulum-v1", "halfcheetah": "returns_vs_frames_HalfCheetah-v5"},
+    "recurrent_sac": {"recurrent_sac": "returns_vs_frames"},
+    "hindsight": {"hindsight": "returns_vs_frames"},
+    "behaviour_cloning": {},
+    "demonstrations": {"demonstrations": "returns_vs_frames"},
 }
 """Study → image file in the folder of its page → name of the figure."""
-
+LEARNING_CURVES = tuple(FIGURES)[2:]
+"""The studies of learning_curves.json."""
 
 SHORT_TABLES = {
     ROOT / "README.md": ("PPO", "DDQN + PER", "SAC", "CrossQ"),
@@ -163,6 +174,7 @@ PAGES = {
     "benchmarks": Page("benchmarks.json", DOCS / "benchmarks", write_scores),
     "a3c_vs_a2c": Page("a3c_vs_a2c.json", DOCS / "hogwild" / "results", write_page),
     "sync_async": Page("sync_async.json", DOCS / "sync_async" / "results", write_page),
+    **{name: Page("learning_curves.json", DOCS / "learning_curves" / name, write_page) for name in LEARNING_CURVES},
 }
 """Name of a study → its files and page."""
 

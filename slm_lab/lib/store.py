@@ -1,7 +1,7 @@
 """Named arrays in memory that several processes share.
 
 A part (a trainer, a target network, a normaliser, the clock) has plain arrays, and lists by name the arrays that several processes may
-train together. `SharedArrays` places these arrays in memory: each process of a trial lists the same names and gets the same memory for
+train together. `SharedArrays` allocates these arrays: each process of a trial lists the same names and gets the same memory for
 them, regardless of the order in which the parts were built. A Session that trains alone has no store.
 
 To change an array that other processes change too, a part uses a *section*: one of its methods, passed to `Store.run` with plain
@@ -75,9 +75,11 @@ def divided(size: int, starts: Sequence[int] = (0,)) -> Division:
     Args: starts: first elements of the parts that are stepped separately, in order; ranges are aligned to the start of their part.
     """
     number = min(max(-(-size // _RANGE), 1), _PROCESSES)
-    places = [size * k // number for k in range(1, number)]
-    begins = [max(start for start in (0, *starts) if start <= place) for place in places]
-    return Division((0, *(begin + (place - begin) // _VECTOR * _VECTOR for begin, place in zip(begins, places, strict=True)), size))
+    boundaries = [size * k // number for k in range(1, number)]
+    begins = [max(start for start in (0, *starts) if start <= boundary) for boundary in boundaries]
+    return Division(
+        (0, *(begin + (boundary - begin) // _VECTOR * _VECTOR for begin, boundary in zip(begins, boundaries, strict=True)), size)
+    )
 
 
 class SharedArray(NamedTuple):
@@ -221,9 +223,9 @@ class SharedArrays:
         return self
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        attach_parts(parts, self, self.place(prefixed(parts)))
+        attach_parts(parts, self, self.allocate(prefixed(parts)))
 
-    def place(self, named: Named) -> dict[str, np.ndarray]:
+    def allocate(self, named: Named) -> dict[str, np.ndarray]:
         """Map these arrays into memory, in the order of their names. Call it once, in every process with the same names and shapes.
 
         Raises MemoryError if this machine does not have enough memory.

@@ -154,8 +154,8 @@ class Report:
 
     def fail(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
         """Add a problem, unless it is already in the report."""
-        place = self.origin(path)
-        problem = Problem(show_path(place), mark(message, place, self._set), code)
+        location = self.origin(path)
+        problem = Problem(show_path(location), mark(message, location, self._set), code)
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -168,8 +168,8 @@ class Report:
 
     def is_set(self, path: KeyPath) -> bool:
         """Return whether the value at `path` was given by --set."""
-        place = self.origin(path)
-        return any(_at_or_below(place, given) for given in self._set)
+        location = self.origin(path)
+        return any(_at_or_below(location, given) for given in self._set)
 
     def differs(self, path: KeyPath, topic: str, message: str) -> None:
         """If the spec was written for SLM Lab, add a note on what a key means here and there; `topic` names it in a few words."""
@@ -185,14 +185,14 @@ class Report:
             self.notes.append(text)
 
 
-def mark(message: str, place: KeyPath, sets: Iterable[KeyPath]) -> str:
+def mark(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
     """Append "(from --set)" to the message of a problem at or below a path given by --set."""
-    is_set = any(_at_or_below(place, given) for given in sets)
+    is_set = any(_at_or_below(location, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 
 
-def _at_or_below(place: KeyPath, given: KeyPath) -> bool:
-    return _as_text(place[: len(given)]) == _as_text(given)
+def _at_or_below(location: KeyPath, given: KeyPath) -> bool:
+    return _as_text(location[: len(given)]) == _as_text(given)
 
 
 def _as_text(path: KeyPath) -> KeyPath:

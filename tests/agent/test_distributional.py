@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.agent import Agent
-from slm_lab.agent.algorithm.distributional import DistributionalQLearning
+from slm_lab.agent.algorithm.distributional_dqn import DistributionalQLearning
 from slm_lab.agent.net.distributional import DistributionalQNet, build_q_net
 from slm_lab.agent.ops.masks import MASKED
 from slm_lab.agent.ops.projection import categorical_loss, project

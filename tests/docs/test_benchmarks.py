@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from bench.benchmarks import DOCS, PAGES, SHORT_TABLES, results_of, rows_of, scores, with_short_table, with_table
+import pytest
+
+from bench.benchmarks import DOCS, LEARNING_CURVES, PAGES, SHORT_TABLES, results_of, rows_of, scores, with_short_table, with_table
 from slm_lab.spec.load.study_file import differing, load_study
 from slm_lab.spec.models.spec import SPEC_VERSION
 
@@ -32,6 +34,13 @@ def test_the_table_of_synchronous_and_asynchronous_runs_is_that_of_its_results()
     assert len(finals) == 8
     (line,) = (line for line in text.splitlines() if line.startswith("| LunarLander-v3 | asynchronous |"))
     assert line.split("|")[4].split()[0] == f"{sum(finals) / 8:.4g}"
+
+
+@pytest.mark.parametrize("name", LEARNING_CURVES)
+def test_the_tables_of_learning_curves_are_those_of_their_results(name: str) -> None:
+    page = PAGES[name]
+    study = load_study(page.file, name)
+    assert with_table(study, page.results) == (DOCS / "learning_curves.md").read_text(encoding="utf-8")
 
 
 def test_scores_are_those_of_their_results() -> None:

@@ -11,9 +11,9 @@ ON_CPU = False
 """Whether the code for CUDA devices also runs on the CPU, for tests."""
 
 
-def is_asynchronous(place: Tensor | torch.device) -> bool:
+def is_asynchronous(on: Tensor | torch.device) -> bool:
     """Return whether a device, or a tensor's device, runs asynchronously. Results then stay on the device until the end of an update."""
-    return ON_CPU or (place.is_cuda if isinstance(place, Tensor) else place.type == "cuda")
+    return ON_CPU or (on.is_cuda if isinstance(on, Tensor) else on.type == "cuda")
 
 
 def upload(tensor: Tensor, device: str | torch.device) -> Tensor:

@@ -258,13 +258,7 @@ class Objective:
             loss_B, grad_logp_B = _clipped_surrogate(logp_B, array(old_logp_B), array(advantage_B), coefs.clip_eps, coefs.dual_clip)
         grad_logp_B *= coefs.policy * weight / B
         grad_params_BP, grad_log_std_D = gradient(grad_logp_B, -coefs.entropy * weight / B)
-        if coefs.value_std is None:
-            error_B, grad_error_B = value_B - array(target_B), 1.0
-        else:
-            scaled_B = value_B / coefs.value_std
-            near_B = np.clip(scaled_B, -VALUE_LIMIT, VALUE_LIMIT)
-            error_B = near_B - np.clip(array(target_B) / coefs.value_std, -VALUE_LIMIT, VALUE_LIMIT)
-            grad_error_B = (near_B == scaled_B) / np.float32(coefs.value_std)
+        error_B, grad_error_B = _value_error(value_B, array(target_B), coefs.value_std)
         policy_loss, entropy = float(np.add.reduce(loss_B)) / B, float(np.add.reduce(entropy_B)) / B
         value_loss = float(error_B.dot(error_B)) / B
         error_B *= 2.0 * coefs.value * weight / B
@@ -282,6 +276,18 @@ class Objective:
 def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the loss of each row, and its derivative with respect to log π(a|s)."""
     return -logp_B * advantage_B, -advantage_B
+
+
+def _value_error(value_B: np.ndarray, target_B: np.ndarray, std: float | None) -> tuple[np.ndarray, np.ndarray | float]:
+    """Return the differences of values and targets and their derivatives by the values.
+
+    With `std`, both are divided by it and limited to VALUE_LIMIT first.
+    """
+    if std is None:
+        return value_B - target_B, 1.0
+    scaled_B = value_B / std
+    limited_B = np.clip(scaled_B, -VALUE_LIMIT, VALUE_LIMIT)
+    return limited_B - np.clip(target_B / std, -VALUE_LIMIT, VALUE_LIMIT), (limited_B == scaled_B) / np.float32(std)
 
 
 def _bounds_loss(loc_BD: np.ndarray) -> tuple[float, np.ndarray]:

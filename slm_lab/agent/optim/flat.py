@@ -73,7 +73,7 @@ class FlatParams:
             b.data = self.buffer[part].view(b.shape)
         self._views = [*zip(ordered, self._parts, strict=True), *zip(buffers, _slices(buffers), strict=True)]
         self._tensors: list[Tensor] = [*ordered, *buffers]
-        self._places = [tensor.data_ptr() for tensor in self._tensors]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.update, self._updates, self._checked = 0, 0, 0
         self.check_rarely, self._next_hook = False, -1
         """`_next_hook`: torch's next hook id at the last check."""
@@ -96,15 +96,15 @@ class FlatParams:
 
         Raises ValueError if the new data have another size, type or device.
         """
-        if list(map(Tensor.data_ptr, self._tensors)) != self._places or (self._views and self.params and self.params[-1].grad is None):
+        if list(map(Tensor.data_ptr, self._tensors)) != self._addresses or (self._views and self.params and self.params[-1].grad is None):
             self._restore_views()
         every = all(map(_requires_grad, self.params))
         self.frozen = () if every else tuple(index for index, p in enumerate(self.params) if not p.requires_grad)
 
     def _restore_views(self) -> None:
-        for index, ((tensor, part), place) in enumerate(zip(self._views, self._places, strict=True)):
+        for index, ((tensor, part), address) in enumerate(zip(self._views, self._addresses, strict=True)):
             is_param = index < len(self.params)
-            if tensor.data_ptr() != place:
+            if tensor.data_ptr() != address:
                 vector = self.param if is_param else self.buffer
                 own, new = vector[part], tensor.data
                 if new.numel() != len(own) or new.dtype != own.dtype or new.device != own.device:
@@ -158,8 +158,8 @@ class FlatParams:
 
     def span(self, params: Sequence[nn.Parameter]) -> slice:
         """Return the slice of `param` that consecutive parameters occupy."""
-        places = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
-        return _join(self._parts[places[0] : places[-1] + 1])
+        indices = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
+        return _join(self._parts[indices[0] : indices[-1] + 1])
 
     def shared_arrays(self) -> Named:
         named = {"params": SharedArray(_array(self.packed(self.param)), "step", self.division)}
@@ -187,14 +187,14 @@ class FlatParams:
         self.param = self.master = master
         self.grad = self.master_grad = torch.zeros_like(master)  # takes memory only when it is written
         self.size = len(master)
-        for p, place in zip(self.params, self._parts, strict=True):
-            inside = part.start <= place.start and place.stop <= part.stop
-            p.grad, p.data = None, master[_shifted(place, part)].view(p.shape) if inside else p.data.new_empty(0)
+        for p, own in zip(self.params, self._parts, strict=True):
+            inside = part.start <= own.start and own.stop <= part.stop
+            p.grad, p.data = None, master[_shifted(own, part)].view(p.shape) if inside else p.data.new_empty(0)
         self._packed_slices = self.slices = [_shifted(own, part) for own in self._packed_slices]
-        self._packed_parts = self._parts = [_shifted(place, part) for place in self._parts]
-        self._views, self._tensors, self._places = [], [], []  # the module is not used in this process
+        self._packed_parts = self._parts = [_shifted(own, part) for own in self._parts]
+        self._views, self._tensors, self._addresses = [], [], []  # the module is not used in this process
 
-    def places_in(self, index: int, params: Sequence[int]) -> list[slice]:
+    def parts_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
         """Return the slices of parameters, given by their indices in `params`, relative to a group's slice of `master`."""
         group = self.master_slice(index)
         inside = [_shifted(self._master_parts[param], group) for param in params]

@@ -48,11 +48,11 @@ class FlatOptimizer(ABC):
         if not bad.item():
             self.step()
 
-    def part(self, place: slice) -> FlatOptimizer:
+    def part(self, where: slice) -> FlatOptimizer:
         """Return the optimizer of a slice of the vector. Its statistics are views of the current ones, but step counts are copies."""
         one = copy(self)
-        one.param, one.grad = self.param[place], self.grad[place]
-        one.statistics = {name: tensor[place] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
+        one.param, one.grad = self.param[where], self.grad[where]
+        one.statistics = {name: tensor[where] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
         return one
 
     def use_statistics(self, arrays: Arrays) -> None:
@@ -222,10 +222,10 @@ class Lookahead(FlatOptimizer):
             self.slow.lerp_(self.param, self.alpha)
             self.param.copy_(self.slow)
 
-    def part(self, place: slice) -> Lookahead:
-        one = super().part(place)
+    def part(self, where: slice) -> Lookahead:
+        one = super().part(where)
         assert isinstance(one, Lookahead)
-        one.inner, one.slow = self.inner.part(place), self.slow[place]
+        one.inner, one.slow = self.inner.part(where), self.slow[where]
         return one
 
     def restart(self) -> None:
@@ -247,10 +247,10 @@ class ShapedOptimizer(FlatOptimizer):
     shaped: Sequence[tuple[Tensor, Tensor | None]] = ()
     """Tensor to step and its gradient, for each parameter; empty: the flat vector is stepped."""
 
-    def freeze(self, places: Collection[int]) -> None:
+    def freeze(self, indices: Collection[int]) -> None:
         """Do not step the parameters with these indices in `shaped`, from now on; step all others."""
-        for place, (p, grad) in enumerate(self.shaped):
-            p.grad = None if place in places else grad
+        for index, (p, grad) in enumerate(self.shaped):
+            p.grad = None if index in indices else grad
 
 
 class Muon(ShapedOptimizer):
@@ -314,11 +314,11 @@ class TorchOptimizer(ShapedOptimizer):
         vector.grad = self.grad
         return kind([vector], lr=self.lr, **kwargs)
 
-    def part(self, place: slice) -> TorchOptimizer:
-        one = super().part(place)
+    def part(self, where: slice) -> TorchOptimizer:
+        one = super().part(where)
         assert isinstance(one, TorchOptimizer)
         one.inner = one._of_vector(*self._build)
-        one.inner.load_state_dict(map_vectors(deepcopy(self.inner.state_dict()), len(self.param), lambda vector: vector[place].clone()))
+        one.inner.load_state_dict(map_vectors(deepcopy(self.inner.state_dict()), len(self.param), lambda vector: vector[where].clone()))
         return one
 
     def step(self) -> None:
@@ -347,11 +347,11 @@ class PartitionedOptimizer(FlatOptimizer):
         self.parts: list[tuple[slice, FlatOptimizer]] = [(everything, whole.part(everything))]
         self._active = [optimizer for _, optimizer in self.parts]
 
-    def split_at(self, place: int) -> None:
-        """Split the part that contains `place`, so that a part begins there, unless one does already."""
+    def split_at(self, index: int) -> None:
+        """Split the part that contains element `index`, so that a part begins there, unless one does already."""
         for index, (part, optimizer) in enumerate(self.parts):
-            if part.start < place < part.stop:
-                halves = slice(0, place - part.start), slice(place - part.start, part.stop - part.start)
+            if part.start < index < part.stop:
+                halves = slice(0, index - part.start), slice(index - part.start, part.stop - part.start)
                 new_parts = [(slice(part.start + half.start, part.start + half.stop), optimizer.part(half)) for half in halves]
                 self.parts[index : index + 1] = new_parts
                 return

@@ -72,9 +72,9 @@ class Group:
         if isinstance(optimizer, ShapedOptimizer) and optimizer.shaped:
             optimizer.freeze([position for position, param in enumerate(self.flat.members(self.index)) if param in frozen])
             return
-        places = self.flat.places_in(self.index, frozen)
-        if places or isinstance(optimizer, PartitionedOptimizer):
-            self._partitioned().freeze(places)
+        parts = self.flat.parts_in_group(self.index, frozen)
+        if parts or isinstance(optimizer, PartitionedOptimizer):
+            self._partitioned().freeze(parts)
 
     def _partitioned(self) -> PartitionedOptimizer:
         """Convert the optimizer to `PartitionedOptimizer` if it is not yet, and return it."""

@@ -292,7 +292,7 @@ def estimate_number(value: float | None, error: float | None) -> str:
     """Format an estimate with its standard error, which has two significant digits: "487.2 ± 6.1"; "-" for None."""
     if value is None or not error or not (math.isfinite(error) and math.isfinite(value)):
         return number(value)
-    places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
-    if not -15 < places < 5:
+    decimals = 1 - math.floor(math.log10(float(f"{error:.1e}")))
+    if not -15 < decimals < 5:
         return f"{value:.4g} ± {error:.2g}"
-    return f"{round(value, places):.{max(0, places)}f} ± {round(error, places):.{max(0, places)}f}"
+    return f"{round(value, decimals):.{max(0, decimals)}f} ± {round(error, decimals):.{max(0, decimals)}f}"

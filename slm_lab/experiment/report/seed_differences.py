@@ -169,11 +169,11 @@ def _why(pair: _Pair) -> list[str]:
     if found is None:
         return []
     begin, end, gap = found
-    place = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} (on average {'+' if gap > 0 else '−'}{rounded(abs(gap), 3)})."
+    gap_text = f"The gap was largest at frames {begin:,.0f} to {end:,.0f} (on average {'+' if gap > 0 else '−'}{rounded(abs(gap), 3)})."
     differing = sorted(_differing(pair, max(0.0, 2 * begin - end), end), reverse=True)[:_SHOWN]
     if not differing:
-        return [place, "No diagnostic differed much before or during it."]
-    return [place, f"Before and during it: {'; '.join(text for _, text in differing)}."]
+        return [gap_text, "No diagnostic differed much before or during it."]
+    return [gap_text, f"Before and during it: {'; '.join(text for _, text in differing)}."]
 
 
 def _widest(pair: _Pair) -> tuple[float, float, float] | None:

@@ -25,8 +25,8 @@ PROJECT = "slm_lab"
 Scalar = str | int | float | bool
 
 
-class _Place(NamedTuple):
-    """The place of a run in its trial, search or study."""
+class _Owner(NamedTuple):
+    """The trial, search or study that a run belongs to."""
 
     group: str
     """Name of the folder of the trial, search or study."""
@@ -58,23 +58,23 @@ class TrackedRun:
         return {key: value if isinstance(value, Scalar) else json.dumps(value) for key, value in found.items() if value is not None}
 
     @cached_property
-    def place(self) -> _Place:
+    def owner(self) -> _Owner:
         root = self.paths.root
         runs = root.parent.parent
         if runs.name == "runs" and study_in(runs.parent) is not None:
-            return _Place(runs.parent.name, f"{root.parent.name}_", runs.parent)
+            return _Owner(runs.parent.name, f"{root.parent.name}_", runs.parent)
         if root.name == "confirm" and self.paths.holds_trials:
-            return _Place(root.parent.name, f"confirm_t{self.trial}_", root.parent)
-        return _Place(root.name, f"t{self.trial}_" if self.paths.search_state.exists() else "", root)
+            return _Owner(root.parent.name, f"confirm_t{self.trial}_", root.parent)
+        return _Owner(root.name, f"t{self.trial}_" if self.paths.search_state.exists() else "", root)
 
     @property
     def group(self) -> str:
-        return self.place.group
+        return self.owner.group
 
     @property
     def of_trial(self) -> str:
         """Name of the trial, or of the run of a study: its Sessions differ only in their seeds."""
-        return f"{self.group}_{self.place.prefix}".rstrip("_")
+        return f"{self.group}_{self.owner.prefix}".rstrip("_")
 
     @property
     def name(self) -> str:
@@ -136,7 +136,7 @@ class MLflow(Adapter):
         from mlflow.tracking import MlflowClient
 
         uri = os.environ.get("MLFLOW_TRACKING_URI")
-        home = run.place.folder.parent
+        home = run.owner.folder.parent
         with nullcontext() if uri else (home / ".mlflow.lock").open("ab") as lock:
             take_turn(None if lock is None else lock.fileno())  # the first of several processes creates the tables
             self.client = MlflowClient(uri or f"sqlite:///{home / 'mlflow.db'}")

@@ -115,23 +115,23 @@ def round_up_to_envs(size: Any, envs: int) -> Any:
     return -(-size // envs) * envs
 
 
-def _round_frequency(net: dict[str, Any], place: KeyPath, report: Report) -> None:
+def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> None:
     """Replace an update_frequency below 1 by 1: SLM Lab then copies the net at every vector step."""
-    path, value = (*place, "update_frequency"), net.get("update_frequency")
+    path, value = (*location, "update_frequency"), net.get("update_frequency")
     if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
         report.note(path, f"{value:g} is the same as 1: each vector step")
         net["update_frequency"] = 1
 
 
-def _without_lookahead(net: dict[str, Any], place: KeyPath, report: Report) -> None:
+def _without_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -> None:
     """Replace Lookahead by its inner optimizer, the only part that SLM Lab v4 shares."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         optim = net.get(key)
-        if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_set((*place, key)):
+        if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_set((*location, key)):
             inner = optim.get("optimizer", "Adam")
             net[key] = {"name": inner, **{name: optim[name] for name in optim.keys() - {"name", "optimizer", "k", "alpha"}}}
             why = "Lookahead would reset the global net to the slow weights of one Session"
-            report.differs((*place, key), "Lookahead with distributed", f"{why}; {inner} is used")
+            report.differs((*location, key), "Lookahead with distributed", f"{why}; {inner} is used")
 
 
 def _constant(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
@@ -255,15 +255,20 @@ def _learning(spec: Spec) -> Notes:
         message = "every step has its n-step return; in SLM Lab only the first n steps of a batch have one"
         yield (*_ALGORITHM, "num_step_returns"), "num_step_returns", message
     if isinstance(algorithm, QLearningSpec):
-        if "action_policy" not in given:
-            theirs = "takes the best action" if "action_pdtype" in given and algorithm.action_pdtype == "Argmax" else "samples softmax(Q)"
-            yield _ALGORITHM, "exploration", f"action_policy is absent: epsilon_greedy; SLM Lab {theirs}"
-        elif algorithm.action_policy == "epsilon_greedy" and spec.env.num_envs > 1:
-            yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
-        elif algorithm.action_policy == "default" and "action_pdtype" not in given:
-            yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action; SLM Lab samples softmax(Q)"
+        yield from _exploration(algorithm, spec.env.num_envs)
     if algorithm.action_pdtype == "NormalTanh":
         yield (*_ALGORITHM, "action_pdtype"), "NormalTanh", "tanh of a Normal; SLM Lab v5.3 has no such distribution"
+
+
+def _exploration(algorithm: QLearningSpec, num_envs: int) -> Notes:
+    given = algorithm.model_fields_set
+    if "action_policy" not in given:
+        theirs = "takes the best action" if "action_pdtype" in given and algorithm.action_pdtype == "Argmax" else "samples softmax(Q)"
+        yield _ALGORITHM, "exploration", f"action_policy is absent: epsilon_greedy; SLM Lab {theirs}"
+    elif algorithm.action_policy == "epsilon_greedy" and num_envs > 1:
+        yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
+    elif algorithm.action_policy == "default" and "action_pdtype" not in given:
+        yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action; SLM Lab samples softmax(Q)"
 
 
 def _start_of_training(spec: Spec) -> Notes:

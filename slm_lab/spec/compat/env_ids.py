@@ -123,8 +123,8 @@ def _is_registered(name: str) -> bool:
     registered = _registered()
     if name not in registered:
         return False
-    place = str(registered[name]).partition(":")[0].partition(".")[0]
-    return place not in _ALSO_IN_ENVPOOL
+    location = str(registered[name]).partition(":")[0].partition(".")[0]
+    return location not in _ALSO_IN_ENVPOOL
 
 
 def current_id(name: str) -> str:

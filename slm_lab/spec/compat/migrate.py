@@ -225,12 +225,12 @@ def _replace_value(raw: dict[str, Any], path: KeyPath, current: Callable[[str], 
         report.note(path, f"'{old}' is now '{new}'")
 
 
-def _net(net: dict[str, Any], place: KeyPath, report: Report) -> None:
+def _net(net: dict[str, Any], location: KeyPath, report: Report) -> None:
     """Rename `type` to `name`, without a note: both are valid."""
     if "type" not in net:
         return
     kind = net.pop("type")
     if net.get("name") is not None and net["name"] != kind:
-        report.fail((*place, "type"), f"{show(kind)} differs from name {show(net['name'])}; remove one of them")
+        report.fail((*location, "type"), f"{show(kind)} differs from name {show(net['name'])}; remove one of them")
     net["name"] = kind
-    report.moved((*place, "name"), (*place, "type"))
+    report.moved((*location, "name"), (*location, "type"))

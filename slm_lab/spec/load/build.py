@@ -229,13 +229,13 @@ def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
 
 def drop_ineffective(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Remove, with a note, each key that belongs to another component of its section; report a problem if the key was given by --set."""
-    for place in SECTION_KEYS:
-        section = value_at(raw, place)
+    for location in SECTION_KEYS:
+        section = value_at(raw, location)
         if not isinstance(section, dict):
             continue
-        foreign = foreign_keys(place, raw)
+        foreign = foreign_keys(location, raw)
         for key in [key for key in section if key in foreign]:
             del section[key]
-            where = f"in {section['name']}" if len(place) > 1 and isinstance(section.get("name"), str) else "in this version"
-            report.ineffective((*place, key), f"has no effect {where}; ignored")
+            where = f"in {section['name']}" if len(location) > 1 and isinstance(section.get("name"), str) else "in this version"
+            report.ineffective((*location, key), f"has no effect {where}; ignored")
     return raw

@@ -116,11 +116,11 @@ def is_flat(content: Any) -> bool:
 
 def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> dict[str, Any]:
     """Replace `arc_file` by `arc` in the nets of a raw spec. Args: folder: folder of the spec file; None if the spec is not in a file."""
-    for place in (NET, CRITIC_NET):
-        net = value_at(raw, place)
+    for location in (NET, CRITIC_NET):
+        net = value_at(raw, location)
         if not isinstance(net, dict) or net.get("arc_file") is None or "TorchArcNet" not in (net.get("name"), net.get("type")):
             continue
-        name, path = net.pop("arc_file"), (*place, "arc_file")
+        name, path = net.pop("arc_file"), (*location, "arc_file")
         if net.get("arc") is not None:
             report.ineffective(path, "has no effect: arc is given; ignored")
             continue
@@ -141,7 +141,7 @@ def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> 
             report.fail(path, f"{file} is empty")
             continue
         net["arc"] = arc
-        report.moved((*place, "arc"), path)
+        report.moved((*location, "arc"), path)
     return raw
 
 
@@ -178,7 +178,7 @@ def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] |
     try:
         value = json.loads(clean)
     except json.JSONDecodeError as error:
-        added = sum(error.pos > place + count for count, place in enumerate(quoted))
+        added = sum(error.pos > location + count for count, location in enumerate(quoted))
         raise _at(text, error.pos - added, error.msg[0].lower() + error.msg[1:], source) from None
     except (RecursionError, ValueError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
@@ -202,9 +202,9 @@ def parse_yaml(text: str, source: str = "spec") -> Any:
         return plain(YAML(typ="safe", pure=True).load(text), source)
     except (YAMLError, RecursionError, ValueError, TypeError) as error:
         mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        location = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         reason = "nested too deeply" if isinstance(error, RecursionError) else " ".join(str(getattr(error, "problem", error)).split())
-        raise SpecError(source, [Problem("", f"{place}{reason}")]) from None
+        raise SpecError(source, [Problem("", f"{location}{reason}")]) from None
 
 
 def plain(value: Any, source: str) -> Any:

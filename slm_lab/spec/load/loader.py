@@ -168,8 +168,8 @@ def _load_entry(
         body = {inner: value for inner, value in raw.items() if inner != "spec_params"}
         one, found = Report(), dict[str, list[KeyPath]]()
         filled = fill(body, arguments.variables | combo, found, one)
-        for place in (place for variable in found.keys() & arguments.variables.keys() for place in found[variable]):
-            one.comes_from_set(place)
+        for location in (location for variable in found.keys() & arguments.variables.keys() for location in found[variable]):
+            one.comes_from_set(location)
         used |= found.keys() | (set(params) if isinstance(params, dict) else set())
         named = {"env": arguments.variables["env"]} if "env" in arguments.variables and "env" in found else {}
         name = key + _suffix(named | combo)
@@ -204,15 +204,15 @@ def _paths(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, bool, bool]]:
     """Yield every path to a key of a raw spec, breadth first: path, whether it is present, whether it is a section with a name."""
     raw = copy.deepcopy(raw)
     migrate(raw, Report())
-    places: list[tuple[KeyPath, Any]] = [((), raw)]
-    for place, section in places:
+    locations: list[tuple[KeyPath, Any]] = [((), raw)]
+    for location, section in locations:
         there = section if isinstance(section, dict) else {}
-        fields = [key for model in models_at(place, raw) for key in model.model_fields if (*place, key) != ("name",)]
+        fields = [key for model in models_at(location, raw) for key in model.model_fields if (*location, key) != ("name",)]
         for key in dict.fromkeys([*there, *fields]):
-            below = models_at((*place, key), raw)
-            yield (*place, key), key in there, any("name" in model.model_fields for model in below)
+            below = models_at((*location, key), raw)
+            yield (*location, key), key in there, any("name" in model.model_fields for model in below)
             if below:
-                places.append(((*place, key), there.get(key)))
+                locations.append(((*location, key), there.get(key)))
 
 
 _VARIABLE = re.compile(r"\$\{([^${}]*)\}")
@@ -253,9 +253,9 @@ def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
     given = parse_sets(sets).overrides
     problems = []
     for problem in error.problems:
-        place = to_path(problem.path)
-        named = mark(problem.message, place[1:], given)  # with several specs, paths begin with the name of the spec
-        problems.append(replace(problem, message=mark(named, place, given)))
+        location = to_path(problem.path)
+        named = mark(problem.message, location[1:], given)  # with several specs, paths begin with the name of the spec
+        problems.append(replace(problem, message=mark(named, location, given)))
     return SpecError(source, problems)
 
 

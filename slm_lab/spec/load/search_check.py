@@ -121,15 +121,17 @@ def _check_paths(keys: Sequence[SearchKey], report: Report, above: frozenset[Key
     """Add a problem for each key that cannot be searched, or that is searched twice at the same time."""
     seen = set(above)
     for key in keys:
-        place, path = ("search", *key.where), tuple(map(str, key.path))
+        location, path = ("search", *key.where), tuple(map(str, key.path))
         if is_for_search(key.path) or key.path[0] == "name" or key.path[:2] == ("meta", "run"):
-            report.fail(place, f"{key.text} cannot be searched")
+            report.fail(location, f"{key.text} cannot be searched")
         elif key.path[0] == "meta" and key.path[-1] in _EVALUATION:
-            report.fail(place, f"{key.text} cannot be searched: trials are compared by evaluations of one kind; set it in the section meta")
+            report.fail(
+                location, f"{key.text} cannot be searched: trials are compared by evaluations of one kind; set it in the section meta"
+            )
         elif key.path[-1] == "arc_file":
-            report.fail(place, "arc_file cannot be searched; give the contents of the files as values of arc")
+            report.fail(location, "arc_file cannot be searched; give the contents of the files as values of arc")
         elif path in seen:
-            report.fail(place, f"{key.text} is searched by two keys at the same time; remove one of them")
+            report.fail(location, f"{key.text} is searched by two keys at the same time; remove one of them")
         seen.add(path)
     for key in keys:
         for inner in key.nested:
@@ -182,10 +184,10 @@ class _Values:
 
 
 def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _Values, report: Report) -> None:
-    place = ("search", *key.where)
+    location = ("search", *key.where)
     for value in key.candidates()[:_MOST_VALUES]:
         if not (key.has_options or key.is_normal or value in key.bounds) and any(
-            problem.path == show_path(place) for problem in report.problems
+            problem.path == show_path(location) for problem in report.problems
         ):
             continue  # a value inside a range whose ends are already reported
         shown = show(key.args[value] if key.has_options else value)
@@ -195,6 +197,6 @@ def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _Values, re
                 continue  # reported where the nested key is checked
             is_own = problem.path == key.text
             if problem.code == "unknown" and f"{key.text}.".startswith(f"{problem.path}."):
-                report.fail(place, problem.message if is_own else str(problem), "unknown")
+                report.fail(location, problem.message if is_own else str(problem), "unknown")
                 return  # the same for every value
-            report.fail(place, f"invalid value {shown}: {problem.message if is_own else problem}")
+            report.fail(location, f"invalid value {shown}: {problem.message if is_own else problem}")

@@ -173,13 +173,13 @@ def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
     return [{name: choice for part in parts for name, choice in part.items()} for parts in itertools.product(*axes)]
 
 
-def _drop_defaults(body: dict[str, Any], place: tuple[str, ...]) -> None:
+def _drop_defaults(body: dict[str, Any], location: tuple[str, ...]) -> None:
     """Remove the keys of a section that have default values: another component, chosen by the search, has other defaults."""
-    section = value_at(body, place)
+    section = value_at(body, location)
     if not isinstance(section, dict):
         return
     named = {"name": section.get("type"), **section}
-    models = models_at(place, {"agent": {**body["agent"], place[-1]: named}})
+    models = models_at(location, {"agent": {**body["agent"], location[-1]: named}})
     for model in models if len(models) == 1 else ():
         for name, field in model.model_fields.items():
             if name in section and name != "name" and section[name] == field.get_default(call_default_factory=False):

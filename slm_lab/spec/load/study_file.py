@@ -134,10 +134,10 @@ def _check(spec: StudySpec, report: Report) -> None:
         if name in names[:index]:
             report.fail(("envs", index), f"'{name}' is envs[{names.index(name)}] too; give each env its own label")
     own: list[tuple[KeyPath, Sequence[int]]] = [(("entries", index), entry.random_seed or ()) for index, entry in enumerate(spec.entries)]
-    for place, seeds in [((), spec.random_seed), *own]:
+    for location, seeds in [((), spec.random_seed), *own]:
         for seed, count in Counter(seeds).items():
             if count > 1:
-                report.fail((*place, "random_seed"), f"has {seed} {count} times; expected each seed once")
+                report.fail((*location, "random_seed"), f"has {seed} {count} times; expected each seed once")
     if spec.baseline is not None and spec.baseline not in labels:
         message = f"must be the label of an entry, one of {', '.join(labels)}, not '{spec.baseline}'{nearest(spec.baseline, labels)}"
         report.fail(("baseline",), message)
@@ -208,8 +208,8 @@ class _Runs:
         run = StudyRun(*key, spec, settings(spec))
         if (other := self._trained.setdefault(run.digest, key)) != key:
             is_env = env is not None and other[1] != key[1]
-            place: KeyPath = ("envs", self.study.envs.index(env)) if env is not None and is_env else ("entries", index)
-            self.report.fail(place, f"'{key[0]}' in {key[1]} is the same spec as '{other[0]}' in {other[1]}, with the same values")
+            location: KeyPath = ("envs", self.study.envs.index(env)) if env is not None and is_env else ("entries", index)
+            self.report.fail(location, f"'{key[0]}' in {key[1]} is the same spec as '{other[0]}' in {other[1]}, with the same values")
             return
         for seed in entry.random_seed or self.study.random_seed:
             yield run.with_seed(seed)
@@ -226,15 +226,15 @@ class _Runs:
 
     def _load(self, index: int, entry: StudyEntry, env: StudyEnv | None) -> Spec | None:
         """Return the spec of an entry in an env; None, with problems, if it is invalid."""
-        place: KeyPath = ("entries", index)
+        location: KeyPath = ("entries", index)
         file, _, name = entry.spec.rpartition(":")
         try:
             path, raw = self._raw(file, name)
         except SpecError as error:
             for problem in error.problems:
-                self.report.fail((*place, "spec"), problem.message)
+                self.report.fail((*location, "spec"), problem.message)
             return None
-        values = self._values(place, entry, env)
+        values = self._values(location, entry, env)
         if values is None:
             return None
         if env is not None:
@@ -246,10 +246,10 @@ class _Runs:
             for problem in error.problems:
                 unknown = not problem.path and "unknown spec" in problem.message
                 message = str(problem).replace("--set", "set")  # `set` of the study, its env or the entry
-                self.report.fail((*place, "spec") if unknown else place, f"{entry.title}{within}: {message}")
+                self.report.fail((*location, "spec") if unknown else location, f"{entry.title}{within}: {message}")
             return None
         if (reason := self._unusable(found.specs)) is not None:
-            self.report.fail((*place, "spec"), f"'{name}' {reason}")
+            self.report.fail((*location, "spec"), f"'{name}' {reason}")
             return None
         self.notes += found.notes
         return found.specs[0]
@@ -269,11 +269,11 @@ class _Runs:
             raise SpecError(self.source, [Problem("", f"'{name}' is a study; expected a spec")])
         return path, raw
 
-    def _values(self, place: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
+    def _values(self, location: KeyPath, entry: StudyEntry, env: StudyEnv | None) -> dict[str, Any] | None:
         """Return the values set by study, env and entry, by path or variable; None, with problems, if they are invalid."""
         values: dict[str, Any] = {}
         before = len(self.report.problems)
-        given: list[tuple[KeyPath, dict[str, Any]]] = [(("set",), self.study.set), ((*place, "set"), entry.set)]
+        given: list[tuple[KeyPath, dict[str, Any]]] = [(("set",), self.study.set), ((*location, "set"), entry.set)]
         if env is not None:
             given.insert(1, (("envs", self.study.envs.index(env), "set"), env.set))
         for at, section in given:
@@ -297,12 +297,12 @@ class _Runs:
         return None
 
 
-def _paths(given: Mapping[str, Any], place: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
+def _paths(given: Mapping[str, Any], location: KeyPath, report: Report) -> Iterator[tuple[str, Any]]:
     """Yield (path or variable, value) for each key of a `set`; agent, env and meta may be nested."""
     for key, value in given.items():
         if key in ("agent", "env", "meta") and isinstance(value, dict):
             yield from flat(value, f"{key}.")
         elif not to_path(key):
-            report.fail((*place, key), f"must be a path such as env.max_frame, not {show(key)}")
+            report.fail((*location, key), f"must be a path such as env.max_frame, not {show(key)}")
         else:
             yield key, value

@@ -127,8 +127,8 @@ def _elsewhere(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> st
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
     near = nearest(key, [name for parent in parents for name in parent.model_fields])
-    others = (place for place, words in SECTION_KEYS.items() if place != section and key in words)
-    return near or next((f"; it belongs in {show_path(place)}" for place in others), "")
+    others = (location for location, words in SECTION_KEYS.items() if location != section and key in words)
+    return near or next((f"; it belongs in {show_path(location)}" for location in others), "")
 
 
 def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:

@@ -445,7 +445,7 @@ class DistributionalSpec(QLearningSpec):
 class QRDQNSpec(DistributionalSpec):
     """QR-DQN: learn quantiles of the return of each action by quantile regression (arXiv:1710.10044)."""
 
-    class_path = "slm_lab.agent.algorithm.distributional:QRDQN"
+    class_path = "slm_lab.agent.algorithm.distributional_dqn:QRDQN"
     name: Literal["QRDQN"]
     num_quantiles: Positive = 50
     """Quantiles of each action's return. The paper has 200 for Atari."""
@@ -457,7 +457,7 @@ class QRDQNSpec(DistributionalSpec):
 class C51Spec(DistributionalSpec):
     """C51: learn the probabilities of fixed returns (atoms) for each action (arXiv:1707.06887)."""
 
-    class_path = "slm_lab.agent.algorithm.distributional:C51"
+    class_path = "slm_lab.agent.algorithm.distributional_dqn:C51"
     name: Literal["C51"]
     num_atoms: Positive = 51
     """Number of atoms, at least 2."""

@@ -213,13 +213,13 @@ _SECTIONS: dict[KeyPath, FieldInfo] = {
     **{(key,): Spec.model_fields[key] for key in ("agent", "env", "meta")},
 }
 SECTION_KEYS = {
-    place: frozenset[str](name for model in members(section) for name in model.model_fields) for place, section in _SECTIONS.items()
+    location: frozenset[str](name for model in members(section) for name in model.model_fields) for location, section in _SECTIONS.items()
 }
 """Section → keys of all its components."""
 
 
-def foreign_keys(place: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
+def foreign_keys(location: KeyPath, raw: dict[str, Any]) -> frozenset[str]:
     """Return the keys of a section that have no effect with the component that the spec names."""
-    models = models_at(place, raw)
-    known = SECTION_KEYS.get(place, frozenset()) | (_LATER if place == ("env",) else frozenset())
+    models = models_at(location, raw)
+    known = SECTION_KEYS.get(location, frozenset()) | (_LATER if location == ("env",) else frozenset())
     return known - models[0].model_fields.keys() if len(models) == 1 else frozenset()

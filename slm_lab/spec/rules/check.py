@@ -126,11 +126,11 @@ def _ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
             report.fail(("agent", "net", key), "cannot be combined with agent.algorithm.adaptive_lr; remove one of them")
 
 
-def _defaults_only(section: SpecModel, keys: Iterable[str], place: KeyPath, why: str, report: Report) -> None:
+def _defaults_only(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
     """Reject keys that have no effect here, unless they have their default values."""
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
-            report.fail((*place, key), f"has no effect: {why}")
+            report.fail((*location, key), f"has no effect: {why}")
 
 
 def _meta(spec: Spec, report: Report) -> None:
@@ -157,23 +157,23 @@ def _without_effect(spec: Spec, report: Report) -> None:
     groups: list[tuple[KeyPath, Iterable[str], bool, str]] = [
         (("meta",), ("eval_frequency",), meta.rigorous_eval == 0, "meta.rigorous_eval is 0")
     ]
-    place: KeyPath
+    location: KeyPath
     for key, net in spec.agent.nets.items():
-        place = ("agent", key)
-        groups.append((place, ("cuda_id",), net.gpu is False, "gpu is false"))
+        location = ("agent", key)
+        groups.append((location, ("cuda_id",), net.gpu is False, "gpu is false"))
         if algorithm.learns and not algorithm.own_critics and not algorithm.has_critic:
-            groups.append((place, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
-        groups.append((place, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
+            groups.append((location, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
+        groups.append((location, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
         why = f"{algorithm.name} learns quantiles by their own loss" if algorithm.has_critic else "it has no critic"
-        groups.append((place, ("loss_spec",), not algorithm.learns_values, why))
+        groups.append((location, ("loss_spec",), not algorithm.learns_values, why))
     section: SpecModel
-    for section, place in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
+    for section, location in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
         constant = [key for key in type(section).model_fields if isinstance(getattr(section, key), NoDecay)]
-        groups += [((*place, key), ("end_val", "start_step", "end_step"), True, "no_decay is constant") for key in constant]
-    for place, keys, applies, why in groups:
+        groups += [((*location, key), ("end_val", "start_step", "end_step"), True, "no_decay is constant") for key in constant]
+    for location, keys, applies, why in groups:
         for key in keys:
-            if applies and report.is_set((*place, key)) and key in value_of(spec, place).model_fields_set:
-                report.fail((*place, key), f"has no effect: {why}")
+            if applies and report.is_set((*location, key)) and key in value_of(spec, location).model_fields_set:
+                report.fail((*location, key), f"has no effect: {why}")
 
 
 def value_of(spec: Spec, path: KeyPath) -> Any:
@@ -239,22 +239,22 @@ def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None
     return None
 
 
-def _schedules(section: SpecModel, place: KeyPath, report: Report) -> None:
+def _schedules(section: SpecModel, location: KeyPath, report: Report) -> None:
     """Check that schedules do not end before they start, and that their values are in range."""
     for key in type(section).model_fields:
         schedule = getattr(section, key)
         if isinstance(schedule, (LinearDecay, RateDecay, PeriodicDecay)) and schedule.end_step < schedule.start_step:
-            report.fail((*place, key, "end_step"), f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}")
+            report.fail((*location, key, "end_step"), f"must be at least start_step ({schedule.start_step:g}), not {schedule.end_step:g}")
         for end in ("start_val", "end_val"):
             value = getattr(schedule, end, None)
             if value is not None and (value < 0 or (key == "beta" and value > 1)):
                 allowed = "from 0 to 1" if key == "beta" else "≥ 0"
-                report.fail((*place, key, end), f"must be a number {allowed}, not {value:g}")
+                report.fail((*location, key, end), f"must be a number {allowed}, not {value:g}")
 
 
 def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
     """Check that the algorithm can use the memory, and that a batch fits into it."""
-    algorithm, memory, place = agent.algorithm, agent.memory, ("agent", "memory")
+    algorithm, memory, location = agent.algorithm, agent.memory, ("agent", "memory")
     if not algorithm.learns:
         return
     if algorithm_known and not fits(algorithm, memory):
@@ -267,93 +267,98 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
                 if algorithm.on_policy
                 else f"learns from {'recorded episodes' if algorithm.offline else 'a replay buffer'}"
             )
-        report.fail((*place, "name"), f"must be {allowed} ({algorithm.name} {why}), not '{memory.name}'")
+        report.fail((*location, "name"), f"must be {allowed} ({algorithm.name} {why}), not '{memory.name}'")
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) else memory
     if isinstance(replay, ReplayKeys) and replay.batch_size > replay.max_size:
-        report.fail((*place, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
+        report.fail((*location, "batch_size"), f"must be at most max_size ({replay.max_size}), not {replay.batch_size}")
 
     if isinstance(memory, HindsightReplaySpec) and memory.on_device:
-        report.fail((*place, "on_device"), "must be false: HindsightReplay changes its batches in host memory")
+        report.fail((*location, "on_device"), "must be false: HindsightReplay changes its batches in host memory")
     draws = algorithm.self_imitation or not algorithm.on_policy
     if draws and isinstance(replay, ReplayKeys) and agent.net is not None and agent.net.name in NETS:
-        _sequences(agent.net, replay, place, report)
+        _sequences(agent.net, replay, location, report)
     single = is_extension(memory.name) or isinstance(memory, HindsightReplaySpec)
     if algorithm_known and not algorithm.on_policy and single and agent.net is not None and agent.net.recurrent:
         why = f"{agent.net.name} learns from sequences, which only {_one_of(SEQUENCE_MEMORIES)} hold"
-        report.fail((*place, "name"), f"'{memory.name}' cannot be combined with {agent.net.name}: {why}")
+        report.fail((*location, "name"), f"'{memory.name}' cannot be combined with {agent.net.name}: {why}")
 
 
-def _sequences(net: NetSpec, replay: ReplayKeys, place: KeyPath, report: Report) -> None:
+def _sequences(net: NetSpec, replay: ReplayKeys, location: KeyPath, report: Report) -> None:
     """Reject keys for sequences if single transitions are sampled."""
     if net.recurrent:
         return
     for key, default in (("burn_in", None), ("eta", PriorityKeys.model_fields["eta"].default)):
         if getattr(replay, key, default) != default:
-            report.fail((*place, key), f"has no effect: {net.name} is not recurrent and learns from single transitions")
+            report.fail((*location, key), f"has no effect: {net.name} is not recurrent and learns from single transitions")
 
 
-def _net(agent: AgentSpec, net: NetSpec, place: KeyPath, report: Report) -> None:
+def _net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> None:
     algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
-        _arcs(agent, net, place, report)
+        _arcs(agent, net, location, report)
     fitting = [name for name, model in NETS.items() if model.recurrent <= algorithm.recurrent and model.dueling <= algorithm.values]
     allowed = f"allowed: {', '.join(fitting)}"
     if net.recurrent and not algorithm.recurrent:
         why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
-        report.fail((*place, "name"), f"'{net.name}' {why}; {allowed}")
+        report.fail((*location, "name"), f"'{net.name}' {why}; {allowed}")
     if net is agent.critic_net and net.recurrent and algorithm.recurrent and agent.net is not None and not agent.net.recurrent:
         why = f"needs a recurrent agent.net, whose sequences the critics learn from; agent.net is {agent.net.name}"
-        report.fail((*place, "name"), f"'{net.name}' {why}")
+        report.fail((*location, "name"), f"'{net.name}' {why}")
     if net.recurrent and net.dtype != "float32":
-        report.fail((*place, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
+        report.fail((*location, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
     if net.images and net.input == "vector":
-        report.fail((*place, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet")
+        report.fail((*location, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet")
     if net is agent.critic_net and net.input is not None and net.input != agent.input:
-        report.fail((*place, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
+        report.fail((*location, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
     if net.dueling and algorithm.learns and not algorithm.values:
-        report.fail((*place, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
+        report.fail((*location, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
     if isinstance(net, LayersSpec) and (net.noisy or net.noisy_sigma != LayersSpec.model_fields["noisy_sigma"].default):
-        _noisy(algorithm, net, place, report)
+        _noisy(algorithm, net, location, report)
     if getattr(net, "dropout", 0.0) and algorithm.learns and not algorithm.own_critics:
         names = [name for name, model in ALGORITHMS.items() if model.own_critics]
-        report.fail((*place, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
+        report.fail((*location, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
     if net.shared and algorithm.own_critics:
         report.ineffective(
-            (*place, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
+            (*location, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
         )
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
         rollout = agent.rollout_len
         if "seq_len" in net.model_fields_set and net.seq_len > rollout:
-            report.fail((*place, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
+            report.fail((*location, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
     if isinstance(net, HydraMLPNetSpec):
-        _hydra(net, place, report)
+        _hydra(net, location, report)
     if isinstance(net, ConvNetSpec):
-        for index, layer in enumerate(net.conv_hid_layers or []):
-            for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
-                sizes = layer[part] if part < len(layer) else 1
-                if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
-                    report.fail((*place, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
+        _convolutions(net, location, report)
 
 
-def _noisy(algorithm: AlgorithmSpec, net: LayersSpec, place: KeyPath, report: Report) -> None:
+def _convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> None:
+    """Check that no channel count, kernel size or stride is 0."""
+    for index, layer in enumerate(net.conv_hid_layers or []):
+        for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
+            sizes = layer[part] if part < len(layer) else 1
+            if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
+                report.fail((*location, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
+
+
+def _noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report: Report) -> None:
     """Reject noise in the net of an algorithm that does not act on action values, and a scale of noise without noise."""
     if not net.noisy:
-        report.fail((*place, "noisy_sigma"), "has no effect: noisy is false")
+        report.fail((*location, "noisy_sigma"), "has no effect: noisy is false")
     elif algorithm.learns and not algorithm.noisy:
         fitting = ", ".join(name for name, model in ALGORITHMS.items() if model.noisy)
-        report.fail((*place, "noisy"), f"true is not supported by {algorithm.name}; allowed with {fitting}")
+        report.fail((*location, "noisy"), f"true is not supported by {algorithm.name}; allowed with {fitting}")
 
 
 def _global_nets(agent: AgentSpec, report: Report) -> None:
     """Reject optimizers that several Sessions cannot use on one net."""
-    for place, net in agent.nets.items():
+    for location, net in agent.nets.items():
         for key in OPTIMIZER_KEYS:
             if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
                 why = "'Lookahead' would reset the global net to the slow weights of one Session; use GlobalAdam"
-                report.fail(("agent", place, key, "name"), why)
+                report.fail(("agent", location, key, "name"), why)
 
 
-def _hydra(net: HydraMLPNetSpec, place: KeyPath, report: Report) -> None:
+def _hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
     """Check that hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
 
     def is_unit_list(value: Any) -> bool:
@@ -363,26 +368,27 @@ def _hydra(net: HydraMLPNetSpec, place: KeyPath, report: Report) -> None:
     for index, (part, what) in enumerate(((heads, "head"), (tails, "tail"))):
         if not isinstance(part, list) or not all(is_unit_list(item) for item in part) or (what == "head" and not part):
             report.fail(
-                (*place, "hid_layers", 2 * index), f"must be a list with the units of each {what}, such as [[32], [32]], not {show(part)}"
+                (*location, "hid_layers", 2 * index),
+                f"must be a list with the units of each {what}, such as [[32], [32]], not {show(part)}",
             )
     if not is_unit_list(body):
-        report.fail((*place, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {show(body)}")
+        report.fail((*location, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {show(body)}")
     if isinstance(tails, list) and len(tails) > 2:
-        report.fail((*place, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
+        report.fail((*location, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
 
 
-def _arcs(agent: AgentSpec, net: TorchArcNetSpec, place: KeyPath, report: Report) -> None:
+def _arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
     """Check that there is `arc`, or one arc each for actor and critic."""
-    if net.arc is not None or (place[-1] == "critic_net" and net.critic_arc is not None):
+    if net.arc is not None or (location[-1] == "critic_net" and net.critic_arc is not None):
         return
-    if place[-1] == "critic_net":
-        report.fail((*place, "arc"), "missing; the critics' TorchArcNet needs arc or critic_arc", "missing")
+    if location[-1] == "critic_net":
+        report.fail((*location, "arc"), "missing; the critics' TorchArcNet needs arc or critic_arc", "missing")
     elif net.actor_arc is None:
-        report.fail((*place, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc", "missing")
+        report.fail((*location, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc", "missing")
     elif net.critic_arc is None and agent.algorithm.has_critic and agent.critic_net is None:
-        report.fail((*place, "critic_arc"), "missing; a critic needs critic_arc beside actor_arc, or arc for both", "missing")
+        report.fail((*location, "critic_arc"), "missing; a critic needs critic_arc beside actor_arc, or arc for both", "missing")
     if net.shared and net.actor_arc is not None and net.critic_arc is not None:
-        report.fail((*place, "shared"), "a shared body needs arc, not actor_arc and critic_arc")
+        report.fail((*location, "shared"), "a shared body needs arc, not actor_arc and critic_arc")
 
 
 def _env(spec: Spec, report: Report) -> None:
@@ -427,21 +433,21 @@ def _one_step_returns(spec: Spec, what: str, report: Report) -> None:
 
 def _demonstrations(spec: Spec, report: Report) -> None:
     """Check that the algorithm learns from demonstrations if there are any, and that it has the ones it needs."""
-    algorithm, place = spec.agent.algorithm, ("meta", "demonstrations")
+    algorithm, location = spec.agent.algorithm, ("meta", "demonstrations")
     memory = spec.agent.memory
     if spec.meta.demonstrations is None:
         if getattr(memory, "demonstration_fraction", None) is not None:
             report.fail(("agent", "memory", "demonstration_fraction"), "has no effect: meta.demonstrations is absent")
         if algorithm.offline:
             hint = "record some: slm-lab enjoy@{run folder} --record PATH"
-            report.fail(place, f"missing; {algorithm.name} learns from recorded episodes alone ({hint})", "missing")
+            report.fail(location, f"missing; {algorithm.name} learns from recorded episodes alone ({hint})", "missing")
         return
     if algorithm.offline:
         if getattr(memory, "demonstration_fraction", None) is not None:
             report.fail(("agent", "memory", "demonstration_fraction"), f"has no effect: {algorithm.name} learns from demonstrations alone")
     elif algorithm.on_policy or not algorithm.learns:
         learners = ", ".join(name for name, model in ALGORITHMS.items() if not model.on_policy)
-        report.fail(place, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")
+        report.fail(location, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")
     else:
         _with_own_steps(spec, report)
     if spec.env.normalize_reward:

@@ -73,12 +73,12 @@ class _Draft:
             value = value_of(self.spec, path[:end]).model_copy(update={str(path[end]): value})
         self.spec = value
 
-    def ignore(self, place: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
+    def ignore(self, location: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
         """Reset each of `keys` to its default; add a note that gives the reason if its value was different. Args: by: as in `set`."""
-        model = value_of(self.spec, place)
+        model = value_of(self.spec, location)
         for key, field in type(model).model_fields.items():
             if key in keys and getattr(model, key) != field.default:
-                self.set((*place, key), field.default, f"has no effect: {why}; ignored", by)
+                self.set((*location, key), field.default, f"has no effect: {why}; ignored", by)
 
 
 def resolve(spec: Spec, report: Report) -> Spec:
@@ -116,7 +116,7 @@ def _meta(draft: _Draft) -> None:
         draft.report.note(("meta", "distributed"), why)
 
 
-def _global_optimizers(net: NetSpec, place: KeyPath, distributed: bool, report: Report) -> None:
+def _global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, report: Report) -> None:
     """Add a note for each local optimizer of a global net, and for each global optimizer without a global net."""
     for key in OPTIMIZER_KEYS:
         optim = getattr(net, key)
@@ -125,9 +125,9 @@ def _global_optimizers(net: NetSpec, place: KeyPath, distributed: bool, report: 
         if distributed:
             common = "GlobalRMSprop" if optim.name == "RMSprop" else "GlobalAdam"
             statistics = f"{optim.name} keeps separate statistics in each Session"
-            report.note((*place, key), f"{statistics}; {common} shares them")
+            report.note((*location, key), f"{statistics}; {common} shares them")
         else:
-            report.note((*place, key), f"without meta.distributed {optim.name} is the same as {optim.name.removeprefix('Global')}")
+            report.note((*location, key), f"without meta.distributed {optim.name} is the same as {optim.name.removeprefix('Global')}")
 
 
 def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
@@ -208,64 +208,64 @@ def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
 
 def _memory(draft: _Draft) -> None:
     """Fill in absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm uses self-imitation."""
-    place, memory, net = MEMORY, draft.spec.agent.memory, draft.spec.agent.net
+    location, memory, net = MEMORY, draft.spec.agent.memory, draft.spec.agent.net
     imitated = memory.sil_replay if isinstance(memory, SILReplayKeys) and draft.spec.agent.algorithm.self_imitation else None
     if isinstance(priorities := imitated or memory, PriorityKeys):
         sequences = net is not None and net.recurrent
         if priorities.beta is None and sequences:
-            draft.set((*place, "beta"), constant(0.4), by=[(*NET, "name")])
+            draft.set((*location, "beta"), constant(0.4), by=[(*NET, "name")])
         if priorities.initial_error is None:
-            draft.set((*place, "initial_error"), "greatest" if sequences else 100_000.0, by=[(*NET, "name")])
+            draft.set((*location, "initial_error"), "greatest" if sequences else 100_000.0, by=[(*NET, "name")])
     if not isinstance(memory, SILReplayKeys):
         return
     if draft.spec.agent.algorithm.self_imitation:
         if not isinstance(memory.sil_replay, PriorityKeys):
-            draft.ignore(place, PriorityKeys.model_fields, "sil_replay_name names a uniform replay", by=[(*place, "sil_replay_name")])
+            draft.ignore(location, PriorityKeys.model_fields, "sil_replay_name names a uniform replay", by=[(*location, "sil_replay_name")])
         return
     imitate = ", ".join(name for name, model in ALGORITHMS.items() if model.self_imitation)
     for key in SILReplayKeys.model_fields:
         if getattr(memory, key) is not None:
-            draft.set((*place, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
+            draft.set((*location, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
 
 
-def _net(net: NetSpec, place: KeyPath, draft: _Draft) -> None:
+def _net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
-    if place == CRITIC_NET:
-        draft.ignore(place, ACTOR_KEYS, "agent.critic_net is for the critics only")
+    if location == CRITIC_NET:
+        draft.ignore(location, ACTOR_KEYS, "agent.critic_net is for the critics only")
     elif agent.critic_net is not None and algorithm.own_critics:
-        draft.ignore(place, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
+        draft.ignore(location, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
     else:
         _optimizers(net, draft)
     if not algorithm.learns_values:
         note = f"has no effect: {algorithm.name} learns quantiles by their own loss; ignored" if algorithm.has_critic else ""
         note = note if net.loss_spec != LossSpec() else ""
-        draft.set((*place, "loss_spec"), LossSpec(), note, by=[_NAME])  # the given name may not be a regression loss
+        draft.set((*location, "loss_spec"), LossSpec(), note, by=[_NAME])  # the given name may not be a regression loss
     if algorithm.value_distribution() is not None:
-        draft.ignore(place, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
+        draft.ignore(location, ["loss_spec"], f"{algorithm.name} has its own loss of distributions", by=[_NAME])
     if algorithm.learns and not algorithm.has_target:
-        draft.ignore(place, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
+        draft.ignore(location, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
-        draft.ignore(place, ["polyak_coef"], "update_type is 'replace'", by=[_NAME, (*place, "update_type")])
+        draft.ignore(location, ["polyak_coef"], "update_type is 'replace'", by=[_NAME, (*location, "update_type")])
     else:
         why = "update_type is 'polyak', which updates with each gradient or vector step"
-        draft.ignore(place, ["update_frequency"], why, by=[_NAME, (*place, "update_type")])
+        draft.ignore(location, ["update_frequency"], why, by=[_NAME, (*location, "update_type")])
         if net.polyak_coef == 0.0 and draft.report.for_slm_lab:
-            draft.report.note((*place, "polyak_coef"), "0: the target network never changes")
+            draft.report.note((*location, "polyak_coef"), "0: the target network never changes")
         if "polyak_coef" not in net.model_fields_set:
             message = f"absent: {net.polyak_coef:g}; with SLM Lab's 0 the target network would never change"
-            draft.report.note((*place, "polyak_coef"), message)
-            draft.report.differs((*place, "polyak_coef"), "polyak_coef", message)
+            draft.report.note((*location, "polyak_coef"), message)
+            draft.report.differs((*location, "polyak_coef"), "polyak_coef", message)
     for key in OPTIMIZER_KEYS if draft.spec.search is None else ():  # a search may change the name
-        current = getattr(value_of(draft.spec, place), key)
+        current = getattr(value_of(draft.spec, location), key)
         if current is not None and current.lr is None:
-            draft.set((*place, key), current.model_copy(update={"lr": current.rate}))
+            draft.set((*location, key), current.model_copy(update={"lr": current.rate}))
     for key in ("hid_layers_activation", "out_layer_activation"):
         word = getattr(net, key, None)
         if word is not None and "_" in word:
-            draft.set((*place, key), activation(word))  # torch has no underscores: leaky_relu is LeakyReLU
+            draft.set((*location, key), activation(word))  # torch has no underscores: leaky_relu is LeakyReLU
     rollout = agent.rollout_len
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes and net.seq_len > rollout:
-        draft.set((*place, "seq_len"), rollout)  # only the default can be longer: a longer given value is an error
+        draft.set((*location, "seq_len"), rollout)  # only the default can be longer: a longer given value is an error
 
 
 def _is_searched(spec: Spec, *paths: KeyPath) -> bool:

@@ -49,125 +49,127 @@ def activation(name: str) -> str | None:
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
 
-def check_net(net: NetSpec, place: KeyPath, report: Report, *, has_loss: bool = True) -> None:
-    """Add a problem for each name or argument of the net at `place` that does not exist in torch.
+def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool = True) -> None:
+    """Add a problem for each name or argument of the net at `location` that does not exist in torch.
 
     Without `has_loss` (the algorithm learns no values) an unknown loss is a note: it is not used.
     """
     for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:
-            _optimizer(optim, (*place, key), report)
+            _optimizer(optim, (*location, key), report)
     for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
         if (scheduler := getattr(net, key)) is not None:
-            _call(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*place, key), report)
+            _call(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*location, key), report)
     if has_loss:
-        _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*place, "loss_spec"), report)
+        _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*location, "loss_spec"), report)
     elif net.loss_spec.name not in LOSSES:
-        report.ineffective((*place, "loss_spec", "name"), f"'{net.loss_spec.name}' has no effect: the algorithm learns no values; ignored")
+        report.ineffective(
+            (*location, "loss_spec", "name"), f"'{net.loss_spec.name}' has no effect: the algorithm learns no values; ignored"
+        )
     if isinstance(net, LayersSpec | TorchArcNetSpec):
         if net.init_fn is not None:
-            _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", place, report, key="init_fn")
+            _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", location, report, key="init_fn")
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
-                report.fail((*place, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
+                report.fail((*location, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
     if isinstance(net, TorchArcNetSpec):
-        _gain(net, place, report)
+        _gain(net, location, report)
         for key in ("arc", "actor_arc", "critic_arc"):
             if (arc := getattr(net, key)) is not None:
-                _arc(arc, (*place, key), report)
+                _arc(arc, (*location, key), report)
 
 
-def _gain(net: TorchArcNetSpec, place: KeyPath, report: Report) -> None:
+def _gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
     """Check that init_fn has a gain for hid_layers_activation, if init_fn needs one."""
     known = activation(net.hid_layers_activation)
     scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
     if scaled and known is not None and known not in GAINS:
         message = f"{net.init_fn} has no gain for '{net.hid_layers_activation}'; allowed with it: {', '.join(GAINS)}"
-        report.fail((*place, "hid_layers_activation"), message)
+        report.fail((*location, "hid_layers_activation"), message)
 
 
-def _name(name: str, known: Mapping[str, str], what: str, place: KeyPath, report: Report, key: str = "name") -> bool:
+def _name(name: str, known: Mapping[str, str], what: str, location: KeyPath, report: Report, key: str = "name") -> bool:
     if name in known:
         return True
     reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest(name, known)
-    report.fail((*place, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
+    report.fail((*location, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
     return False
 
 
-def _call(given: NamedClass, known: Mapping[str, str], what: str, place: KeyPath, report: Report) -> None:
+def _call(given: NamedClass, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
     """Check a name and its arguments."""
-    if _name(given.name, known, what, place, report):
-        _arguments(given.kwargs, known[given.name], given.name, place, report)
+    if _name(given.name, known, what, location, report):
+        _arguments(given.kwargs, known[given.name], given.name, location, report)
 
 
-def _optimizer(optim: OptimSpec, place: KeyPath, report: Report) -> None:
+def _optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> None:
     if optim.name != "Lookahead":
-        _call(optim, OPTIMIZERS, "optimizer of torch.optim", place, report)
+        _call(optim, OPTIMIZERS, "optimizer of torch.optim", location, report)
         return
     inner = optim.kwargs.get("optimizer", "Adam")
     if not isinstance(inner, str):
-        report.fail((*place, "optimizer"), f"must be the name of an optimizer, not {show(inner)}")
-    elif _name(inner, OPTIMIZERS, "optimizer of torch.optim", place, report, key="optimizer"):
+        report.fail((*location, "optimizer"), f"must be the name of an optimizer, not {show(inner)}")
+    elif _name(inner, OPTIMIZERS, "optimizer of torch.optim", location, report, key="optimizer"):
         others = {key: value for key, value in optim.kwargs.items() if key not in LOOKAHEAD}
-        _arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", place, report)
+        _arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", location, report)
 
 
-def _arguments(given: Mapping[str, Any], known: str, name: str, place: KeyPath, report: Report) -> None:
+def _arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPath, report: Report) -> None:
     """Check the given arguments against the known arguments of `name`."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:
             hint = nearest(key, words) or f"; allowed: {', '.join(words) or 'none'}"
-            report.fail((*place, key), f"unknown argument of {name}{hint}", "unknown")
+            report.fail((*location, key), f"unknown argument of {name}{hint}", "unknown")
         elif key in WHOLE:
             numbers, what = (given[key], "whole numbers") if isinstance(given[key], list) else ([given[key]], "a whole number")
             if any(not isinstance(number, int) or isinstance(number, bool) for number in numbers):
-                report.fail((*place, key), f"must be {what}, not {show(given[key])}")
+                report.fail((*location, key), f"must be {what}, not {show(given[key])}")
     for key, must in words.items():
         if must and key not in given:
-            report.fail((*place, key), f"missing; required by {name}", "missing")
+            report.fail((*location, key), f"missing; required by {name}", "missing")
 
 
-def _arc(arc: dict[str, Any], place: KeyPath, report: Report) -> None:
+def _arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
     """Check an arc: `{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
         if key not in ("modules", "graph"):
-            report.fail((*place, key), f"unknown key{nearest(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown")
+            report.fail((*location, key), f"unknown key{nearest(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown")
     if not isinstance(modules, dict) or not modules:
-        report.fail((*place, "modules"), f"must be an object of named layers, not {show(modules)}")
+        report.fail((*location, "modules"), f"must be an object of named layers, not {show(modules)}")
         return
     for name, layer in modules.items():
-        _layer(layer, (*place, "modules", name), report)
+        _layer(layer, (*location, "modules", name), report)
     if graph is None and len(modules) == 1:
         return  # a single module needs no graph
     if not isinstance(graph, dict):
-        report.fail((*place, "graph"), f"must be an object with input, modules and output, not {show(graph)}")
+        report.fail((*location, "graph"), f"must be an object with input, modules and output, not {show(graph)}")
     else:
-        _graph(graph, modules, (*place, "graph"), report)
+        _graph(graph, modules, (*location, "graph"), report)
 
 
-def _layer(layer: Any, place: KeyPath, report: Report) -> None:
+def _layer(layer: Any, location: KeyPath, report: Report) -> None:
     """Check a layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
     if isinstance(layer, str):
         layer = {layer: None}
     name, args = next(iter(layer.items())) if isinstance(layer, dict) and len(layer) == 1 else (None, None)
     if name is None:
-        report.fail(place, f"must be one layer, such as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
+        report.fail(location, f"must be one layer, such as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
     elif name not in LAYERS:
-        report.fail((*place, name), f"unknown layer of torch.nn{nearest(name, LAYERS)}")
+        report.fail((*location, name), f"unknown layer of torch.nn{nearest(name, LAYERS)}")
     elif name in ("Sequential", "ModuleList") and isinstance(args, list):
         for index, inner in enumerate(args):
-            _layer(inner, (*place, name, index), report)
+            _layer(inner, (*location, name, index), report)
     elif isinstance(args, dict) or args is None:
-        _arguments(args or {}, LAYERS[name], name, (*place, name), report)
+        _arguments(args or {}, LAYERS[name], name, (*location, name), report)
 
 
-def _graph(graph: dict[str, Any], modules: Mapping[str, Any], place: KeyPath, report: Report) -> None:
+def _graph(graph: dict[str, Any], modules: Mapping[str, Any], location: KeyPath, report: Report) -> None:
     for key in ("input", "modules", "output"):
         if graph.get(key) in (None, {}, []):
-            report.fail((*place, key), "missing; a graph needs input, modules and output", "missing")
+            report.fail((*location, key), "missing; a graph needs input, modules and output", "missing")
     steps = graph.get("modules")
     for name in steps if isinstance(steps, dict) else ():
         if name not in modules:
-            report.fail((*place, "modules", name), f"unknown module{nearest(name, modules)}")
+            report.fail((*location, "modules", name), f"unknown module{nearest(name, modules)}")

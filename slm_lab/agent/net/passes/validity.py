@@ -47,7 +47,7 @@ class ModuleMonitor:
         scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
         self._scalars_in, self._scalar_names, self._scalars = map(list, zip(*scalars, strict=True)) if scalars else ([], [], [])
         self._data = self._tensors if data else []
-        self._places = [one.data_ptr() for one in self._data]
+        self._addresses = [one.data_ptr() for one in self._data]
         self.handles = -1
         """torch's next hook id at the last check that found no hooks; -1: there may be hooks."""
 
@@ -63,7 +63,7 @@ class ModuleMonitor:
             and list(map(_children, self._containers)) == self._modules_of  # `del` on a Sequential replaces its dictionary
             # different tensors of one element compare equal if their values are equal
             and (not self._scalars or all(map(is_, map(getitem, self._scalars_in, self._scalar_names), self._scalars)))
-            and (not self._data or list(map(Tensor.data_ptr, self._data)) == self._places)
+            and (not self._data or list(map(Tensor.data_ptr, self._data)) == self._addresses)
         )
 
     def _is_same_structure(self) -> bool:

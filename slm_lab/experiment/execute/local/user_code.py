@@ -34,7 +34,7 @@ def cause(error: BaseException) -> str:
         return f"the data folder is on a read-only file system ({error.strerror})"
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         closed = "a file descriptor of the process is closed: the env, or what it uses, closes descriptors that it did not open"
-        return _noted(f"{closed} ({error.strerror}{place(error)})", error)
+        return _noted(f"{closed} ({error.strerror}{source_of(error)})", error)
     if (did := explained(error)) is not None:
         return _noted(did, error)
     return "".join(traceback.format_exception(error))
@@ -94,10 +94,10 @@ def explained(error: BaseException) -> str | None:
             text = f"{type(error).__name__} was raised (by code, not by a signal)"
         case _:
             return None
-    return text + place(error)
+    return text + source_of(error)
 
 
-def place(error: BaseException) -> str:
+def source_of(error: BaseException) -> str:
     """Return the file and line that raised an error, to append to a message; "" if they are not known."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
@@ -128,5 +128,5 @@ def close_env(close: Callable[[], None]) -> None:
     except (Exception, SystemExit, Exited, KeyboardInterrupt, GeneratorExit) as error:
         if not from_user_code(error):
             raise
-        notice(f"the env's close() failed: {explained(error) or f'{type(error).__name__}: {error}{place(error)}'}")
+        notice(f"the env's close() failed: {explained(error) or f'{type(error).__name__}: {error}{source_of(error)}'}")
         logger.info("close() failed", exc_info=True)

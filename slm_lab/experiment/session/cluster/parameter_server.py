@@ -79,10 +79,10 @@ class _View(SharedArrays):
         self.parts[view.name] = part
         return view
 
-    def place(self, named: Named) -> dict[str, np.ndarray]:
+    def allocate(self, named: Named) -> dict[str, np.ndarray]:
         """Map the arrays; of divided arrays, only the range of this process."""
         self.named = named
-        return super().place(
+        return super().allocate(
             {name: one if one.division is None else one._replace(values=self.part(name, one.values)) for name, one in named.items()}
         )
 

@@ -50,7 +50,7 @@ class _Copies:
         self.pushed = self.pulled = 0
         """Bytes of arrays sent and received."""
 
-    def place(self, named: Named) -> None:
+    def allocate(self, named: Named) -> None:
         """Create the copies. The copy of a divisible vector is the part's own array, so that an answer updates the part directly."""
         self.named = named
         for name, one in named.items():
@@ -192,7 +192,7 @@ class RemoteArrays:
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
         self._copies.info = self._info()
-        self._copies.place(prefixed(parts))
+        self._copies.allocate(prefixed(parts))
         attach_parts(parts, self, dict(self._copies.arrays))
 
     @property

@@ -56,6 +56,9 @@ FIGURES = {
     "hindsight": {"hindsight": "returns_vs_frames"},
     "behaviour_cloning": {},
     "demonstrations": {"demonstrations": "returns_vs_frames"},
+    "dm_control": {"dm_control": "returns_vs_frames"},
+    "metaworld": {"metaworld": "returns_vs_frames"},
+    "jumanji": {"snake": "returns_vs_frames_Jumanji/Snake-v1", "game2048": "returns_vs_frames_Jumanji/Game2048-v1"},
 }
 """Study → image file in the folder of its page → name of the figure."""
 LEARNING_CURVES = tuple(FIGURES)[2:]

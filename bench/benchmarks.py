@@ -165,7 +165,9 @@ def _page(folder: Path) -> Path:
 
 
 def write_page(study: Study, folder: Path) -> None:
-    """Write the table and the figures of the page that belongs to a folder of results."""
+    """Write the table and the figures of the page that belongs to a folder of results; nothing if there are none."""
+    if not results_of(study, folder):
+        return
     _page(folder).write_text(with_table(study, folder), encoding="utf-8")
     figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()
     for name, figure in FIGURES[study.name].items():

@@ -38,9 +38,12 @@ def test_the_table_of_synchronous_and_asynchronous_runs_is_that_of_its_results()
 
 @pytest.mark.parametrize("name", LEARNING_CURVES)
 def test_the_tables_of_learning_curves_are_those_of_their_results(name: str) -> None:
-    page = PAGES[name]
+    page, text = PAGES[name], (DOCS / "learning_curves.md").read_text(encoding="utf-8")
     study = load_study(page.file, name)
-    assert with_table(study, page.results) == (DOCS / "learning_curves.md").read_text(encoding="utf-8")
+    if results_of(study, page.results):
+        assert with_table(study, page.results) == text
+    else:
+        assert f"<!-- study {name} -->" not in text
 
 
 def test_scores_are_those_of_their_results() -> None:

@@ -26,7 +26,9 @@ class Request(NamedTuple):
 
 
 def resolve_request(words: list[str]) -> Request:
-    """Return FILE, NAME and MODE, with defaults for omitted arguments."""
+    """Return FILE, NAME and MODE, with defaults for omitted arguments. `enjoy RUN` means enjoy@RUN."""
+    if len(words) == 2 and words[0] == "enjoy" and "@" not in words[1] and not Path("enjoy").exists():
+        words = [f"enjoy@{words[1]}"]
     if words and _is_mode_at(words[0]):
         mode = _read_mode(words[0])
         if len(words) > 1:

@@ -16,6 +16,7 @@ import pytest
 
 import slm_lab
 from slm_lab.cli import main
+from slm_lab.cli.files import resolve_request
 from slm_lab.cli.parser import COMMANDS, make_parser
 from slm_lab.experiment.plan import Plan
 from tests.wording import check_wording
@@ -96,6 +97,13 @@ def test_an_error_of_the_user(
         "test_cli.test_an_error_of_the_user",
         [text.replace(str(tmp_path), "FOLDER").replace(f"see {sys.argv[0].rsplit('/')[-1]} --help", "see PROG --help")],
     )
+
+
+def test_enjoy_with_a_name_plays_the_model_of_this_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_request(["enjoy", "walker"]) == resolve_request(["enjoy@walker"])
+    Path("enjoy").write_text("{}")  # a spec file
+    assert resolve_request(["enjoy", "walker"]).file == "enjoy"
 
 
 def test_an_error_without_notices_of_keys_that_have_no_effect(capsys: pytest.CaptureFixture[str]) -> None:

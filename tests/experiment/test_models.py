@@ -89,6 +89,14 @@ def test_a_name_is_accepted_like_a_folder(data: Path, tmp_path: Path, monkeypatc
     assert torch.equal(weights["weights"]["actor_head.linear.bias"], run.saved["weights"]["actor_head.linear.bias"])
 
 
+def test_a_model_is_compared_with_a_run_by_its_keys(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = next(path for path in data.iterdir() if path.name != "models" and path.is_dir())
+    assert main(["diff", "swing", str(run), "--data-dir", str(data)]) == 0
+    text = capsys.readouterr().out
+    assert "A is a model" in text.splitlines()[-1]
+    assert "has none yet" not in text
+
+
 @pytest.mark.parametrize("words", ["report swing", "compare swing", "retro_analyze swing", "doctor swing", "verify swing", "train@swing"])
 def test_a_model_has_no_rows(words: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the run that the model is from, if it is in the data folder."""

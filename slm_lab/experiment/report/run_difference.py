@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.report.compare import Setting, comparable_metric, differing_keys, seeds_of
 from slm_lab.experiment.report.compare_report import estimate_text, number_text
 from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_quantile
@@ -246,7 +247,7 @@ def difference_text(found: RunDifference) -> str:
     parts.append(([] if unknown else _pair_lines("made with", found.records, width)) or [same])
     parts.append([line for text in _row_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
     parts.append([line for text in _return_texts(found) for line in textwrap.wrap(text, width, subsequent_indent="  ")])
-    return "\n\n".join("\n".join(lines) for lines in parts)
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
 def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
@@ -276,6 +277,8 @@ def _shortened(text: str, size: int, *, end: bool = False) -> str:
 
 
 def _row_texts(found: RunDifference) -> list[str]:
+    if models := [name for name, run in zip("AB", (found.a, found.b), strict=True) if isinstance(run.paths, ModelPaths)]:
+        return [f"rows and returns are not compared: {' and '.join(models)} {'is a model' if len(models) == 1 else 'are models'}"]
     if not found.tables:
         return ["rows: the runs have no table in common"]
     if found.rows_equal:
@@ -309,6 +312,8 @@ def _return_texts(found: RunDifference) -> list[str]:
     returns = found.returns
     if found.a.env != found.b.env:
         return [f"returns are not compared: the envs are {found.a.env} and {found.b.env}"]
+    if any(isinstance(run.paths, ModelPaths) for run in (found.a, found.b)):
+        return []
     if returns is None:
         return ["returns are not compared: a run has none yet"]
     lines = [f"{returns.metric} at the end (95 % interval over seeds):"]

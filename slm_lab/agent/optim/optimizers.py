@@ -349,11 +349,11 @@ class PartitionedOptimizer(FlatOptimizer):
 
     def split_at(self, index: int) -> None:
         """Split the part that contains element `index`, so that a part begins there, unless one does already."""
-        for index, (part, optimizer) in enumerate(self.parts):
+        for number, (part, optimizer) in enumerate(self.parts):
             if part.start < index < part.stop:
                 halves = slice(0, index - part.start), slice(index - part.start, part.stop - part.start)
                 new_parts = [(slice(part.start + half.start, part.start + half.stop), optimizer.part(half)) for half in halves]
-                self.parts[index : index + 1] = new_parts
+                self.parts[number : number + 1] = new_parts
                 return
 
     def freeze(self, frozen: Sequence[slice]) -> None:

@@ -184,6 +184,22 @@ def test_nothing_follows_from_a_name_that_was_guessed(specs: Specs) -> None:
     assert specs.problems({f"{ALGORITHM}.name": "PPOSAIL", "agent.memory.name": "OnPolicyReplay"}) == [f"{ALGORITHM}.name"]
 
 
+def test_several_missing_keys_of_a_section_leave_out_this_section_only(specs: Specs) -> None:
+    """The rules still see the algorithm of the file, here that DQN needs a replay buffer and learns, so that it can be distributed."""
+    changes = {"agent.algorithm": {"name": "DQN", "explore_var_spec": {"name": "linear_decay"}}, "meta.distributed": "synced"}
+    schedule = f"{ALGORITHM}.explore_var_spec"
+    assert specs.problems(changes) == [
+        f"{schedule}.start_val (missing)",
+        f"{schedule}.end_val (missing)",
+        f"{schedule}.end_step (missing)",
+        "agent.memory.name",
+    ]
+
+
+def test_nothing_follows_from_an_algorithm_that_is_left_out(specs: Specs) -> None:
+    assert specs.problems({"agent.algorithm": 3, "agent.net": ..., "meta.distributed": "synced"}) == [ALGORITHM]
+
+
 @pytest.mark.parametrize(
     ("name", "here"),
     [("A2C", "ActorCritic"), ("sac", "SoftActorCritic"), ("PPO2", "PPO"), ("DDQN", "DoubleDQN"), ("A3C", "meta.distributed")],

@@ -23,7 +23,7 @@ from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
 from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, foreign_keys, models_at
 from slm_lab.spec.report import KeyPath, Problem, Report, nearest, override, show, value_at
-from slm_lab.spec.rules.check import check_rules, check_updates
+from slm_lab.spec.rules.check import ALGORITHM, check_rules, check_updates
 from slm_lab.spec.rules.resolve import derive_sizes, resolve
 
 
@@ -143,11 +143,13 @@ def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[
 
     Unknown names of components are replaced by likely names, and the problems in these components are added to `report`.
     """
+    given = value_at(raw, ALGORITHM)
     raw, guessed, cut = copy.deepcopy(raw), set[KeyPath](), False
     for _ in range(10):
         wrong = wrong_parts(raw)
         if not wrong:
-            return validate(raw, Report()), guessed
+            replaced = {(*ALGORITHM, "name")} if given != value_at(raw, ALGORITHM) == _STAND_IN[ALGORITHM] else set()
+            return validate(raw, Report()), guessed | replaced
         likely = {} if cut else likely_names(raw, wrong)
         for path, name in likely.items():
             value_at(raw, path[:-1])["name"] = name
@@ -159,8 +161,10 @@ def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[
             report.merge(found)
             continue
         cut = True
+        removed: list[KeyPath] = []
         for path in sorted(set(wrong), key=len, reverse=True):  # a key may be wrong in two ways
-            _remove_part(raw, path)
+            if not any(path[: len(part)] == part for part in removed):
+                removed.append(_remove_part(raw, path))
     return None, guessed
 
 
@@ -178,8 +182,11 @@ _STAND_IN: dict[KeyPath, Any] = {
 """Valid placeholder values for required parts."""
 
 
-def _remove_part(rest: dict[str, Any], path: KeyPath) -> None:
-    """Remove the part at `path`, or the section around a missing part; replace required parts by their values in _STAND_IN."""
+def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
+    """Remove the part at `path`, or the section around a missing part; replace required parts by their values in _STAND_IN.
+
+    Returns the path of what was removed or replaced.
+    """
     for end in range(len(path), 0, -1):
         section, key = value_at(rest, path[: end - 1]), path[end - 1]
         if not isinstance(section, dict):
@@ -187,10 +194,11 @@ def _remove_part(rest: dict[str, Any], path: KeyPath) -> None:
         # remove a stand-in that did not help (a HydraMLPNet's hid_layers in another net)
         if path[:end] in _STAND_IN and section.get(key) != _STAND_IN[path[:end]]:
             section[key] = copy.deepcopy(_STAND_IN[path[:end]])
-            return
+            return path[:end]
         if key in section:
             del section[key]
-            return
+            return path[:end]
+    return path
 
 
 _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})

@@ -55,7 +55,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     found = {kind: list(KINDS[kind][0]()) for kind in kinds}
     shown = {kind: [entry for entry in entries if entry.contains(search)] for kind, entries in found.items()}
     if not any(shown.values()):
-        raise UsageError(_nothing(search, found))
+        raise UsageError(_no_results(search, found))
     if arguments.json:
         return print_json({kind: [entry.to_dict(kind) for entry in entries] for kind, entries in shown.items()})
     if not search and "envs" in shown:  # names alone: 1,000 envs with their spaces are 2,500 lines
@@ -69,7 +69,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
     return print_result("\n\n".join(parts))
 
 
-def _nothing(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
+def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
     """Return the message for a search without results, with the name nearest to a word that no entry contains."""
     from slm_lab.spec.report import nearest
 

@@ -82,7 +82,7 @@ def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[An
 
 
 def _unknown_keys(given: Sequence[str], keys: Sequence[str], name: str) -> list[Problem]:
-    """Return a problem for each given key that is no entry of the observation."""
+    """Return a problem for each given key that is not an entry of the observation."""
     entries = f"entries: {', '.join(keys)}" if keys else "the observation is not a Dict"
     paths = [f"env.{name}" if name == "action_mask" else f"env.{name}[{index}]" for index in range(len(given))]
     return [

@@ -56,7 +56,7 @@ def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
 
 
 def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return the `__init__` of a class and of its base classes; if the creator is no class, the creator itself."""
+    """Return the `__init__` of a class and of its base classes; if the creator is not a class, the creator itself."""
     if not inspect.isclass(creator):
         return [creator]
     return [vars(base)["__init__"] for base in inspect.getmro(creator) if "__init__" in vars(base) and base is not object]

@@ -59,7 +59,7 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
-    """Return a problem for each key of the env section that is no option of EnvPool's env `name`, or whose value has another type.
+    """Return a problem for each key of the env section that is not an option of EnvPool's env `name`, or whose value has another type.
 
     Raises: see `options_of`.
     """
@@ -142,7 +142,7 @@ def _fitted_dict(value: dict[Any, Any], default: dict[Any, Any]) -> dict[Any, An
     key, sample = next(iter(default.items()))
     try:
         fitted = {type(key)(name): _fitted(one, sample) for name, one in value.items()}
-    except ValueError:  # a key that is no number
+    except ValueError:  # a key that is not a number
         return None
     return None if None in fitted.values() else fitted
 
@@ -171,7 +171,7 @@ _KINDS: dict[type, str] = {
 
 
 def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
-    """Correct the observation space that EnvPool reports: bounds that mean none, codes that are no image, and counters of steps."""
+    """Correct the observation space that EnvPool reports: bounds that mean ±∞, codes that are not an image, and counters of steps."""
     match space:
         case spaces.Dict():
             grid = {"image", "mission", "direction"} <= space.spaces.keys()

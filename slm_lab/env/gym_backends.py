@@ -351,7 +351,7 @@ class _GymVectorBackend(Backend):
             return f"{target.id} is registered as a vector env only"
         return None
 
-    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: EnvRequest) -> None:
+    def _set_vector_env(self, vec: gym.vector.VectorEnv[Any, Any, Any], target: EnvRequest) -> None:
         self._vec, self._infos = vec, {}
         self._exposes_rng = target.atari is None  # the emulator has its own random stream
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
@@ -388,7 +388,7 @@ class Sync(_GymVectorBackend):
     def __init__(self, target: EnvRequest) -> None:
         self._make, self._curriculum = SingleEnv.from_target(target), target.curriculum
         vec = _Sync([self._make] * target.num_envs, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-        self._use(vec, target)
+        self._set_vector_env(vec, target)
         self._envs, self._obs = vec.envs, vec._observations
         self._action_mask = target.action_mask
         self._plain = isinstance(self.observation_space, gym.spaces.Box)
@@ -441,7 +441,7 @@ class Sync(_GymVectorBackend):
                     terminated_N[i], truncated_N[i] = terminated, truncated
                     if terminated or truncated:
                         final = final or []
-                        final.append((i, self._kept(obs)))
+                        final.append((i, self._copied_last_obs(obs)))
                         self._infos[i] = dict(info)
                         seed = self._begin(i)
                         obs, info = unpacked_reset(self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed))
@@ -479,7 +479,7 @@ class Sync(_GymVectorBackend):
         seed_spaces(env, new_seed)
         return new_seed
 
-    def _kept(self, obs: Any) -> Any:
+    def _copied_last_obs(self, obs: Any) -> Any:
         """Return a copy of the last observation of an episode, because the env may reuse the array."""
         if self._plain and type(obs) is np.ndarray and self.fits(obs):
             return obs.copy()
@@ -554,7 +554,7 @@ class Async(_GymVectorBackend):
                     raise
                 # make_env raises an error for the unsupported space
                 vec = _Async(make, target.num_envs, target.track_info, shared_memory=False, curriculum=target.curriculum)
-        self._use(vec, target)
+        self._set_vector_env(vec, target)
         self._curriculum = target.curriculum
         self._sent = None if self._curriculum is None else self._curriculum.current()
         """Values of scheduled keys that the worker processes know."""
@@ -611,7 +611,7 @@ class VectorBackend(Backend):
     _own = False
     """Whether the vector env returns new arrays of the right shapes and types."""
 
-    def _use(self, vec: gym.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
+    def _set_vector_env(self, vec: gym.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
         """Set the vector env. Raises ValueError for an unknown autoreset mode, or if its number of envs is not `num_envs`."""
         self._vec = vec
         name, mode, modes = type(vec.unwrapped).__name__, vec.metadata.get("autoreset_mode"), [*AutoresetMode]
@@ -705,7 +705,7 @@ class OwnVector(VectorBackend):
     def __init__(self, target: EnvRequest) -> None:
         creator: Any = self.creator
         self.action_mask = target.action_mask
-        self._use(creator(num_envs=target.num_envs, **_vector_arguments(target)), target.num_envs)
+        self._set_vector_env(creator(num_envs=target.num_envs, **_vector_arguments(target)), target.num_envs)
 
 
 def vector_backend(creator: type[gym.vector.VectorEnv[Any, Any, Any]]) -> type[OwnVector]:
@@ -743,7 +743,7 @@ class Native(VectorBackend):
     def __init__(self, target: EnvRequest) -> None:
         vec = gym.make_vec(target.id, target.num_envs, vectorization_mode="vector_entry_point", **_vector_arguments(target))
         self.action_mask = target.action_mask
-        self._use(vec, target.num_envs)
+        self._set_vector_env(vec, target.num_envs)
         assert target.registration is not None
         self._own = self.fresh = target.registration.vector_entry_point == CARTPOLE
 

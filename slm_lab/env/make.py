@@ -349,7 +349,7 @@ def _atari(spec: EnvSpec) -> AtariSettings:
         raise _problem(spec, "reward_clipping", "use clip_reward instead (true by default in Atari), which leaves episode returns raw")
     known = [*ATARI_KEYS, "obs_type"]
     problems = [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in kwargs if key not in ATARI_KEYS]
-    if problems := problems + _texts(spec, boolean_arguments(AtariSettings)):
+    if problems := problems + _boolean_texts(spec, boolean_arguments(AtariSettings)):
         raise SpecError(spec.name, problems)
     return AtariSettings(**kwargs)
 
@@ -367,16 +367,16 @@ def _check_arguments(spec: EnvSpec, registration: Registration) -> None:
 def _check_creator(spec: EnvSpec, creator: Callable[..., Any]) -> None:
     """Raise SpecError for keys that are not arguments of the env's constructor."""
     known, open_ended = accepted_arguments(creator)
-    problems = [] if open_ended else _unknown(spec, known)  # open_ended: the constructor checks them, see _build
-    if problems := problems + _texts(spec, boolean_arguments(creator)):
+    problems = [] if open_ended else _unknown_id(spec, known)  # open_ended: the constructor checks them, see _build
+    if problems := problems + _boolean_texts(spec, boolean_arguments(creator)):
         raise SpecError(spec.name, problems)
 
 
-def _unknown(spec: EnvSpec, known: list[str]) -> list[Problem]:
+def _unknown_id(spec: EnvSpec, known: list[str]) -> list[Problem]:
     return [Problem(f"env.{key}", unknown_key_message(key, known, spec.name)) for key in spec.kwargs if key not in known]
 
 
-def _texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
+def _boolean_texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
     """Return a problem for each argument that must be true or false but is a string: Python treats every non-empty string as true."""
     texts = {key: value for key, value in spec.kwargs.items() if key in flags and isinstance(value, str)}
     return [

@@ -125,7 +125,7 @@ class EnvPool(Backend):
             space, self.action_space = spec.gymnasium_observation_space, fitted_action(spec.gymnasium_action_space)
         env = pool_envs().get(name)
         self._suite = "" if env is None else env.suite
-        own = _own_limit(target, self._suite, spec.config)
+        own = _episode_limit(target, self._suite, spec.config)
         limits = [limit for limit in (target.time_limit, own) if limit is not None]
         self.max_steps = min(limits, default=None)
         keeps = self._suite in OWN_LIMIT_SUITES
@@ -221,7 +221,7 @@ class EnvPool(Backend):
             self._pool = self._command = None
 
 
-def _own_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
+def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
     """Return the steps after which an env ends an episode by itself; None if it does not, or if it differs by episode (BabyAI)."""
     if target.atari is not None:
         return -(-frame_limit(target.atari, None) // target.atari.frameskip)

@@ -317,7 +317,7 @@ def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, f
     """Return the finite numbers in `info` under these names (keys, or dotted paths); True is 1.0. Other names are omitted."""
     found = {}
     for name in names:
-        value = info[name] if name in info else _at(info, name)
+        value = info[name] if name in info else _entry_at(info, name)
         if isinstance(value, np.ndarray) and value.size == 1:
             value = value.item()
         if isinstance(value, bool | int | float | np.bool_ | np.number) and isfinite(number := float(value)):
@@ -339,7 +339,7 @@ def row_info(infos: Mapping[str, Any], row: int) -> dict[str, Any]:
     return found
 
 
-def _at(info: Any, path: str) -> Any:
+def _entry_at(info: Any, path: str) -> Any:
     for key in path.split("."):
         if not isinstance(info, Mapping) or key not in info:
             return None

@@ -112,7 +112,7 @@ class EpisodeWindow:
         if not len(entries):
             return None
         frames = entries[:, _FRAME]
-        # with all episodes that ended at that frame: a part of them would be no sample of the envs
+        # with all episodes that ended at that frame: a subset of them would not be a random sample of the envs
         begin = min((1.0 - RECENT_SHARE) * frame, frames[-MIN_EPISODES:][0] - 1)
         return CurrentReturn.of_training(entries[(frames > begin) & (frames > (1.0 - MAX_AGE) * frame), _RETURN])
 

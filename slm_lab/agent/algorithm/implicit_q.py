@@ -78,7 +78,7 @@ class IQL(OfflineAlgorithm):
         (q,) = self.target.net.forward_pass(batch.obs_B, None if self.discrete else batch.action_B, learn=False).values
         self.value_trainer.set_train_mode(True)
         outputs = self.value.forward_pass(batch.obs_B, None)
-        advantage_B = self._taken(q, batch).amin(0) - outputs.values[0][0, :, 0]
+        advantage_B = self._recorded_action_values(q, batch).amin(0) - outputs.values[0][0, :, 0]
         loss_B, slope_B = expectile_loss(advantage_B, self.spec.expectile)
         outputs.backward((-slope_B / len(slope_B)).view(1, -1, 1))
         self.meter.report(value_loss=self.value_trainer.check(loss_B.mean()))
@@ -103,13 +103,13 @@ class IQL(OfflineAlgorithm):
         target_B = one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)
         outputs = self.critics.forward_pass(batch.obs_B, None if self.discrete else batch.action_B)
         (q,) = outputs.values
-        q_CB = self._taken(q, batch)
+        q_CB = self._recorded_action_values(q, batch)
         loss, grad_CB = self.value_loss.with_gradient(q_CB, target_B.expand_as(q_CB), len(target_B))
         outputs.backward(action_value_gradient(q, batch.action_B.expand(len(q), -1), grad_CB) if self.discrete else grad_CB)
         self.meter.report_loss(loss, critic_loss=loss, q_mean=q_CB.mean())
         self.meter.step()
 
-    def _taken(self, q: Tensor, batch: Transitions) -> Tensor:
+    def _recorded_action_values(self, q: Tensor, batch: Transitions) -> Tensor:
         """Return Q(s, a) [C, B] of the recorded actions, given the critics' outputs."""
         return action_value(q, batch.action_B.expand(len(q), -1)) if self.discrete else q
 

@@ -20,7 +20,7 @@ def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: flo
     atom_Z = torch.linspace(low, high, Z, device=p_BZ.device)
     discount = discount_B.unsqueeze(1) if isinstance(discount_B, Tensor) else discount_B
     place_BZ = ((return_B.unsqueeze(1) + discount * atom_Z).clamp(low, high) - low) / ((high - low) / (Z - 1))
-    left_BZ = place_BZ.nan_to_num().floor().clamp(0, Z - 2).long()  # NaN is no index; it remains in the probabilities
+    left_BZ = place_BZ.nan_to_num().floor().clamp(0, Z - 2).long()  # NaN is not an index; it remains in the probabilities
     share_BZ = place_BZ - left_BZ
     projected_BZ = torch.zeros_like(p_BZ).scatter_add_(1, left_BZ, p_BZ * (1.0 - share_BZ))
     return projected_BZ.scatter_add_(1, left_BZ + 1, p_BZ * share_BZ)

@@ -172,7 +172,7 @@ class FlatParams:
         """
         master = torch.from_numpy(arrays["params"])
         if serves is not None:
-            self._serve(master, slice(0, self.size) if self.division is None else self.division.range(serves))
+            self._serve_part(master, slice(0, self.size) if self.division is None else self.division.range(serves))
         elif master.data_ptr() != self.param.data_ptr():  # else the store uses `param` itself as the copy of this process
             self.master = master
             if self.param.device != self.master.device or self.param_indices is not None:
@@ -181,7 +181,7 @@ class FlatParams:
             self.master_buffer = torch.from_numpy(arrays["buffers"])
         self.pull()
 
-    def _serve(self, master: Tensor, part: slice) -> None:
+    def _serve_part(self, master: Tensor, part: slice) -> None:
         """Use `master` as the elements `part` of the vector, and free the memory of the module's parameters."""
         assert self.param_indices is None
         self.param = self.master = master
@@ -189,15 +189,15 @@ class FlatParams:
         self.size = len(master)
         for p, own in zip(self.params, self._parts, strict=True):
             inside = part.start <= own.start and own.stop <= part.stop
-            p.grad, p.data = None, master[_shifted(own, part)].view(p.shape) if inside else p.data.new_empty(0)
-        self._packed_slices = self.slices = [_shifted(own, part) for own in self._packed_slices]
-        self._packed_parts = self._parts = [_shifted(own, part) for own in self._parts]
+            p.grad, p.data = None, master[_intersection(own, part)].view(p.shape) if inside else p.data.new_empty(0)
+        self._packed_slices = self.slices = [_intersection(own, part) for own in self._packed_slices]
+        self._packed_parts = self._parts = [_intersection(own, part) for own in self._parts]
         self._views, self._tensors, self._addresses = [], [], []  # the module is not used in this process
 
     def parts_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
         """Return the slices of parameters, given by their indices in `params`, relative to a group's slice of `master`."""
         group = self.master_slice(index)
-        inside = [_shifted(self._master_parts[param], group) for param in params]
+        inside = [_intersection(self._master_parts[param], group) for param in params]
         return [part for part in inside if part.start < part.stop]
 
     def members(self, index: int) -> list[int]:
@@ -285,7 +285,7 @@ def _array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()
 
 
-def _shifted(own: slice, part: slice) -> slice:
+def _intersection(own: slice, part: slice) -> slice:
     """Return the intersection of `own` and `part`, relative to the start of `part`."""
     return slice(*(min(max(end, part.start), part.stop) - part.start for end in (own.start, own.stop)))
 
@@ -345,9 +345,9 @@ def _keep_recurrent_weights(module: nn.Module) -> None:
     """
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase):
-            layer.flatten_parameters = _stay  # type: ignore[method-assign]
+            layer.flatten_parameters = _do_nothing  # type: ignore[method-assign]
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk of memory")
 
 
-def _stay() -> None:
+def _do_nothing() -> None:
     """Do nothing, in place of `flatten_parameters`."""

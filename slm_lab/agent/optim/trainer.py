@@ -196,7 +196,7 @@ class Trainer:
         if self._shares_all:  # an optimizer that does not share its statistics may depend on the whole vector
             flat.division = divided(flat.size, flat.starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
-        """Gradients of each net, which is clipped by its own norm; without clipping, a single entry for all nets."""
+        """Gradients of each net, which are clipped by their own norm; a single entry for all nets if nothing is clipped."""
         arrays: list[list[Any]] = self._nets if self.deferred else [[grad.numpy() for grad in net] for net in self._nets]
         self._net_arrays = arrays
         """The same; on the CPU as arrays, since numpy takes half the time of torch."""

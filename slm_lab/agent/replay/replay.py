@@ -236,7 +236,7 @@ class Replay:
     def sample(self) -> Transitions:
         """Sample a batch of batch_size transitions, and of those of `use_demonstrations`, if there are any."""
         own = self._sample()
-        return own if self.demonstrations is None else _both(own, self.demonstrations.sample())
+        return own if self.demonstrations is None else _mixed_batch(own, self.demonstrations.sample())
 
     def _sample(self) -> Transitions:
         """Sample transitions of this buffer."""
@@ -328,7 +328,7 @@ class Replay:
             load_rows(name, column, state["columns"][name].numpy())
 
 
-def _both(own: Transitions, recorded: Transitions) -> Transitions:
+def _mixed_batch(own: Transitions, recorded: Transitions) -> Transitions:
     """Return a uniformly drawn batch that continues with recorded transitions, which have no rows in the buffer."""
     names = ("obs_B", "action_B", "logp_B", "reward_B", "next_obs_B", "terminated_B")
     joined: dict[str, Any] = {name: torch.cat((getattr(own, name), getattr(recorded, name))) for name in names}

@@ -237,7 +237,7 @@ class SequenceReplay(Replay):
         weight_B = None if weight_M is None else torch.from_numpy(np.tile(weight_M, self.seq_len))
         later: tuple[Tensor, ...] = ()
         if self.num_steps > 1:
-            terminated_B, *later_items = self._later(row_LM, first_LM)
+            terminated_B, *later_items = self._n_step_columns(row_LM, first_LM)
             later = tuple(later_items)
         return SequenceBatch(
             burn_in,
@@ -254,7 +254,7 @@ class SequenceReplay(Replay):
             *later,
         )
 
-    def _later(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    def _n_step_columns(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Return terminated_B, reward_KB and steps_B of SequenceBatch for n-step returns within the segments."""
         L, M = row_LM.shape
         step_LM, column_M = np.repeat(np.arange(L)[:, None], M, axis=1), np.arange(M)

@@ -46,10 +46,10 @@ def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | 
 
 
 def write_card(path: Path, text: str) -> bool:
-    """Write a card, unless `path` exists and is no unchanged card; return whether it was written. A failure causes a notice."""
+    """Write a card, unless `path` exists and is not an unchanged card; return whether it was written. A failure causes a notice."""
     try:
         if path.exists() and not _is_unchanged(path.read_bytes().decode(errors="replace")):
-            notice(f"{path} was edited, or is no model card: it stays as it is")
+            notice(f"{path} was edited, or is not a model card; it is not overwritten")
             return False
         replace_file(path, text.encode())
     except OSError as error:
@@ -88,7 +88,7 @@ def _about(known: Facts) -> str:
 
 def _result(known: Facts) -> str:
     if known.mean_return is None:
-        return "No episode had ended when the weights were saved, so that their return is not known."
+        return "No episode had ended when the weights were saved, so their return is not known."
     value, error, over = known.mean_return
     interval = f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
     what = "mean return" if error is None else "mean return ± standard error of the mean"

@@ -106,7 +106,7 @@ class RunLock(_FileLock):
         try:
             if lock.acquire():
                 return
-            notice(f"waiting for a session of {self.killed or 'the last start'} to save itself and end")
+            notice(f"waiting for a session of {self.killed or 'the last start'} to save its state and end")
             if not lock.acquire(ORPHAN_SECONDS + 5.0):
                 raise UserError(f"the run in {path.parent} is in use: a session of {self.killed or 'the last start'} has not ended")
         finally:

@@ -134,7 +134,7 @@ def _tensor(name: str, entry: Any, body: memoryview) -> torch.Tensor:
 def _size(prefix: bytes) -> int:
     """Return the size of the header."""
     if len(prefix) < 8:
-        raise TensorFileError("is no safetensors file: it has fewer than 8 bytes")
+        raise TensorFileError("is not a safetensors file: it has fewer than 8 bytes")
     size: int = struct.unpack("<Q", prefix)[0]
     return size
 
@@ -142,13 +142,13 @@ def _size(prefix: bytes) -> int:
 def _header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
     size = _size(prefix)
     if size > min(_LARGEST_HEADER, total - 8):
-        raise TensorFileError(f"is no safetensors file: its header would have {size:,} bytes")
+        raise TensorFileError(f"is not a safetensors file: its header would have {size:,} bytes")
     try:
         header = json.loads(rest[:size])
     except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise TensorFileError("is no safetensors file: its header is not a JSON object")
+        raise TensorFileError("is not a safetensors file: its header is not a JSON object")
     return header
 
 

@@ -73,7 +73,7 @@ class SeedResult:
     evaluation: Sequence[Table] = ()
     """Evaluation tables that have rows, of meta.rigorous_eval."""
     few_evaluations: Sequence[Table] = ()
-    """Evaluation tables of meta.eval_episodes, one for each of `tables`, whose few rows are no curve; empty if the last is not recent."""
+    """Evaluation tables of meta.eval_episodes, one for each of `tables`, whose few rows make no curve; empty if the last is not recent."""
     deterministic: bool = True
     """Whether the agent acts by the mode of the action distribution in evaluations."""
 

@@ -182,7 +182,7 @@ class Session:
             raise NotMeasured(f"fewer than {FEWEST_ROWS} rows have a value of {name}")
         return window
 
-    def late(self, name: str) -> Window:
+    def second_half(self, name: str) -> Window:
         """Return a column in the second half of the frames."""
         return self.column(name, 0.5)
 

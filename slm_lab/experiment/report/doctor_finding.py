@@ -52,7 +52,7 @@ def range_text(window: Window) -> str:
 
 def largest_half(session: Session, column: str) -> Window:
     """Return the half of the run in which the median of a column is larger: a fault may be over when the learning rate has decayed."""
-    return max(session.column(column, 0.0, 0.5), session.late(column), key=lambda half: half.median)
+    return max(session.column(column, 0.0, 0.5), session.second_half(column), key=lambda half: half.median)
 
 
 def learning_rate_of(session: Session) -> tuple[str, float]:
@@ -65,7 +65,7 @@ def learning_rate_of(session: Session) -> tuple[str, float]:
     return path, rate
 
 
-def at_baseline(session: Session) -> bool:
+def is_at_baseline(session: Session) -> bool:
     """Whether the return at the end is that of a random agent or lower, within two standard errors or 5 %."""
     session.require_progress()
     margin = max(2.0 * session.return_error, 0.05 * abs(session.case.baseline))
@@ -76,4 +76,4 @@ def is_poor(session: Session) -> bool:
     """Whether the return at the end is at most half of the way from that of a random agent to the best of the run."""
     rows = session.column("current_return").curve.value
     base = session.case.baseline
-    return at_baseline(session) or session.returns.median < base + 0.5 * (float(rows.max()) - base)
+    return is_at_baseline(session) or session.returns.median < base + 0.5 * (float(rows.max()) - base)

@@ -9,7 +9,7 @@ import numpy as np
 from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Session, concerns, require
 from slm_lab.experiment.report.doctor_finding import (
     Finding,
-    at_baseline,
+    is_at_baseline,
     is_poor,
     largest_half,
     learning_rate_of,
@@ -117,8 +117,8 @@ def entropy_high(session: Session) -> Finding | None:
     Mnih et al. 2016 (arXiv:1602.01783), a bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8.
     """
     path, coef = session.case.schedule("entropy_coef_spec")
-    entropy, largest = session.late("entropy"), float(session.column("entropy").curve.value.max())
-    if coef <= 0.0 or entropy.median < 0.95 * largest or not at_baseline(session):
+    entropy, largest = session.second_half("entropy"), float(session.column("entropy").curve.value.max())
+    if coef <= 0.0 or entropy.median < 0.95 * largest or not is_at_baseline(session):
         return None
     return Finding(
         "The entropy bonus keeps the policy random",
@@ -220,7 +220,7 @@ def critic(session: Session) -> Finding | None:
     and the explained variance has no meaning. Schulman, Nuts and Bolts of Deep RL (2016): a critic at 0 or less only adds noise.
     """
     explained = session.column("explained_variance")
-    best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.late("explained_variance").quantile(0.9))
+    best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.second_half("explained_variance").quantile(0.9))
     if best > MIN_EXPLAINED or not is_poor(session):
         return None
     coef = "agent.algorithm.val_loss_coef"
@@ -241,7 +241,7 @@ def values(session: Session) -> Finding | None:
     van Hasselt et al. 2016 (arXiv:1509.06461): overestimation; van Hasselt et al. 2018 (arXiv:1812.02648): values above the largest
     possible one as the sign of divergence.
     """
-    case, value = session.case, session.late("q_mean")
+    case, value = session.case, session.second_half("q_mean")
     scaled = case.setting("env.normalize_reward") or case.setting("env.clip_reward") or case.setting("env.reward_scale") == "sign"
     concerns(not scaled and not str(case.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
     returns = np.abs(session.column("return_new").curve.value) * case.number("env.reward_scale", 1.0)
@@ -266,7 +266,7 @@ def _entropy_bonus(session: Session) -> float:
     case = session.case
     if not case.algorithm.soft:
         return 0.0
-    entropy, alpha = session.late("entropy"), session.late("entropy_coef")
+    entropy, alpha = session.second_half("entropy"), session.second_half("entropy_coef")
     return float(np.abs(alpha.curve.value).max() * np.abs(entropy.curve.value).max()) * min(case.horizon, MAX_HORIZON)
 
 
@@ -276,7 +276,7 @@ def gradients(session: Session) -> Finding | None:
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: clipping helps a little; Pascanu et al. 2013 (arXiv:1211.5063): set the
     threshold by the norms that occur.
     """
-    norm, early = session.late("grad_norm"), session.column("grad_norm", 0.0, 0.25)
+    norm, early = session.second_half("grad_norm"), session.column("grad_norm", 0.0, 0.25)
     clip = session.case.number("agent.net.clip_grad_val")
     exploding = norm.median > MAX_GROWTH * max(early.median, 1.0)
     if not exploding and not norm.median > MAX_CLIP_RATIO * clip:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Case, Session, concerns, require
-from slm_lab.experiment.report.doctor_finding import Finding, at_baseline, number_text, range_text, rounded
+from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, number_text, range_text, rounded
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
 MIN_HORIZON = 10.0
@@ -55,7 +55,7 @@ def time_limit(session: Session) -> Finding | None:
 
     Pardo et al. 2018 (arXiv:1712.00378): the agent never sees what follows the limit, only its own estimate of it.
     """
-    truncated, longest = session.late("epi_truncated"), session.late("epi_len_max")
+    truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
     limit, horizon, own = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
     if truncated.median < 0.95 or limit >= 0.5 * min(horizon, MAX_HORIZON):
         return None
@@ -76,7 +76,7 @@ def truncation(session: Session) -> Finding | None:
 
     The value after the end is then taken for 0, although the episode would have gone on. Pardo et al. 2018 (arXiv:1712.00378).
     """
-    truncated, longest = session.late("epi_truncated"), session.late("epi_len_max")
+    truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
     limit = float(longest.curve.value.max())
     share = float(np.mean(longest.curve.value == limit))
     if truncated.curve.value.any() or limit < 20 or share < 0.5 or len(longest.curve.value) < 5:
@@ -175,14 +175,14 @@ def replay_ratio(session: Session) -> Finding | None:
 
 
 def policy_lag(session: Session) -> Finding | None:
-    """Rollout workers deliver data that is many datasets old, or a tenth of it is discarded for its age.
+    """Data from rollout workers is many updates old, or a tenth of it is discarded because it is too old.
 
     Espeholt et al. 2018 (arXiv:1802.01561): returns fall with policy lag, less so with V-trace; Petrenko et al. 2020 (arXiv:2006.11751).
     """
-    case, lag = session.case, session.late("lag_mean")
+    case, lag = session.case, session.second_half("lag_mean")
     concerns(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
     per_dataset = case.number("meta.sampler.num_batches_per_epoch", 1.0) * case.number("agent.algorithm.training_epoch", 1.0)
-    masked = session.late("lag_masked").median
+    masked = session.second_half("lag_masked").median
     if lag.median <= MAX_LAG * per_dataset and masked < 0.1:
         return None
     waiting = case.number("meta.sampler.num_batches_to_accumulate", 2.0)
@@ -204,7 +204,7 @@ def staleness(session: Session) -> Finding | None:
 
     Mnih et al. 2016 (arXiv:1602.01783); Ho et al. 2013 (stale synchronous parallel): convergence needs bounded staleness.
     """
-    stale, workers = session.late("staleness"), session.case.number("meta.max_session", 1.0)
+    stale, workers = session.second_half("staleness"), session.case.number("meta.max_session", 1.0)
     if stale.mean <= 2.0 * max(workers - 1.0, 1.0):
         return None
     return Finding(
@@ -228,7 +228,7 @@ def baseline(session: Session) -> Finding | None:
     """
     concerns(session.case.algorithm.learns, "the algorithm does not learn")
     require(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
-    if not at_baseline(session):
+    if not is_at_baseline(session):
         return None
     frames = session.case.number("env.max_frame", session.last_frame)
     return Finding(
@@ -247,7 +247,7 @@ def bottleneck(session: Session) -> Finding | None:
 
     Petrenko et al. 2020 (arXiv:2006.11751): throughput is that of the slowest part.
     """
-    session.late("rollout_busy")
+    session.second_half("rollout_busy")
     found = busiest([session.table])
     require(found is not None, "no shares of time")
     assert found is not None
@@ -262,7 +262,7 @@ def bottleneck(session: Session) -> Finding | None:
         "use more workers, if there are cores",
         "meta.sampler.num_workers",
         2 * workers,
-        frames=session.late("rollout_busy").frames,
+        frames=session.second_half("rollout_busy").frames,
     )
 
 

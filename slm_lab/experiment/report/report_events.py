@@ -23,7 +23,7 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)")
 _BEGINS = re.compile(r"begins: index \d+, .*frame (\d+)")
 _TIME = re.compile(r"time: ([\d.]+) s collecting, ([\d.]+) s learning")
 _EXPECTED = re.compile(r"ends at frame \d+|time: |process \d+ on node |open episodes |close\(\) failed")
-"""Lines that are no warnings."""
+"""Lines that are not warnings."""
 _MAX_BYTES = 1_000_000
 """The part of a log that is read, from its end: an env may print without limit."""
 _MAX_EVENTS, _MAX_LETTERS = 100, 400

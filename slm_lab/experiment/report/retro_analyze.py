@@ -172,7 +172,7 @@ def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[st
     tables = _tables(folder, name)
     if body["meta"].get("rigorous_eval"):
         tables |= {(t, s, "eval"): table for (t, s, mode), table in _tables(folder, name, "eval").items()}
-    if not any(_length(table) for table in tables.values()):
+    if not any(_row_count(table) for table in tables.values()):
         raise UserError(f"'{folder}' has no rows: no {name}_t*_s*_session_df_train.csv in {folder / 'info'} has a row")
     for (t, s, _), table in tables.items():
         if lacking := [column for column in _REQUIRED if column not in table]:
@@ -223,7 +223,7 @@ def _tables(folder: Path, name: str, mode: DataMode = "train") -> _Tables:
     return {(int(match[1]), int(match[2]), mode): read_columns(path) for path, match in found.items()}
 
 
-def _length(table: Mapping[str, list[str]]) -> int:
+def _row_count(table: Mapping[str, list[str]]) -> int:
     return len(next(iter(table.values()), []))
 
 

@@ -65,7 +65,7 @@ class Row(NamedTuple):
     difference: Estimate | None = None
     """Difference to the baseline's score."""
     improvement: Estimate | None = None
-    """Probability that a seed scores higher than one of the baseline."""
+    """Probability that a seed scores higher than a seed of the baseline."""
     p_holm: float | None = None
     """p-value of Welch's test against the baseline, adjusted for the number of these tests."""
     solved: int | None = None
@@ -315,7 +315,8 @@ def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
     parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: {INTERVAL}."]
     if study.spec.baseline is not None:
         how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
-        parts.append(f"Difference to {study.spec.baseline}: {how}; P(higher): that a seed scores higher than one of it; p: Welch's t test.")
+        higher = f"probability that a seed scores higher than a seed of {study.spec.baseline}"
+        parts.append(f"Difference to {study.spec.baseline}: {how}; P(higher): {higher}; p: Welch's t test.")
     if any(row.solved is not None for row in rows):
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {column_of(study.metric)}"
         parts.append(f"Solved: {judged} at or above {_levels(study)}; seconds and frames are {comparison.MEDIANS}.")

@@ -64,7 +64,7 @@ def build_report(session: Session) -> str:
         stored += rollout_bytes(spec, session.parts.info)
     memories = {"replay buffer": algorithm.replay.nbytes if algorithm.replay is not None else 0, "rollouts": stored}
     sizes = [f"{name} {_size(nbytes)}" for name, nbytes in memories.items() if nbytes]
-    numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _measured_time(session)])
+    numbers = ", ".join([f"{sum(flats.values()):,} parameters", *sizes, _time_text(session)])
     return f"observation: {observation_text(spec, session.parts.info.observation)}; {numbers}"
 
 
@@ -84,7 +84,7 @@ def _part_text(part: ObservationPart | ObservationSpace, normalize: bool) -> str
     return f"{name}{part.text}{' → 0 to 1' if normalize else ' (agent.net.normalize is false: not divided)'}"
 
 
-def _measured_time(session: Session) -> str:
+def _time_text(session: Session) -> str:
     try:
         return _time(session.spec, session.plan, measure(session))
     except InvalidOutcome as error:

@@ -46,7 +46,7 @@ def _load_weights_of(learners: Sequence[PolicyLearner], where: str, data_dir: Pa
         if unused := {name: value for name, value in saved["weights"].items() if name not in own or name in missing}:
             notice(f"meta.init_from: not in this net, so not used: {_shapes(unused)}")
         if learner.agent.has_own_critics:
-            notice("meta.init_from: the critics have a net of their own, which starts at random: checkpoints to play do not contain it")
+            notice("meta.init_from: the critics' separate net starts with random weights: these checkpoints contain the policy only")
         if not learner.normalizers.take_obs_statistics(statistics):
             notice(f"meta.init_from: the observation statistics of {path.name} do not fit; env.normalize_obs or the shape differs")
 

@@ -63,7 +63,7 @@ def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
     except OSError:
         raise
     except Exception as error:  # damaged bytes raise errors of many kinds
-        raise ValueError(f"{path} is damaged, or is no data set of enjoy --record ({error})") from None
+        raise ValueError(f"{path} is damaged, or is not a data set of enjoy --record ({error})") from None
     if not isinstance(header, dict) or not {"version", "env", "spaces"} <= header.keys():
         raise ValueError(f"{path} is damaged: its header lacks version, env or spaces")
     if header.get("version") != VERSION:

@@ -33,7 +33,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
     try:
         env = make_env(spec.env, seed, num_envs=num_envs, training=False, minimal_num_envs=True, input=spec.agent.input)
         try:
-            _try(env, spec, beat)
+            _trial_step(env, spec, beat)
         finally:
             beat(CLOSING)
             close_env(env.close)
@@ -42,7 +42,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
         set_rng_state(saved, device)
 
 
-def _try(env: Env, spec: Spec, beat: Beat) -> None:
+def _trial_step(env: Env, spec: Spec, beat: Beat) -> None:
     call = "reset"
     try:
         beat(RESETTING)
@@ -54,11 +54,11 @@ def _try(env: Env, spec: Spec, beat: Beat) -> None:
         raise SpecError(spec.name, [Problem("env.name", str(error))]) from error
     except Exception as error:
         logger.info("the trial step of the env failed", exc_info=True)
-        message = f"{spec.env.name}: {call} raised {type(error).__name__}: {error}{_place(error)}"
+        message = f"{spec.env.name}: {call} raised {type(error).__name__}: {error}{_last_user_line(error)}"
         raise SpecError(spec.name, [Problem("env.name", message)]) from error
 
 
-def _place(error: Exception) -> str:
+def _last_user_line(error: Exception) -> str:
     """Return the file and line of the env's own code that was reached last; "" if there is none."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OWN)]
     return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -63,11 +63,11 @@ class Population:
         worst, best = self._ranked()
         source = None
         if policy > 0 and policy not in best:
-            source = self._better(policy, best) if policy in worst else None
+            source = self._policy_to_copy(policy, best) if policy in worst else None
             if source is not None:
                 replace_policy(learner.agent, self.learners[source].agent)
             algorithm = learner.agent.algorithm
-            algorithm.tune(self._mutated(algorithm.tuning, algorithm.spec.gamma))
+            algorithm.tune(self._perturbed(algorithm.tuning, algorithm.spec.gamma))
         self._record(policy, source)
         if source is not None:
             learner.recorder.forget_episodes()  # they were another policy's
@@ -79,7 +79,7 @@ class Population:
         ranked = sorted(reward, key=lambda p: reward[p])
         return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
 
-    def _better(self, policy: int, best: Sequence[int]) -> int | None:
+    def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:
         """Return one of the best policies if `policy` is far enough behind it, else None."""
         if not best:
             return None
@@ -90,7 +90,7 @@ class Population:
         gap = other - own
         return source if gap > self.spec.reward_gap_absolute and gap > self.spec.reward_gap * abs(own) else None
 
-    def _mutated(self, tuning: Tuning, gamma: float) -> Tuning:
+    def _perturbed(self, tuning: Tuning, gamma: float) -> Tuning:
         lr, entropy_coef = (value * self._factor() for value in (tuning.lr, tuning.entropy_coef))
         if not self.spec.optimize_gamma:
             return Tuning(lr, entropy_coef, tuning.gamma)

@@ -118,7 +118,7 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 def _specs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the keys of the specs, each with its values in the runs, and whether they differ; seeds and provenance are no difference."""
+    """Return the keys of the specs, each with its values in the runs, and whether they differ; seeds and provenance are left out."""
     bodies = [run.settings() | {f"meta.{key}": run.spec.get("meta", {}).get(key) for key in _SEEDS} for run in runs]
     keys = sorted({key for body in bodies for key in body})
     rows = []

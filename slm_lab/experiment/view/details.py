@@ -140,7 +140,7 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
 def search(found: Found, data: DataFolder) -> Content:
     """Return the content of the page of a search: its keys, its trials with values and results, and a curve of each trial."""
     if found.kind != "search":
-        raise NotServed(f"{found.folder.name} is no search", 400)
+        raise NotServed(f"{found.folder.name} is not a search", 400)
 
     def compute() -> dict[str, Any]:
         paths, state = run_paths(found), SearchState.load(found.paths.search_state)
@@ -181,7 +181,7 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the path of a searched key, whether its axis is logarithmic, and its options if it is no number."""
+    """Return the path of a searched key, whether its axis is logarithmic, and its options if it is not a number."""
     path, _, distribution = name.rpartition("__")
     path = path or name
     values = [one["values"][path] for one in trials if path in one["values"]]
@@ -200,7 +200,7 @@ def _sorted_options(text: str) -> tuple[int, str]:
 def study(found: Found, data: DataFolder) -> Content:
     """Return the content of the page of a study: its runs."""
     if found.kind != "study":
-        raise NotServed(f"{found.folder.name} is no study", 400)
+        raise NotServed(f"{found.folder.name} is not a study", 400)
 
     def compute() -> dict[str, Any]:
         runs = [entry | _identity(data.root / entry["path"]) for entry in study_runs(found, data.root)]

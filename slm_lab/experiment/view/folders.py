@@ -69,7 +69,7 @@ class DataFolder:
         """Return the existing folder `path`, which is relative to the data folder, with `/` between names. Raises NotServed."""
         names = path.split("/")
         if "\0" in path or any(name in ("", ".", "..") for name in names):
-            raise NotServed(f"'{path}' is no path of a run folder")
+            raise NotServed(f"'{path}' is not a path of a run folder")
         folder = self.root.joinpath(*names)
         try:
             if folder.is_dir() and not self.leads_out(folder):

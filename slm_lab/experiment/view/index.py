@@ -17,7 +17,7 @@ Signature = tuple[int, ...]
 
 
 @dataclass
-class _Known:
+class _CachedEntry:
     """An entry, the times of the files from which it was read, and the version of the index that it belongs to."""
 
     signature: Signature
@@ -38,7 +38,7 @@ class Index:
         """Increases when an entry changes."""
         self._removed = 0
         """The version at which an entry was last removed."""
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedEntry] = {}
         self._lock = threading.Lock()
         self._read_at = float("-inf")
 
@@ -66,7 +66,7 @@ class Index:
                 continue
             entry = self._entry(name)
             if known is None or known.entry != entry:
-                self._known[name] = _Known(signature, entry, version)
+                self._known[name] = _CachedEntry(signature, entry, version)
                 self.version = version
             else:
                 known.signature = signature
@@ -82,7 +82,7 @@ class Index:
         return tuple(_time(f"{folder}{file}") for file in files)
 
     def _entry(self, name: str) -> Entry | None:
-        """Return the entry of a folder; None if it is no run, search or study (yet)."""
+        """Return the entry of a folder; None if it is not a run, search or study (yet)."""
         folder = self.data.root / name
         found = found_in(folder)
         if found is None:

@@ -87,10 +87,10 @@ class Answers:
                 self._kept[question] = version, content
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return ({} if known == version else content) | {"version": version, "again": _again(time.thread_time() - begin)}
+        return ({} if known == version else content) | {"version": version, "again": _refresh_seconds(time.thread_time() - begin)}
 
 
-def _again(seconds: float) -> float:
+def _refresh_seconds(seconds: float) -> float:
     return round(min(max(seconds / _SHARE, _LEAST_SECONDS), _MOST_SECONDS), 1)
 
 
@@ -149,9 +149,9 @@ class _Routes:
 
     def runs(self, request: Request) -> Response:
         begin = time.thread_time()
-        content = self.index.changes(_whole(request, "since"))
+        content = self.index.changes(_whole_number(request, "since"))
         content |= {"folder": str(self.data.root), "now": time.time()}
-        return Json(content | {"again": _again(time.thread_time() - begin)})
+        return Json(content | {"again": _refresh_seconds(time.thread_time() - begin)})
 
     def sparklines(self, request: Request) -> Response:
         found = {}
@@ -166,7 +166,7 @@ class _Routes:
         return Json({"kind": self.data.find(_path(request)).kind}, headers={"cache-control": "no-store"})
 
     def run(self, request: Request) -> Response:
-        found, trial = self.data.find(_path(request)), _whole(request, "trial")
+        found, trial = self.data.find(_path(request)), _whole_number(request, "trial")
         version, compute = details.run(found, trial, self.data)
         return self._answer(request, ("run", found.folder, trial), version, compute)
 
@@ -192,7 +192,7 @@ class _Routes:
         found = self.data.find(_path(request))
         file = self.data.file(found, details.log_folders(found), _name(request), (".log", ".txt"))
         given = request.query_params
-        after, before = (_whole(request, name) if name in given else None for name in ("after", "before"))
+        after, before = (_whole_number(request, name) if name in given else None for name in ("after", "before"))
         return Json(details.log(file, after, before), headers={"cache-control": "no-store"})
 
     def video(self, request: Request) -> Response:
@@ -218,7 +218,7 @@ def _name(request: Request) -> str:
     return request.query_params.get("name", "")
 
 
-def _whole(request: Request, name: str) -> int:
+def _whole_number(request: Request, name: str) -> int:
     """Return a parameter that is a whole number, 0 if it is missing. Raises NotServed."""
     text = request.query_params.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 16):

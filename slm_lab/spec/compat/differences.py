@@ -119,7 +119,7 @@ def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> 
     """Replace an update_frequency below 1 by 1: SLM Lab then copies the net at every vector step."""
     path, value = (*location, "update_frequency"), net.get("update_frequency")
     if isinstance(value, float) and 0 < value < 1 and not report.is_set(path):
-        report.note(path, f"{value:g} is the same as 1: each vector step")
+        report.note(path, f"{value:g} has the same effect as 1: an update in each vector step")
         net["update_frequency"] = 1
 
 
@@ -154,7 +154,7 @@ def note_differences(spec: Spec, report: Report) -> None:
                 report.differs(path, topic, message)
 
 
-def _episodes(spec: Spec) -> Notes:
+def _note_episodes(spec: Spec) -> Notes:
     algorithm, atari = spec.agent.algorithm, spec.env.name.startswith("ALE/")
     if not atari and (algorithm.on_policy or spec.env.num_envs == 1):
         theirs = "runs on into the next episode" if algorithm.on_policy else "uses the first observation of the next episode"
@@ -172,7 +172,7 @@ def _episodes(spec: Spec) -> Notes:
         yield _ENVS, "Atari with one environment", message
 
 
-def _actions(spec: Spec) -> Notes:
+def _note_actions(spec: Spec) -> Notes:
     algorithm = spec.agent.algorithm
     name = spec.env.name
     has_cost = (KNOWN.get(name) == "mujoco" and not name.startswith("Inverted")) or name.startswith("MountainCarContinuous-")
@@ -187,7 +187,7 @@ def _actions(spec: Spec) -> Notes:
         yield (*_ALGORITHM, "action_policy"), "exploration", message
 
 
-def _rewards(spec: Spec) -> Notes:
+def _note_rewards(spec: Spec) -> Notes:
     env, atari = spec.env, spec.env.name.startswith("ALE/")
     if isinstance(env.reward_scale, float) and env.reward_scale != 1.0:
         yield ("env", "reward_scale"), "reward_scale", "scales the rewards; SLM Lab does so in envs of MuJoCo Playground only"
@@ -201,13 +201,15 @@ def _rewards(spec: Spec) -> Notes:
         yield ("env", "normalize_reward"), "normalize_reward", f"{ours}; {theirs}"
 
 
-def _memory(spec: Spec) -> Notes:
+def _note_memory(spec: Spec) -> Notes:
     memory, path = spec.agent.memory, ("agent", "memory", "name")
     if not spec.agent.algorithm.on_policy and not spec.env.name.startswith("ALE/"):
         yield path, "precision of the replay", "stores observations as float32; SLM Lab rounds them to float16"
     replay = memory.sil_replay if isinstance(memory, SILReplayKeys) and spec.agent.algorithm.self_imitation else memory
     if isinstance(replay, PriorityKeys):
-        message = "batches are drawn from equal parts of the sum of priorities; in SLM Lab each transition independently"
+        message = (
+            "sampling is stratified (one transition from each of batch_size equal parts of the sum of priorities); in SLM Lab independent"
+        )
         yield path, "prioritised draws", message
     if isinstance(replay, PriorityKeys) and spec.agent.net is not None and spec.agent.net.recurrent:
         if replay.beta is None:
@@ -220,13 +222,13 @@ def _memory(spec: Spec) -> Notes:
             yield path, "priorities of sequences", f"a new sequence has the greatest priority so far; {theirs}"
 
 
-def _learning(spec: Spec) -> Notes:
+def _note_learning(spec: Spec) -> Notes:
     algorithm = spec.agent.algorithm
     given = algorithm.model_fields_set
     if algorithm.name == "DQN":
         yield (*_ALGORITHM, "name"), "DQN", "takes the maximum of the target net; in SLM Lab DQN is DoubleDQN"
     if "minibatch_size" in type(algorithm).model_fields and "minibatch_size" not in given:
-        yield (*_ALGORITHM, "minibatch_size"), "minibatch_size", "is absent, which is 64; in SLM Lab it is 4"
+        yield (*_ALGORITHM, "minibatch_size"), "minibatch_size", "is absent: 64 is used; SLM Lab uses 4"
     if isinstance(algorithm, PPOSpec):
         size, rollout = algorithm.minibatch_size, spec.agent.rollout_len * spec.env.num_envs
         if size < rollout and rollout % size:
@@ -255,20 +257,20 @@ def _learning(spec: Spec) -> Notes:
         message = "every step has its n-step return; in SLM Lab only the first n steps of a batch have one"
         yield (*_ALGORITHM, "num_step_returns"), "num_step_returns", message
     if isinstance(algorithm, QLearningSpec):
-        yield from _exploration(algorithm, spec.env.num_envs)
+        yield from _note_exploration(algorithm, spec.env.num_envs)
     if algorithm.action_pdtype == "NormalTanh":
         yield (*_ALGORITHM, "action_pdtype"), "NormalTanh", "tanh of a Normal; SLM Lab v5.3 has no such distribution"
 
 
-def _exploration(algorithm: QLearningSpec, num_envs: int) -> Notes:
+def _note_exploration(algorithm: QLearningSpec, num_envs: int) -> Notes:
     given = algorithm.model_fields_set
     if "action_policy" not in given:
         theirs = "takes the best action" if "action_pdtype" in given and algorithm.action_pdtype == "Argmax" else "samples softmax(Q)"
-        yield _ALGORITHM, "exploration", f"action_policy is absent: epsilon_greedy; SLM Lab {theirs}"
+        yield _ALGORITHM, "exploration", f"action_policy is absent: epsilon_greedy is used; SLM Lab {theirs}"
     elif algorithm.action_policy == "epsilon_greedy" and num_envs > 1:
         yield (*_ALGORITHM, "action_policy"), "exploration", "each env explores by itself; in SLM Lab all or none in a vector step"
     elif algorithm.action_policy == "default" and "action_pdtype" not in given:
-        yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action; SLM Lab samples softmax(Q)"
+        yield (*_ALGORITHM, "action_pdtype"), "exploration", "is absent: the best action is taken; SLM Lab samples from softmax(Q)"
 
 
 def _start_of_training(spec: Spec) -> Notes:
@@ -297,7 +299,7 @@ def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
     return ours, round_up_to_envs(-(-start // every) * every + 1, envs)
 
 
-def _schedules(spec: Spec) -> Notes:
+def _note_schedules(spec: Spec) -> Notes:
     for key in type(spec.agent.algorithm).model_fields:
         schedule = getattr(spec.agent.algorithm, key)
         if key not in spec.agent.algorithm.model_fields_set or not isinstance(schedule, LinearDecay | RateDecay | PeriodicDecay):
@@ -319,7 +321,7 @@ def _their_schedule(schedule: Schedule) -> str:
     return "it is end_val from start_step on" if schedule.end_val > schedule.start_val else ""
 
 
-def _nets(spec: Spec) -> Notes:
+def _note_nets(spec: Spec) -> Notes:
     net: NetSpec | None = spec.agent.net
     if net is None:
         return
@@ -350,8 +352,8 @@ def _nets(spec: Spec) -> Notes:
 
 
 def _normalised_layers(spec: Spec, net: NetSpec) -> Notes:
-    ours = "acts" if _is_crossq(spec) and spec.agent.critic_net is None else "acts, and computes targets,"
-    theirs = f"{ours} with moving averages; SLM Lab with the statistics of the batch"
+    ours = "acts" if _is_crossq(spec) and spec.agent.critic_net is None else "acts and computes targets"
+    theirs = f"{ours} with moving averages; SLM Lab uses the statistics of the batch"
     dueling = isinstance(net, DuelingMLPNetSpec)
     if getattr(net, "batch_norm", False):
         yield (*_NET, "batch_norm"), "batch_norm", "is used; SLM Lab ignores it in a DuelingMLPNet" if dueling else theirs
@@ -370,7 +372,7 @@ def _is_crossq(spec: Spec) -> bool:
     return spec.agent.algorithm.soft and not spec.agent.algorithm.has_target
 
 
-def _optimizers(spec: Spec) -> Notes:
+def _note_optimizers(spec: Spec) -> Notes:
     net, critic_net, algorithm = spec.agent.net, spec.agent.critic_net, spec.agent.algorithm
     if net is None:
         return
@@ -389,7 +391,7 @@ def _optimizers(spec: Spec) -> Notes:
         yield (*_NET, "critic_arc"), "critic_arc", "is that of the critic; SLM Lab gives it the actor's with use_same_optim"
 
 
-def _meta(spec: Spec) -> Notes:
+def _note_meta(spec: Spec) -> Notes:
     meta = spec.meta
     if meta.distributed:
         message = "schedules and learning rates count the frames of all Sessions, and each update has its own gradient; in SLM Lab"
@@ -407,5 +409,15 @@ def _meta(spec: Spec) -> Notes:
         yield ("meta", "rigorous_eval"), "normalisation in evaluation", message
 
 
-RULES: tuple[Callable[[Spec], Notes], ...] = (_episodes, _actions, _rewards, _memory, _learning, _schedules, _nets, _optimizers, _meta)
+RULES: tuple[Callable[[Spec], Notes], ...] = (
+    _note_episodes,
+    _note_actions,
+    _note_rewards,
+    _note_memory,
+    _note_learning,
+    _note_schedules,
+    _note_nets,
+    _note_optimizers,
+    _note_meta,
+)
 """Each rule yields the differences in one part of a spec."""

@@ -320,7 +320,7 @@ def _gone(name: str) -> str:
     if origin == "playground":
         names = {env.ids[-1].rpartition("-v")[0] for env in pool_envs().values() if env.suite in _ELSEWHERE["playground"]}
         near = nearest(name.removeprefix("playground/"), names).replace("'", "'playground/", 1)
-        return f"'{name}' is no env of DeepMind Control or MuJoCo Playground in EnvPool{near}"
+        return f"'{name}' is not an env of DeepMind Control or MuJoCo Playground in EnvPool{near}"
     return f"'{name}' is a {origin} env, which no package provides any more; Gymnasium has no equivalent"
 
 

@@ -174,7 +174,7 @@ def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
 
 def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] | None = None) -> Any:
     """Parse JSON with // and /* */ comments, trailing commas, and ${var} with or without quotes. `repeated`: see `read`."""
-    clean, quoted, duplicates = _strict(text, source)
+    clean, quoted, duplicates = _strict_json(text, source)
     try:
         value = json.loads(clean)
     except json.JSONDecodeError as error:
@@ -237,7 +237,7 @@ def plain(value: Any, source: str) -> Any:
     return tree
 
 
-def _strict(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str, int]]]:
+def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str, int]]]:
     """Return strict JSON, the positions of added quotes, and duplicate keys: (key of the outermost object, key, position).
 
     Comments and trailing commas become spaces, bare ${var} is quoted. Raises: SpecError for an unterminated comment, NaN.

@@ -104,7 +104,7 @@ def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: b
                 loaded.differences = list(dict.fromkeys([*(loaded.differences or ()), *report.differences]))
     problems += _unused(arguments, used, [entries[key] for key in keys])
     if problems:
-        notify([note for note in loaded.notes if not note.endswith("; ignored")])  # a key without effect is no cause of a problem
+        notify([note for note in loaded.notes if not note.endswith("; ignored")])  # a key without effect is not a cause of a problem
         raise SpecError(source if name is None else f"{source} {name}", list(dict.fromkeys(problems)))
     counts = Counter(spec.name for spec in loaded.specs)
     if twice := sorted(name for name, count in counts.items() if count > 1):

@@ -79,7 +79,7 @@ def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Rep
         key = to_path(str(text).rpartition("__")[0])[-1:]
         if any(problem.code == "unknown" for problem in found):
             if key and key[0] in known:
-                report.note(path, f"is no key of that section, which SLM Lab ignores; not searched ({found[0].message})")
+                report.note(path, f"is not a key of that section, which SLM Lab ignores; not searched ({found[0].message})")
                 del node[text]
             continue
         form = DISTRIBUTIONS.get(str(text).rpartition("__")[2])

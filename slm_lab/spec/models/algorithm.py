@@ -18,8 +18,8 @@ from slm_lab.spec.models.base import (
     Real,
     Schedule,
     SpecModel,
-    by_name,
     constant,
+    models_by_name,
 )
 
 ActionPdtype = Literal[
@@ -162,7 +162,7 @@ class VTraceSpec(OnPolicySpec):
     """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts by an older policy."""
 
     with_vtrace: Flag = False
-    """Correct values and advantages for policy lag by V-trace, with λ = lam (absent: 1); no effect without lag."""
+    """Correct values and advantages for policy lag by V-trace, with λ = lam (default: 1); no effect without lag."""
     rho_bar: PositiveReal = 1.0
     """ρ̄ of V-trace: maximum importance weight of a temporal difference. A higher value gives values closer to the current policy's, with
     more variance."""
@@ -236,7 +236,7 @@ class PPOSpec(VTraceSpec):
     loss_spec and normalize_v_targets then have no effect."""
     dual_clip: Annotated[float, Strict(), Field(gt=1)] | None = None
     """c of the dual clip (arXiv:1912.09729): where the advantage is negative, the clipped objective is at least c times the advantage,
-    so that a ratio π/π_old above c has no gradient; absent: no such bound."""
+    so that a ratio π/π_old above c has no gradient; default: no such bound."""
     bounds_loss_coef: NonNegative = 0.0
     """Weight of the mean of Σ (|μ| − 1.1)₊² over the means μ of the actions, scaled to [−1, 1]: keeps the means near the bounds (as in
     rl_games). For the distribution Normal over bounded actions."""
@@ -317,12 +317,12 @@ class EpsilonGreedySpec(AlgorithmSpec):
     noisy = True
 
     action_pdtype: ActionPdtype = "Argmax"
-    """Probability distribution of actions over the action values; absent: Argmax, or Categorical with the policy boltzmann."""
+    """Probability distribution of actions over the action values; default: Argmax, or Categorical with the policy boltzmann."""
     action_policy: ActionPolicy = "epsilon_greedy"
     """How to choose an action from the distribution; default: sample it."""
     explore_var_spec: Schedule | None = None
-    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; absent with epsilon_greedy: from 1 to 0.05 over the first tenth of
-    env.max_frame, with a noisy net 0."""
+    """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; default with epsilon_greedy: from 1 to 0.05 over the first tenth
+    of env.max_frame, or constantly 0 with a noisy net."""
 
 
 class PQNSpec(EpsilonGreedySpec):
@@ -512,9 +512,9 @@ class EntropyAnneal(SpecModel):
     """Linear annealing of the automatic target entropy over discrete actions."""
 
     start_ratio: Fraction | None = None
-    """Target entropy at the first frame, as a fraction of ln|A|; absent: target_entropy_ratio."""
+    """Target entropy at the first frame, as a fraction of ln|A|; default: target_entropy_ratio."""
     end_ratio: Fraction | None = None
-    """Target entropy after `frames` frames, as a fraction of ln|A|; absent: start_ratio."""
+    """Target entropy after `frames` frames, as a fraction of ln|A|; default: start_ratio."""
     frames: Count = 0
     """Frames (of all workers together) over which the target entropy changes; 0: it stays at start_ratio."""
 
@@ -534,7 +534,7 @@ class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
     """Number of critics."""
 
     training_iter: Positive | None = None
-    """Batches per training, one gradient step each; absent: num_envs."""
+    """Batches per training, one gradient step each; default: num_envs."""
     policy_delay: Positive = 1
     """Critic updates per update of the actor (and, in soft actor-critic, the temperature)."""
 
@@ -570,10 +570,10 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
     alpha_lr: PositiveReal | None = None
-    """Initial learning rate of the temperature; absent: the actor's learning rate. Optimizer (Adam in place of Muon and Adafactor) and
+    """Initial learning rate of the temperature; default: the actor's learning rate. Optimizer (Adam in place of Muon and Adafactor) and
     schedule are the same as the actor's."""
     fixed_alpha: PositiveReal | None = None
-    """Fixed temperature α; absent: tuned automatically to target_entropy."""
+    """Fixed temperature α; default: tuned automatically to target_entropy."""
     alpha_anneal_frames: Count | None = None
     """Anneal fixed_alpha linearly to 0 over this many frames; absent or 0: constant."""
     spectral_norm: Flag = False
@@ -678,5 +678,5 @@ Algorithm = Annotated[
 ]
 EPOCHS = (PPOSpec, PQNSpec)
 """Algorithms that learn in epochs of minibatches from rollouts of time_horizon steps."""
-ALGORITHMS: dict[str, type[AlgorithmSpec]] = by_name(Algorithm)
+ALGORITHMS: dict[str, type[AlgorithmSpec]] = models_by_name(Algorithm)
 """Name → model."""

@@ -59,7 +59,7 @@ class Component(SpecModel):
         raise NotImplementedError(f"{cls.__module__}:{cls.__qualname__} must define the classmethod implementation()")
 
 
-def by_name(union: Any) -> dict[str, Any]:
+def models_by_name(union: Any) -> dict[str, Any]:
     """Return name → model of an annotated union of built-in components."""
     return {get_args(model.model_fields["name"].annotation)[0]: model for model in get_args(get_args(union)[0])}
 

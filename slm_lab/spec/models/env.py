@@ -44,7 +44,7 @@ class EnvSpec(SpecModel):
     num_envs: Positive = 1
     """Number of parallel envs."""
     max_t: Positive | None = None
-    """Truncate episodes after this many steps; absent: the env's own limit."""
+    """Truncate episodes after this many steps; default: the env's own limit."""
     max_frame: Positive
     """Frames to train for; one vector step is num_envs frames. In BC and IQL, which step no env, a frame is a gradient step."""
     normalize_obs: Flag = False
@@ -52,9 +52,9 @@ class EnvSpec(SpecModel):
     normalize_reward: Flag = False
     """Divide rewards by the running standard deviation of the discounted return."""
     clip_obs: PositiveReal | None = None
-    """Clip observations, after normalisation, to ± this value; absent: ±10 if they are normalised, otherwise no clipping."""
+    """Clip observations, after normalisation, to ± this value; default: ±10 if they are normalised, otherwise no clipping."""
     clip_reward: PositiveReal | Annotated[list[Real], Field(min_length=2, max_length=2)] | Flag | None = None
-    """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; absent: ±10 if rewards are normalised,
+    """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; default: ±10 if rewards are normalised,
     their sign in Atari, otherwise no clipping."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Factor of training rewards; "sign": their sign."""
@@ -69,7 +69,7 @@ class EnvSpec(SpecModel):
     Each env has its own wrapper state, which is not shared with evaluation or checkpoints (instead of NormalizeObservation, use
     normalize_obs)."""
     channels: Literal["first", "last"] | None = None
-    """Axis of the channels of an image; absent: the first or last axis, whichever has 1, 3 or 4 channels; if that does not decide, the one
+    """Axis of the channels of an image; default: the first or last axis, whichever has 1, 3 or 4 channels; if that does not decide, the one
     that leaves the squarer image."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
@@ -77,7 +77,7 @@ class EnvSpec(SpecModel):
 
     action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
     """Entry of the observation (a Dict), or else of the env's info, that says which actions are valid; invalid ones are never taken. false:
-    none; absent: action_mask or legal_action_mask, if the observation has such an entry."""
+    none; default: action_mask or legal_action_mask, if the observation has such an entry."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Entries of a Dict observation that only the critic reads, such as privileged_state. Absent: none."""
 

@@ -33,7 +33,7 @@ class Steps(NamedTuple):
         return self.values[max(0, bisect_right(self.bounds, frame) - 1)] if self.by == "frame" else self.values[0]
 
     def number(self, value: Any) -> float:
-        """Return a value as a number, for rows: of one that is no number, its position in the list."""
+        """Return a value as a number, for rows: of one that is not a number, its position in the list."""
         return float(value) if isinstance(value, bool | int | float) else float(self.values.index(value))
 
 

@@ -17,7 +17,7 @@ from slm_lab.spec.models.base import (
     PositiveReal,
     Schedule,
     SpecModel,
-    by_name,
+    models_by_name,
 )
 
 
@@ -60,7 +60,7 @@ class ReplayKeys(SpecModel):
     contains the newest sequence."""
     burn_in: Count | None = None
     """RecurrentNet: steps before each sequence that only update its stored hidden state to the present weights; the net does not learn from
-    them (R2D2, Kapturowski et al. 2019); absent: half of seq_len."""
+    them (R2D2, Kapturowski et al. 2019); default: half of seq_len."""
     on_device: Flag = False
     """Keep the transitions in the memory of the CUDA device that computes, instead of uploading each batch. On the CPU it is an error."""
 
@@ -91,7 +91,7 @@ class SILReplayKeys(SpecModel):
     """Keys of the replay buffer that SIL and PPOSIL use besides their on-policy memory; defaults as in Replay and PrioritizedReplay."""
 
     sil_replay_name: Literal["Replay", "PrioritizedReplay", "SILReplay", "SILPrioritizedReplay"] | None = None
-    """SIL, PPOSIL: replay buffer of past episodes, uniform or prioritised by the clipped advantage; absent: PrioritizedReplay."""
+    """SIL, PPOSIL: replay buffer of past episodes, uniform or prioritised by the clipped advantage; default: PrioritizedReplay."""
     batch_size: Positive | None = None
     """SIL, PPOSIL: transitions per batch; with a RecurrentNet, sequences (of seq_len transitions) per batch."""
     max_size: Positive | None = None
@@ -161,7 +161,7 @@ class ReplaySpec(MemorySpec, ReplayKeys):
     name: Literal["Replay"]
     demonstration_fraction: Fraction | None = None
     """With meta.demonstrations: share of each batch that is drawn from the recorded episodes, above 0 and below 1 (RLPD,
-    arXiv:2302.02948); absent: 0.5."""
+    arXiv:2302.02948); default: 0.5."""
 
 
 class PrioritizedReplaySpec(MemorySpec, ReplayKeys, PriorityKeys):
@@ -191,7 +191,7 @@ Memory = Annotated[
     Field(discriminator="name"),
     Extensible(MemorySpec),
 ]
-MEMORIES: dict[str, type[MemorySpec]] = by_name(Memory)
+MEMORIES: dict[str, type[MemorySpec]] = models_by_name(Memory)
 """Name → model."""
 SEQUENCE_MEMORIES = ("Replay", "PrioritizedReplay")
 """Replay buffers that can sample sequences."""

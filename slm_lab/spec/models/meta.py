@@ -50,18 +50,18 @@ class MetaSpec(SpecModel):
     """Maximum restarts of a killed or hanging process: a Session of a global net or a rollout worker; on a cluster every Session (also if
     its node is lost) and the parameter server."""
     sampler: SamplerSpec | None = None
-    """Collect with rollout workers while a learner trains, synchronously or asynchronously; absent: each Session steps its own envs."""
+    """Collect with rollout workers while a learner trains, synchronously or asynchronously; default: each Session steps its own envs."""
     max_session: Positive = 1
     """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
     """Trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of their
     values; max_trial limits this number if it is above 1."""
     log_frequency: Positive = 10_000
-    """Frames between rows of a Session's table; absent, and fewer than 500,000 frames in a Session: a fiftieth of these."""
+    """Frames between rows of a Session's table; default: 10,000, or a fiftieth of the Session's frames if these are fewer than 500,000."""
     eval_episodes: Count | Literal["auto"] = "auto"
-    """Episodes of each of eight evaluations of the deterministic policy, evenly spaced over a Session, in as many envs; 0: none. "auto":
-    between 3 and 5, so many that they take at most 3 % of the run's time; none if 3 would take more, if the length of an episode is not
-    limited, in a search, or if rigorous_eval is given."""
+    """Episodes of each of eight evaluations of the deterministic policy, evenly spaced over a Session, each in its own env; 0: none.
+    "auto": between 3 and 5, as many as take at most 3 % of the run's time; none if 3 would take more, if the length of an episode is
+    not limited, in a search, or if rigorous_eval is given."""
     eval_frequency: Positive = 10_000
     """Frames between evaluations, with rigorous_eval; of each worker, with distributed: the workers evaluate the net in turn."""
     rigorous_eval: Count = 0
@@ -75,7 +75,7 @@ class MetaSpec(SpecModel):
     written to the column info_{key} of the tables, which the page of the run draws. Absent: the success of an episode where a suite of
     EnvPool reports it."""
     max_seconds: PositiveReal | None = None
-    """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; absent: no limit."""
+    """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; default: no limit."""
     random_seed: Seed = 0
     """Random seed of the first Session; each further Session, trial and restart has its own, derived from it."""
     save_interval: NonNegative = 10.0
@@ -84,18 +84,18 @@ class MetaSpec(SpecModel):
     """Save the replay buffer in checkpoints too (some 7 GB for 1 M Atari frames). Without it a resumed run collects training_start_step
     transitions again before it trains."""
     checkpoint_frequency: Positive | None = None
-    """Frames between numbered checkpoints of the weights, which are kept; absent: none. The best and the last are always kept."""
+    """Frames between numbered checkpoints of the weights, which are kept; default: none. The best and the last are always kept."""
     init_from: str | None = None
     """The folder of a run, search or study, a checkpoint file, or the name of a model: training starts from its best weights and
-    observation statistics, where names and shapes match; absent: from random weights."""
+    observation statistics, where names and shapes match; default: random weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set that Minari knows), or a folder or HDF5 file in
-    Minari's format; absent: none. BC and IQL learn from it alone, off-policy algorithms from a memory and it
+    Minari's format; default: none. BC and IQL learn from it alone, off-policy algorithms from a memory and it
     (memory.demonstration_fraction)."""
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None
-    """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; absent: 300 for
+    """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; default: 300 for
     rollout workers, never for a Session."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User observers, each "package.module:Class", a subclass of slm_lab.Observer, which is called with steps, updates and rows."""
@@ -119,13 +119,13 @@ class MetaSpec(SpecModel):
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None
-    """Early stopping of a search; absent: none. train does not use it."""
+    """Early stopping of a search; default: none. train does not use it."""
     search_algorithm: Literal["optuna", "random", "grid", "pbt"] = "optuna"
     """How a search proposes values; train does not use it. "optuna": by a tree-structured Parzen estimator (TPE) from the results so far,
     after 10 random trials; "random": independently at random; "grid": all combinations of the values of grid_search keys, other keys at
     random; "pbt": population-based training. A search whose keys are all grid_search is a grid with "optuna" and "random" too."""
     search_metric: SearchMetric | None = None
-    """Metric of a trial (the mean over its Sessions) that a search maximises; absent: current_return. train does not use it."""
+    """Metric of a trial (the mean over its Sessions) that a search maximises; default: current_return. train does not use it."""
     search_keep: Count | Literal["all"] = 10
     """Number of best trials of a search whose checkpoints are kept, besides those of --confirm; "all": every trial's. train does not use
     it."""
@@ -200,7 +200,7 @@ class SamplerSpec(SpecModel):
     num_policies: Positive = 1
     """Number of policies, each trained for env.max_frame frames; each episode is played by one of them, drawn at random."""
     pbt: PBTSpec | None = None
-    """Population-based training; absent: policies learn independently."""
+    """Population-based training; default: policies learn independently."""
 
     @property
     def num_envs(self) -> int:

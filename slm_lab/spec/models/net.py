@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from slm_lab.spec.models.base import Component, Count, Extensible, Flag, Fraction, Positive, PositiveReal, SpecModel, by_name, whole
+from slm_lab.spec.models.base import Component, Count, Extensible, Flag, Fraction, Positive, PositiveReal, SpecModel, models_by_name, whole
 
 LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
 """Log standard deviation, strictly inside the bounds at which the Normal distribution clips it, where its gradient would be 0."""
@@ -48,7 +48,7 @@ class OptimSpec(NamedClass):
     name: str = "Adam"
     """Name of the optimizer; other keys are its arguments."""
     lr: PositiveReal | None = None
-    """Learning rate; absent: torch's default of the optimizer (Adam 0.001, RMSprop 0.01, …)."""
+    """Learning rate; default: torch's default of the optimizer (Adam 0.001, RMSprop 0.01, …)."""
 
     @property
     def rate(self) -> float:
@@ -68,7 +68,7 @@ class LRSchedulerSpec(NamedClass):
     """
 
     unit: Literal["training_calls", "frames"] | None = None
-    """Unit of the schedule's arguments; absent: frames for LinearToZero and LinearToMin, training calls for torch's schedulers. With
+    """Unit of the schedule's arguments; default: frames for LinearToZero and LinearToMin, training calls for torch's schedulers. With
     meta.distributed, those of all Sessions are counted together."""
 
     @property
@@ -105,7 +105,7 @@ class NetSpec(Component):
     """Use one optimizer for actor and critic: actor_optim_spec if it is given, otherwise optim_spec; false: separate optimizers (actor_*
     and critic_* specs). A shared net always has one optimizer."""
     log_std_init: LogStd | None = None
-    """Normal, NormalTanh: initial value of the log standard deviation (above -5, below 2) as a state-independent parameter; absent: an
+    """Normal, NormalTanh: initial value of the log standard deviation (above -5, below 2) as a state-independent parameter; default: an
     output of the network."""
     actor_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the actor's output layer."""
@@ -123,7 +123,7 @@ class NetSpec(Component):
     critic_optim_spec: OptimSpec | None = None
     """The critic's optimizer, if use_same_optim and shared are false."""
     lr_scheduler_spec: LRSchedulerSpec | None = None
-    """Learning rate schedule: of frames (LinearToZero, LinearToMin) or of training calls (torch's schedulers); absent: constant."""
+    """Learning rate schedule: of frames (LinearToZero, LinearToMin) or of training calls (torch's schedulers); default: constant."""
     actor_lr_scheduler_spec: LRSchedulerSpec | None = None
     """The actor's learning rate schedule; with use_same_optim or a shared net, also the critic's."""
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
@@ -146,7 +146,7 @@ class NetSpec(Component):
     gpu: Flag | Literal["auto"] = "auto"
     """Compute on a CUDA device; "auto": if there is one. If true and there is none: on the CPU, with a notice."""
     cuda_id: Count | None = None
-    """Index of the CUDA device; absent: Sessions are spread over all devices."""
+    """Index of the CUDA device; default: Sessions are spread over all devices."""
     tf32: Flag = False
     """On a CUDA device: round the inputs of matrix products and convolutions to 10 bits of mantissa (TensorFloat-32), which is faster on
     Ampere and later; false: full float32 precision, also in convolutions. On the CPU it is an error."""
@@ -158,7 +158,7 @@ class LayersSpec(NetSpec):
     hid_layers_activation: str = "relu"
     """Activation of hidden layers: a class of torch.nn, in upper or lower case (relu, tanh, selu, SiLU, …)."""
     out_layer_activation: str | None = None
-    """Activation of the output layer; absent: none."""
+    """Activation of the output layer; default: none."""
     init_fn: str | None = None
     """Weight initialisation of all layers, output layers and GRUs included: a function of torch.nn.init (orthogonal_, xavier_uniform_, …)
     with torch's gain for hid_layers_activation (1 if torch has none); biases are 0. Absent: torch's default, which LSTM and RNN layers
@@ -179,7 +179,7 @@ class MLPNetSpec(LayersSpec):
 
     name: Literal["MLPNet"]
     hid_layers: list[Positive] = [64, 64]
-    """Units of each hidden layer; absent: two layers of 64, with tanh unless hid_layers_activation is given."""
+    """Units of each hidden layer; default: two layers of 64, with tanh unless hid_layers_activation is given."""
     dropout: Annotated[float, Strict(), Field(ge=0, lt=1)] = 0.0
     """Fraction of the units of each hidden layer that are set to 0 at random, before layer_norm, in the critics of SoftActorCritic and
     CrossQ and in their target nets (DroQ, arXiv:2110.02034: 0.01 with layer_norm)."""
@@ -294,7 +294,7 @@ class TorchArcNetSpec(NetSpec):
     """Activation whose gain init_fn uses: identity, sigmoid (1), tanh (5/3), relu, leaky_relu (√2) or selu (3/4). The activations
     themselves are in the arc."""
     out_layer_activation: str | None = None
-    """Activation of the actor's output layer; absent: none."""
+    """Activation of the actor's output layer; default: none."""
     normalize: Flag = False
     """Divide images by the upper bound of their space (255 for most)."""
 
@@ -304,7 +304,7 @@ Net = Annotated[
     Field(discriminator="name"),
     Extensible(NetSpec),
 ]
-NETS: dict[str, type[NetSpec]] = by_name(Net)
+NETS: dict[str, type[NetSpec]] = models_by_name(Net)
 """Name → model."""
 
 

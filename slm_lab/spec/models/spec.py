@@ -44,11 +44,11 @@ class AgentSpec(SpecModel):
     algorithm: Algorithm
     """Algorithm and its hyperparameters."""
     memory: Memory = Field(default_factory=lambda data: default_memory(data.get("algorithm")))
-    """Memory that the algorithm learns from; absent: the one recommended for the algorithm."""
+    """Memory that the algorithm learns from; default: the one recommended for the algorithm."""
     net: Net | None = None
-    """Networks, optimizers and learning rates; absent: those recommended for the algorithm and the env's spaces (Random needs none)."""
+    """Networks, optimizers and learning rates; default: those recommended for the algorithm and the env's spaces (Random needs none)."""
     critic_net: Net | None = None
-    """The critics' network, if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, TD3, DDPG, IQL); absent: the
+    """The critics' network, if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, TD3, DDPG, IQL); default: the
     same as `net`."""
 
     @property

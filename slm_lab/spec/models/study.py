@@ -24,11 +24,11 @@ class StudyEntry(SpecModel):
     spec: str
     """FILE:NAME, or the NAME of a spec in the study's own file."""
     label: str | None = None
-    """Name in tables and figures; absent: NAME."""
+    """Name in tables and figures; default: NAME."""
     set: dict[str, Any] = {}
     """Values of keys by path, and of variables by name, as `--set` takes them: {"env.max_frame": 1e5}, or nested."""
     env: str | None = None
-    """Name of the entry's env in tables and figures, in a study without `envs`; absent: the id. Entries in different envs can have the same
+    """Name of the entry's env in tables and figures, in a study without `envs`; default: the id. Entries in different envs can have one
     label."""
     published: Real | None = None
     """Score to compare with, unless the env has one."""
@@ -46,11 +46,11 @@ class StudyEnv(SpecModel):
     name: str
     """Id of the env: fills ${env}, or replaces env.name in a spec without that variable."""
     label: str | None = None
-    """Name in tables and figures; absent: a short form of the id."""
+    """Name in tables and figures; default: a short form of the id."""
     set: dict[str, Any] = {}
     """Values of keys and variables for the runs in this env."""
     solve: Real | None = None
-    """Return that counts as solved in this env; absent: the study's `solve`."""
+    """Return that counts as solved in this env; default: the study's `solve`."""
     published: Real | dict[str, Real] | None = None
     """Score to compare with: one for all entries, or one for each label."""
 
@@ -65,7 +65,7 @@ class StudySpec(SpecModel):
     entries: Annotated[list[StudyEntry], Field(min_length=1)]
     """The specs."""
     envs: list[StudyEnv] = []
-    """The envs; absent: each entry's own. Each entry is run in each of them."""
+    """The envs; default: each entry's own. Each entry is run in each of them."""
     random_seed: Annotated[list[Seed], Field(min_length=1)]
     """Seeds: each entry is run once per env and seed, unless it has its own seeds; a run has meta.max_session Sessions."""
     set: dict[str, Any] = {}
@@ -73,7 +73,7 @@ class StudySpec(SpecModel):
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
     """Horizontal axes of the figures. With wall_t (seconds), one run is trained at a time."""
     metric: Metric | None = None
-    """The score: the last value of this column of the table, or the last evaluation; absent: current_return, or total_reward_ma if
+    """The score: the last value of this column of the table, or the last evaluation; default: current_return, or total_reward_ma if
     there are published scores, which are of this column."""
     solve: Real | None = None
     """Return of `metric` that counts as solved."""

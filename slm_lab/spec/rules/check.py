@@ -46,24 +46,24 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     Without `algorithm_known` the algorithm's name was guessed, and rules that depend on it are skipped.
     """
     if algorithm_known:
-        _algorithm(spec, report)
-    _schedules(spec.agent.algorithm, ALGORITHM, report)
-    _schedules(spec.agent.memory, ("agent", "memory"), report)
+        _check_algorithm(spec, report)
+    _check_schedules(spec.agent.algorithm, ALGORITHM, report)
+    _check_schedules(spec.agent.memory, ("agent", "memory"), report)
     for key, net in spec.agent.nets.items():
         check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
-        _net(spec.agent, net, ("agent", key), report)
-    _memory(spec.agent, report, algorithm_known=algorithm_known)
-    _env(spec, report)
-    _goals(spec, report)
+        _check_net(spec.agent, net, ("agent", key), report)
+    _check_memory(spec.agent, report, algorithm_known=algorithm_known)
+    _check_env(spec, report)
+    _check_goals(spec, report)
     if algorithm_known:
-        _demonstrations(spec, report)
+        _check_demonstrations(spec, report)
     if spec.meta.distributed:
-        _global_nets(spec.agent, report)
+        _check_global_nets(spec.agent, report)
     if algorithm_known:
-        _meta(spec, report)
-        _without_effect(spec, report)
+        _check_meta(spec, report)
+        _reject_without_effect(spec, report)
     if spec.meta.sampler is not None and algorithm_known:
-        _sampler(spec, spec.meta.sampler, report)
+        _check_sampler(spec, spec.meta.sampler, report)
 
 
 def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:
@@ -79,7 +79,7 @@ def _one_of(names: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _algorithm(spec: Spec, report: Report) -> None:
+def _check_algorithm(spec: Spec, report: Report) -> None:
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, SoftActorCriticSpec) and algorithm.log_alpha_min >= algorithm.log_alpha_max:
         report.fail(
@@ -106,14 +106,14 @@ def _algorithm(spec: Spec, report: Report) -> None:
     if isinstance(algorithm, C51Spec) and algorithm.v_min >= algorithm.v_max:
         report.fail((*ALGORITHM, "v_min"), f"must be below v_max ({algorithm.v_max:g}), not {algorithm.v_min:g}")
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
-        _defaults_only(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
+        _reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
     if isinstance(algorithm, PPOSpec):
-        _ppo(algorithm, spec.agent, report)
+        _check_ppo(algorithm, spec.agent, report)
 
 
-def _ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
+def _check_ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
     if algorithm.normalize_values:
-        _defaults_only(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
+        _reject_non_defaults(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
         if algorithm.self_imitation:
             why = f"{algorithm.name} compares returns with the critic's outputs; set normalize_v_targets"
             report.fail((*ALGORITHM, "normalize_values"), f"must be false: {why}")
@@ -126,14 +126,14 @@ def _ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
             report.fail(("agent", "net", key), "cannot be combined with agent.algorithm.adaptive_lr; remove one of them")
 
 
-def _defaults_only(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
+def _reject_non_defaults(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
     """Reject keys that have no effect here, unless they have their default values."""
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
             report.fail((*location, key), f"has no effect: {why}")
 
 
-def _meta(spec: Spec, report: Report) -> None:
+def _check_meta(spec: Spec, report: Report) -> None:
     """Reject keys for processes that do not exist in this run."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     if meta.distributed and getattr(algorithm, "reset_frequency", None) is not None:
@@ -142,16 +142,16 @@ def _meta(spec: Spec, report: Report) -> None:
         report.fail(("meta", "distributed"), f"must be false for {algorithm.name}, which does not learn")
     if not meta.distributed:
         keys = ("hogwild_lock",) if meta.sampler is not None else ("hogwild_lock", "max_restart")
-        _defaults_only(meta, keys, ("meta",), "meta.distributed is false", report)
+        _reject_non_defaults(meta, keys, ("meta",), "meta.distributed is false", report)
     if meta.rigorous_eval and meta.eval_episodes not in ("auto", 0):
         report.fail(("meta", "eval_episodes"), "must be 0 or absent with meta.rigorous_eval, which has its own evaluations")
     if meta.rigorous_eval == 0:
-        _defaults_only(meta, ("eval_deterministic",), ("meta",), "meta.rigorous_eval is 0", report)
+        _reject_non_defaults(meta, ("eval_deterministic",), ("meta",), "meta.rigorous_eval is 0", report)
     if algorithm.on_policy and not algorithm.self_imitation:
-        _defaults_only(meta, ("save_replay",), ("meta",), f"{algorithm.name} has no replay buffer", report)
+        _reject_non_defaults(meta, ("save_replay",), ("meta",), f"{algorithm.name} has no replay buffer", report)
 
 
-def _without_effect(spec: Spec, report: Report) -> None:
+def _reject_without_effect(spec: Spec, report: Report) -> None:
     """Reject values given by --set that have no effect. In a file they are ignored, as in SLM Lab."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     groups: list[tuple[KeyPath, Iterable[str], bool, str]] = [
@@ -239,7 +239,7 @@ def _late_batch(spec: Spec, steps: int, envs: int) -> tuple[KeyPath, str] | None
     return None
 
 
-def _schedules(section: SpecModel, location: KeyPath, report: Report) -> None:
+def _check_schedules(section: SpecModel, location: KeyPath, report: Report) -> None:
     """Check that schedules do not end before they start, and that their values are in range."""
     for key in type(section).model_fields:
         schedule = getattr(section, key)
@@ -252,7 +252,7 @@ def _schedules(section: SpecModel, location: KeyPath, report: Report) -> None:
                 report.fail((*location, key, end), f"must be a number {allowed}, not {value:g}")
 
 
-def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
+def _check_memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
     """Check that the algorithm can use the memory, and that a batch fits into it."""
     algorithm, memory, location = agent.algorithm, agent.memory, ("agent", "memory")
     if not algorithm.learns:
@@ -276,14 +276,14 @@ def _memory(agent: AgentSpec, report: Report, *, algorithm_known: bool) -> None:
         report.fail((*location, "on_device"), "must be false: HindsightReplay changes its batches in host memory")
     draws = algorithm.self_imitation or not algorithm.on_policy
     if draws and isinstance(replay, ReplayKeys) and agent.net is not None and agent.net.name in NETS:
-        _sequences(agent.net, replay, location, report)
+        _check_sequences(agent.net, replay, location, report)
     single = is_extension(memory.name) or isinstance(memory, HindsightReplaySpec)
     if algorithm_known and not algorithm.on_policy and single and agent.net is not None and agent.net.recurrent:
         why = f"{agent.net.name} learns from sequences, which only {_one_of(SEQUENCE_MEMORIES)} hold"
         report.fail((*location, "name"), f"'{memory.name}' cannot be combined with {agent.net.name}: {why}")
 
 
-def _sequences(net: NetSpec, replay: ReplayKeys, location: KeyPath, report: Report) -> None:
+def _check_sequences(net: NetSpec, replay: ReplayKeys, location: KeyPath, report: Report) -> None:
     """Reject keys for sequences if single transitions are sampled."""
     if net.recurrent:
         return
@@ -292,10 +292,10 @@ def _sequences(net: NetSpec, replay: ReplayKeys, location: KeyPath, report: Repo
             report.fail((*location, key), f"has no effect: {net.name} is not recurrent and learns from single transitions")
 
 
-def _net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> None:
+def _check_net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> None:
     algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
-        _arcs(agent, net, location, report)
+        _check_arcs(agent, net, location, report)
     fitting = [name for name, model in NETS.items() if model.recurrent <= algorithm.recurrent and model.dueling <= algorithm.values]
     allowed = f"allowed: {', '.join(fitting)}"
     if net.recurrent and not algorithm.recurrent:
@@ -313,7 +313,7 @@ def _net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> N
     if net.dueling and algorithm.learns and not algorithm.values:
         report.fail((*location, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
     if isinstance(net, LayersSpec) and (net.noisy or net.noisy_sigma != LayersSpec.model_fields["noisy_sigma"].default):
-        _noisy(algorithm, net, location, report)
+        _check_noisy(algorithm, net, location, report)
     if getattr(net, "dropout", 0.0) and algorithm.learns and not algorithm.own_critics:
         names = [name for name, model in ALGORITHMS.items() if model.own_critics]
         report.fail((*location, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
@@ -326,12 +326,12 @@ def _net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> N
         if "seq_len" in net.model_fields_set and net.seq_len > rollout:
             report.fail((*location, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
     if isinstance(net, HydraMLPNetSpec):
-        _hydra(net, location, report)
+        _check_hydra(net, location, report)
     if isinstance(net, ConvNetSpec):
-        _convolutions(net, location, report)
+        _check_convolutions(net, location, report)
 
 
-def _convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> None:
+def _check_convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> None:
     """Check that no channel count, kernel size or stride is 0."""
     for index, layer in enumerate(net.conv_hid_layers or []):
         for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
@@ -340,7 +340,7 @@ def _convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> None:
                 report.fail((*location, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
 
 
-def _noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report: Report) -> None:
+def _check_noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report: Report) -> None:
     """Reject noise in the net of an algorithm that does not act on action values, and a scale of noise without noise."""
     if not net.noisy:
         report.fail((*location, "noisy_sigma"), "has no effect: noisy is false")
@@ -349,7 +349,7 @@ def _noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report:
         report.fail((*location, "noisy"), f"true is not supported by {algorithm.name}; allowed with {fitting}")
 
 
-def _global_nets(agent: AgentSpec, report: Report) -> None:
+def _check_global_nets(agent: AgentSpec, report: Report) -> None:
     """Reject optimizers that several Sessions cannot use on one net."""
     for location, net in agent.nets.items():
         for key in OPTIMIZER_KEYS:
@@ -358,7 +358,7 @@ def _global_nets(agent: AgentSpec, report: Report) -> None:
                 report.fail(("agent", location, key, "name"), why)
 
 
-def _hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
+def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
     """Check that hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
 
     def is_unit_list(value: Any) -> bool:
@@ -377,7 +377,7 @@ def _hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
         report.fail((*location, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
 
 
-def _arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
+def _check_arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
     """Check that there is `arc`, or one arc each for actor and critic."""
     if net.arc is not None or (location[-1] == "critic_net" and net.critic_arc is not None):
         return
@@ -391,7 +391,7 @@ def _arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Rep
         report.fail((*location, "shared"), "a shared body needs arc, not actor_arc and critic_arc")
 
 
-def _env(spec: Spec, report: Report) -> None:
+def _check_env(spec: Spec, report: Report) -> None:
     algorithm = spec.agent.algorithm
     if spec.env.critic_keys is not None and algorithm.learns and not algorithm.has_critic:
         with_critic = ", ".join(name for name, model in ALGORITHMS.items() if model.has_critic)
@@ -410,13 +410,13 @@ def _env(spec: Spec, report: Report) -> None:
     for key in env.kwargs:
         other = OTHER_NAMES.get(key, "")
         if hint := f"; slm_lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
-            report.note(("env", key), f"is passed to the env's constructor{hint}")
+            report.note(("env", key), f"is not a key of env, so it is passed to the env's constructor{hint}")
 
 
-def _goals(spec: Spec, report: Report) -> None:
+def _check_goals(spec: Spec, report: Report) -> None:
     """Reject normalisers that change goals or rewards over time, so that those of other goals cannot be computed later."""
     if isinstance(spec.agent.memory, HindsightReplaySpec):
-        _one_step_returns(spec, "HindsightReplay, which changes the rewards of single transitions", report)
+        _require_one_step_returns(spec, "HindsightReplay, which changes the rewards of single transitions", report)
         if spec.env.schedule and spec.agent.memory.goal_threshold is None:
             why = "cannot be combined with HindsightReplay without goal_threshold: the env's compute_reward does not know scheduled values"
             report.fail(("env", "schedule"), why)
@@ -425,13 +425,13 @@ def _goals(spec: Spec, report: Report) -> None:
                 report.fail(("env", key), "cannot be combined with HindsightReplay, which computes the rewards of stored goals")
 
 
-def _one_step_returns(spec: Spec, what: str, report: Report) -> None:
+def _require_one_step_returns(spec: Spec, what: str, report: Report) -> None:
     """Reject n-step returns in combination with `what`."""
     if not spec.agent.algorithm.on_policy and getattr(spec.agent.algorithm, "num_step_returns", 1) > 1:
         report.fail((*ALGORITHM, "num_step_returns"), f"must be 1 with {what}")
 
 
-def _demonstrations(spec: Spec, report: Report) -> None:
+def _check_demonstrations(spec: Spec, report: Report) -> None:
     """Check that the algorithm learns from demonstrations if there are any, and that it has the ones it needs."""
     algorithm, location = spec.agent.algorithm, ("meta", "demonstrations")
     memory = spec.agent.memory
@@ -449,15 +449,15 @@ def _demonstrations(spec: Spec, report: Report) -> None:
         learners = ", ".join(name for name, model in ALGORITHMS.items() if not model.on_policy)
         report.fail(location, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")
     else:
-        _with_own_steps(spec, report)
+        _check_with_own_steps(spec, report)
     if spec.env.normalize_reward:
         report.fail(("env", "normalize_reward"), "cannot be combined with meta.demonstrations, whose rewards have no running statistics")
 
 
-def _with_own_steps(spec: Spec, report: Report) -> None:
+def _check_with_own_steps(spec: Spec, report: Report) -> None:
     """Check that batches can contain demonstrations and the agent's own steps."""
     memory, net = spec.agent.memory, spec.agent.net
-    _one_step_returns(spec, "meta.demonstrations, whose transitions are single", report)
+    _require_one_step_returns(spec, "meta.demonstrations, whose transitions are single", report)
     if not isinstance(memory, ReplaySpec):
         why = "with meta.demonstrations (batches from two buffers have no common priorities or goals)"
         report.fail(("agent", "memory", "name"), f"must be 'Replay' {why}, not '{memory.name}'")
@@ -474,7 +474,7 @@ def _with_own_steps(spec: Spec, report: Report) -> None:
         report.fail(("env", "normalize_obs"), why)
 
 
-def _sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
+def _check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     """Add a problem for everything that meta.sampler does not support."""
     algorithm, memory = spec.agent.algorithm, spec.agent.memory
     if spec.meta.distributed:
@@ -496,24 +496,24 @@ def _sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     if sampler.inference == "central" and getattr(spec.agent.net, "noisy", False):
         report.fail((*SAMPLER, "inference"), "'central' is not supported with a noisy net, whose noise each worker draws; allowed: local")
     if not algorithm.samplers:
-        report.fail(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported()}")
+        report.fail(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported_algorithms()}")
     elif not algorithm.on_policy:
-        _replay(spec, sampler, report)
+        _check_replay(spec, sampler, report)
     elif not memory.on_policy or memory.episodes:
         why = "rollout workers collect rollouts of a fixed length"
         report.fail(("agent", "memory", "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
     else:
-        _sizes(spec, sampler, report)
+        _check_sizes(spec, sampler, report)
 
 
-def _supported() -> str:
+def _supported_algorithms() -> str:
     """Return the names of the algorithms that rollout workers can collect for."""
     both = [name for name, model in ALGORITHMS.items() if "sync" in model.samplers]
     only_async = [name for name, model in ALGORITHMS.items() if model.samplers == ("async",)]
     return f"{', '.join(both)}, and with async_rl {', '.join(only_async)}"
 
 
-def _replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
+def _check_replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     name = spec.agent.algorithm.name
     if not sampler.async_rl and "sync" not in spec.agent.algorithm.samplers:
         report.fail((*SAMPLER, "async_rl"), f"must be true for {name}, which learns from a replay buffer")
@@ -527,7 +527,7 @@ def _replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
         report.fail((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
 
 
-def _sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
+def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
     """Check that datasets consist of whole rollouts, in sync mode of whole rounds of all workers."""
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:

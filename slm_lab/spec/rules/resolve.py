@@ -84,30 +84,30 @@ class _Draft:
 def resolve(spec: Spec, report: Report) -> Spec:
     """Return the spec as it will run, with a note for each change."""
     agent, draft = spec.agent, _Draft(spec, report)
-    _algorithm(draft)
+    _resolve_algorithm(draft)
     for key, net in agent.nets.items():
-        _net(net, ("agent", key), draft)
+        _resolve_net(net, ("agent", key), draft)
     if agent.critic_net is not None and not agent.algorithm.own_critics:
         names = [name for name, model in ALGORITHMS.items() if model.own_critics]
         draft.set(CRITIC_NET, None, f"has no effect in {agent.algorithm.name}, only in {', '.join(names)}; ignored", by=[_NAME])
     if agent.algorithm.own_critics and not agent.algorithm.has_target:
         _note_missing_batch_norm(agent, report)
-    _memory(draft)
-    _meta(draft)
+    _resolve_memory(draft)
+    _resolve_meta(draft)
     if spec.search is not None and agent.net is not None:
         draft.set(("search",), _redirected_search(spec.search, agent.net, draft))
     return draft.spec
 
 
-def _meta(draft: _Draft) -> None:
+def _resolve_meta(draft: _Draft) -> None:
     """Resolve the tracked entries of info, and keys of distributed training and rollout workers."""
     agent, meta = draft.spec.agent, draft.spec.meta
     if "track_info" not in meta.model_fields_set and (success := success_of(draft.spec.env.name)):
         draft.set(("meta", "track_info"), [success], by=[("env", "name"), ("meta", "track_info")])
     for key, net in agent.nets.items():
-        _global_optimizers(net, ("agent", key), bool(meta.distributed), draft.report)
+        _note_global_optimizers(net, ("agent", key), bool(meta.distributed), draft.report)
     if meta.sampler is not None:
-        _sampler(meta.sampler, draft)
+        _resolve_sampler(meta.sampler, draft)
     if agent.algorithm.offline:
         why = f"{agent.algorithm.name} steps no env in training"
         draft.ignore(("env",), ["num_envs"], why, by=[_NAME])
@@ -116,7 +116,7 @@ def _meta(draft: _Draft) -> None:
         draft.report.note(("meta", "distributed"), why)
 
 
-def _global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, report: Report) -> None:
+def _note_global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, report: Report) -> None:
     """Add a note for each local optimizer of a global net, and for each global optimizer without a global net."""
     for key in OPTIMIZER_KEYS:
         optim = getattr(net, key)
@@ -154,7 +154,7 @@ def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> d
     return redirect_search(search, moved, draft.report)
 
 
-def _algorithm(draft: _Draft) -> None:
+def _resolve_algorithm(draft: _Draft) -> None:
     spec, algorithm = draft.spec, draft.spec.agent.algorithm
     if isinstance(algorithm, SoftActorCriticSpec):
         if algorithm.fixed_alpha is None:
@@ -170,7 +170,7 @@ def _algorithm(draft: _Draft) -> None:
     if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
         draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start, by=[_NAME, (*MEMORY, "batch_size")])
     if isinstance(algorithm, VTraceSpec):
-        _vtrace(algorithm, draft)
+        _resolve_vtrace(algorithm, draft)
     if isinstance(algorithm, ActorCriticSpec) and algorithm.lam is not None:
         draft.ignore(ALGORITHM, ["num_step_returns"], "lam is given (generalised advantage estimation)", by=[(*ALGORITHM, "lam")])
     if isinstance(algorithm, PPOSpec) and algorithm.clip_vloss and not _is_searched(spec, (*ALGORITHM, "clip_vloss")):
@@ -178,14 +178,14 @@ def _algorithm(draft: _Draft) -> None:
         if spec.agent.net is not None and spec.agent.net.loss_spec != LossSpec():
             draft.report.ineffective((*NET, "loss_spec"), "has no effect: the loss with clip_vloss is half the squared error; ignored")
     if isinstance(algorithm, EPOCHS):
-        _minibatch_size(algorithm, draft)
+        _resolve_minibatch_size(algorithm, draft)
     if isinstance(algorithm, PPOSpec):
         given = algorithm.training_frequency not in (None, algorithm.time_horizon)
         why = f"has no effect: {algorithm.name} trains every time_horizon ({algorithm.time_horizon}) steps; ignored"
         draft.set((*ALGORITHM, "training_frequency"), None, why if given else "", by=[_NAME])
 
 
-def _minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _Draft) -> None:
+def _resolve_minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _Draft) -> None:
     """Reduce minibatch_size to the size of a rollout."""
     spec, steps, rollout = draft.spec, algorithm.time_horizon, algorithm.time_horizon * draft.spec.env.num_envs
     sizes = [(*ALGORITHM, "time_horizon"), (*ALGORITHM, "minibatch_size"), ("env", "num_envs")]
@@ -195,7 +195,7 @@ def _minibatch_size(algorithm: PPOSpec | PQNSpec, draft: _Draft) -> None:
         draft.set((*ALGORITHM, "minibatch_size"), rollout, why if "minibatch_size" in algorithm.model_fields_set else "", sizes)
 
 
-def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
+def _resolve_vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
     if not algorithm.with_vtrace:
         return
     if algorithm.c_bar > algorithm.rho_bar:
@@ -206,7 +206,7 @@ def _vtrace(algorithm: VTraceSpec, draft: _Draft) -> None:
             draft.report.note((*ALGORITHM, key), f"{bound:g} is below 1, so even on-policy actions are weighted down")
 
 
-def _memory(draft: _Draft) -> None:
+def _resolve_memory(draft: _Draft) -> None:
     """Fill in absent keys of priorities; drop the replay keys of an on-policy memory unless the algorithm uses self-imitation."""
     location, memory, net = MEMORY, draft.spec.agent.memory, draft.spec.agent.net
     imitated = memory.sil_replay if isinstance(memory, SILReplayKeys) and draft.spec.agent.algorithm.self_imitation else None
@@ -228,14 +228,14 @@ def _memory(draft: _Draft) -> None:
             draft.set((*location, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
 
 
-def _net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
+def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
     if location == CRITIC_NET:
         draft.ignore(location, ACTOR_KEYS, "agent.critic_net is for the critics only")
     elif agent.critic_net is not None and algorithm.own_critics:
         draft.ignore(location, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
     else:
-        _optimizers(net, draft)
+        _resolve_optimizers(net, draft)
     if not algorithm.learns_values:
         note = f"has no effect: {algorithm.name} learns quantiles by their own loss; ignored" if algorithm.has_critic else ""
         note = note if net.loss_spec != LossSpec() else ""
@@ -274,7 +274,7 @@ def _is_searched(spec: Spec, *paths: KeyPath) -> bool:
     return any(path[: len(key)] == key for path in paths for key in keys)
 
 
-def _optimizers(net: NetSpec, draft: _Draft) -> None:
+def _resolve_optimizers(net: NetSpec, draft: _Draft) -> None:
     """Resolve actor_* and critic_*, which have an effect only if actor and critic are separate nets and use_same_optim is false."""
     algorithm = draft.spec.agent.algorithm
     separate, one_net = [key for key in SEPARATE if getattr(net, key) is not None], net.shared and not algorithm.own_critics
@@ -327,7 +327,7 @@ def derive_sizes(spec: Spec) -> Spec:
     return spec.model_copy(update={"agent": agent, "meta": meta})
 
 
-def _sampler(sampler: SamplerSpec, draft: _Draft) -> None:
+def _resolve_sampler(sampler: SamplerSpec, draft: _Draft) -> None:
     """Resolve conflicts in meta.sampler, and set values that depend on it."""
     spec, report = draft.spec, draft.report
     if sampler.num_policies > 1 and not sampler.async_rl:
@@ -426,7 +426,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             net |= {"clip_grad_val": 10.0} | ({} if algorithm.value_distribution() else {"loss_spec": {"name": "SmoothL1Loss"}})
         if isinstance(algorithm, QLearningSpec) and algorithm.has_target:
             # a slowly moving target net is more stable than one that is replaced
-            net |= {"update_type": "replace", "update_frequency": 1_000} if images else _moving(0.01, spec.env.num_envs)
+            net |= {"update_type": "replace", "update_frequency": 1_000} if images else _polyak_keys(0.01, spec.env.num_envs)
         if isinstance(algorithm, EpsilonGreedySpec):
             net["lr_scheduler_spec"] = {"name": "LinearToMin", "frame": spec.env.max_frame, "min_factor": 0.01}
             if not images or isinstance(algorithm, PQNSpec):
@@ -435,7 +435,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
             net["log_std_init"] = 0.0
         if algorithm.own_critics:
             # CrossQ's critics need batch norm instead of target nets
-            net |= _moving(0.005) if algorithm.has_target else {"batch_norm": "before" if images else True}
+            net |= _polyak_keys(0.005) if algorithm.has_target else {"batch_norm": "before" if images else True}
     else:
         net |= _POLICY | {"hid_layers_activation": "relu" if images else "tanh", "shared": images and algorithm.has_critic}
         if not algorithm.has_critic:
@@ -451,7 +451,7 @@ def _recommended_net(spec: Spec, images: bool, action_kind: str) -> NetSpec:
     return NETS[net["name"]].model_validate(net | {"optim_spec": optim})
 
 
-def _moving(coef: float, times: int = 1) -> dict[str, Any]:
+def _polyak_keys(coef: float, times: int = 1) -> dict[str, Any]:
     """Return target net keys with which one update moves the net as far as `times` updates with polyak_coef `coef`."""
     return {"update_type": "polyak", "polyak_coef": round(1.0 - (1.0 - coef) ** times, 6)}
 

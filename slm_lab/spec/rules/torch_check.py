@@ -56,30 +56,30 @@ def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool
     """
     for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:
-            _optimizer(optim, (*location, key), report)
+            _check_optimizer(optim, (*location, key), report)
     for key in ("lr_scheduler_spec", "actor_lr_scheduler_spec", "critic_lr_scheduler_spec"):
         if (scheduler := getattr(net, key)) is not None:
-            _call(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*location, key), report)
+            _check_class(scheduler, SCHEDULERS, "scheduler of torch.optim.lr_scheduler", (*location, key), report)
     if has_loss:
-        _call(net.loss_spec, LOSSES, "regression loss of torch.nn", (*location, "loss_spec"), report)
+        _check_class(net.loss_spec, LOSSES, "regression loss of torch.nn", (*location, "loss_spec"), report)
     elif net.loss_spec.name not in LOSSES:
         report.ineffective(
             (*location, "loss_spec", "name"), f"'{net.loss_spec.name}' has no effect: the algorithm learns no values; ignored"
         )
     if isinstance(net, LayersSpec | TorchArcNetSpec):
         if net.init_fn is not None:
-            _name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", location, report, key="init_fn")
+            _check_name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", location, report, key="init_fn")
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
                 report.fail((*location, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
     if isinstance(net, TorchArcNetSpec):
-        _gain(net, location, report)
+        _check_gain(net, location, report)
         for key in ("arc", "actor_arc", "critic_arc"):
             if (arc := getattr(net, key)) is not None:
-                _arc(arc, (*location, key), report)
+                _check_arc(arc, (*location, key), report)
 
 
-def _gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
+def _check_gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
     """Check that init_fn has a gain for hid_layers_activation, if init_fn needs one."""
     known = activation(net.hid_layers_activation)
     scaled = {"gain", "nonlinearity"} & set(INIT_FUNCTIONS.get(net.init_fn or "", "").split())
@@ -88,7 +88,7 @@ def _gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
         report.fail((*location, "hid_layers_activation"), message)
 
 
-def _name(name: str, known: Mapping[str, str], what: str, location: KeyPath, report: Report, key: str = "name") -> bool:
+def _check_name(name: str, known: Mapping[str, str], what: str, location: KeyPath, report: Report, key: str = "name") -> bool:
     if name in known:
         return True
     reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest(name, known)
@@ -96,25 +96,25 @@ def _name(name: str, known: Mapping[str, str], what: str, location: KeyPath, rep
     return False
 
 
-def _call(given: NamedClass, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
+def _check_class(given: NamedClass, known: Mapping[str, str], what: str, location: KeyPath, report: Report) -> None:
     """Check a name and its arguments."""
-    if _name(given.name, known, what, location, report):
-        _arguments(given.kwargs, known[given.name], given.name, location, report)
+    if _check_name(given.name, known, what, location, report):
+        _check_arguments(given.kwargs, known[given.name], given.name, location, report)
 
 
-def _optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> None:
+def _check_optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> None:
     if optim.name != "Lookahead":
-        _call(optim, OPTIMIZERS, "optimizer of torch.optim", location, report)
+        _check_class(optim, OPTIMIZERS, "optimizer of torch.optim", location, report)
         return
     inner = optim.kwargs.get("optimizer", "Adam")
     if not isinstance(inner, str):
         report.fail((*location, "optimizer"), f"must be the name of an optimizer, not {show(inner)}")
-    elif _name(inner, OPTIMIZERS, "optimizer of torch.optim", location, report, key="optimizer"):
+    elif _check_name(inner, OPTIMIZERS, "optimizer of torch.optim", location, report, key="optimizer"):
         others = {key: value for key, value in optim.kwargs.items() if key not in LOOKAHEAD}
-        _arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", location, report)
+        _check_arguments(others, OPTIMIZERS[inner], f"Lookahead with {inner}", location, report)
 
 
-def _arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPath, report: Report) -> None:
+def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPath, report: Report) -> None:
     """Check the given arguments against the known arguments of `name`."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
@@ -130,7 +130,7 @@ def _arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPat
             report.fail((*location, key), f"missing; required by {name}", "missing")
 
 
-def _arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
+def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
     """Check an arc: `{modules: {name: layer}, graph: {input, modules: {name: [inputs]}, output}}`."""
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
@@ -140,16 +140,16 @@ def _arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
         report.fail((*location, "modules"), f"must be an object of named layers, not {show(modules)}")
         return
     for name, layer in modules.items():
-        _layer(layer, (*location, "modules", name), report)
+        _check_layer(layer, (*location, "modules", name), report)
     if graph is None and len(modules) == 1:
         return  # a single module needs no graph
     if not isinstance(graph, dict):
         report.fail((*location, "graph"), f"must be an object with input, modules and output, not {show(graph)}")
     else:
-        _graph(graph, modules, (*location, "graph"), report)
+        _check_graph(graph, modules, (*location, "graph"), report)
 
 
-def _layer(layer: Any, location: KeyPath, report: Report) -> None:
+def _check_layer(layer: Any, location: KeyPath, report: Report) -> None:
     """Check a layer: "Tanh", {Tanh: null}, {LazyLinear: {out_features: 64}} or {Sequential: [layers]}."""
     if isinstance(layer, str):
         layer = {layer: None}
@@ -160,12 +160,12 @@ def _layer(layer: Any, location: KeyPath, report: Report) -> None:
         report.fail((*location, name), f"unknown layer of torch.nn{nearest(name, LAYERS)}")
     elif name in ("Sequential", "ModuleList") and isinstance(args, list):
         for index, inner in enumerate(args):
-            _layer(inner, (*location, name, index), report)
+            _check_layer(inner, (*location, name, index), report)
     elif isinstance(args, dict) or args is None:
-        _arguments(args or {}, LAYERS[name], name, (*location, name), report)
+        _check_arguments(args or {}, LAYERS[name], name, (*location, name), report)
 
 
-def _graph(graph: dict[str, Any], modules: Mapping[str, Any], location: KeyPath, report: Report) -> None:
+def _check_graph(graph: dict[str, Any], modules: Mapping[str, Any], location: KeyPath, report: Report) -> None:
     for key in ("input", "modules", "output"):
         if graph.get(key) in (None, {}, []):
             report.fail((*location, key), "missing; a graph needs input, modules and output", "missing")

@@ -26,7 +26,7 @@ class Activation(NamedTuple):
     forward: Callable[[np.ndarray, np.ndarray], object]
     """forward(x, x) modifies x in place, with the signature of a numpy ufunc."""
     backward: Callable[[np.ndarray, np.ndarray], object] | None = None
-    """backward(grad, out) multiplies grad in place by the derivative at output `out`; None: the derivative is no function of the output."""
+    """backward(grad, out) multiplies grad in place by the derivative at output `out`; None: it is not a function of the output."""
 
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:

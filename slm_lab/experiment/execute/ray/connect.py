@@ -123,7 +123,7 @@ def _joined(address: str) -> Iterator[Cluster]:
         import ray
 
         if ray.is_initialized():
-            raise UserError("this process uses a Ray cluster already; call ray.shutdown() first")
+            raise UserError("this process is already connected to a Ray cluster; call ray.shutdown() first")
         try:
             _init(address, where)
             with _quiet():

@@ -71,7 +71,7 @@ class LocalCluster:
             import ray
 
             if ray.is_initialized():
-                raise UserError("this process uses a Ray cluster already, and one of its own is to be started; call ray.shutdown() first")
+                raise UserError("--cluster local: this process is already connected to a Ray cluster; call ray.shutdown() first")
             store = min(max(memory_bytes() // 50, _STORE_BYTES[0]), _STORE_BYTES[1])
             stack.callback(ray.shutdown)
             for attempt in range(_ATTEMPTS):

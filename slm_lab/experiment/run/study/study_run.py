@@ -104,7 +104,7 @@ def key_of(run: StudyRun) -> tuple[str, int]:
 
 
 def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int], Path]:
-    """Return key → run folder for the folders that match patterns of --adopt. Raises UserError for a folder that is no run of the study."""
+    """Return key → run folder for the folders that match patterns of --adopt. Raises UserError if one is not a run of the study."""
     found: dict[tuple[str, int], Path] = {}
     for pattern in patterns:
         folders = [Path(word) for word in sorted(glob(pattern)) if Path(word).is_dir()]

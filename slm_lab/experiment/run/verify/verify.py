@@ -301,7 +301,7 @@ def _other_backend(spec: Spec, made: str | None) -> str | None:
     sampler = spec.meta.sampler
     if spec.env.backend != "auto" or made is None:
         return None
-    with suppress(SpecError):  # which building the envs will raise
+    with suppress(SpecError):  # building the envs raises the same error
         envs = spec.env.num_envs if sampler is None else sampler.num_envs_per_worker // num_splits(sampler)
         if choose_backend(spec.env, find_target(spec.env, envs)).name == made:
             return None

@@ -128,7 +128,7 @@ def choose_window(
     if files.previous is not None and files.previous.frame >= exact:
         states |= {files.previous.frame: files.previous.path}
     if not states:
-        raise UserError(f"session {session}: continued at frame {exact:,}, not exactly ({why}), and no later state was saved")
+        raise UserError(f"session {session} was continued at frame {exact:,}, but not exactly ({why}), and no state was saved after it")
     if begin is not None and begin not in states:
         raise UserError(f"--from {begin}: training can be repeated from frame {' or '.join(f'{frame:,}' for frame in states)}")
     if end is not None and begin is None:
@@ -180,10 +180,10 @@ def _check_limit(window: Window, frames: int | None) -> None:
     what = f"frames {window.begin:,} to {window.end:,}"
     if frames is not None:
         if window.frames > frames:
-            raise UserError(f"--frames {frames}: the cheapest window, {what}, has {window.frames:,} frames; --to ends it earlier")
+            raise UserError(f"--frames {frames}: the shortest window, {what}, has {window.frames:,} frames; --to FRAME ends it earlier")
     elif window.seconds is not None and window.seconds > LIMIT_SECONDS:
         took = f"{what}, took {duration(window.seconds)} of training"
-        raise UserError(f"the cheapest window, {took}; --frames {window.frames} trains them again, --to FRAME only a part")
+        raise UserError(f"the shortest window, {took}; to train it again, add --frames {window.frames}; for a part of it, --to FRAME")
 
 
 def recorded(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -112,7 +112,7 @@ function drawStatistics(page) {
       ["", "env", "difference of means [95 %]", "probability of improvement [95 %]", "p (Welch, Holm)"],
       pairs.map((one) => [one.b, one.env, interval(one.difference), interval(one.improvement, percent), p(one.p_holm)]),
     ));
-    parts.push(el("p", { class: "note" }, "Probability of improvement: that a seed of the row is better than one of the first; 50 % is no difference. p: of Welch's test, adjusted by Holm for the number of rows."));
+    parts.push(el("p", { class: "note" }, "Probability of improvement: probability that a seed of the row scores higher than a seed of the first row; 50 %: no difference. p: of Welch's test, adjusted by Holm for the number of rows."));
   }
   if (overall.length) {
     parts.push(el("h2", {}, "Over all envs"), table(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 
 from slm_lab.agent.algorithm.sil_replay import SILReplay
 from slm_lab.agent.algorithm.target import TargetNet
+from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.ops import device as devices
+from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.policy.policy import Policy, build_policy, optimizer_parts, separate_gradients
@@ -74,6 +77,14 @@ def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
 
 RLPD_FRACTION = 0.5
 """Share of demonstrations in a batch if memory.demonstration_fraction is absent (arXiv:2302.02948, section 4.1)."""
+
+
+def add_log_std_gradient(distribution: ActionDistribution, grad_D: np.ndarray | None) -> None:
+    """Accumulate the gradient [D] of a state-independent log standard deviation; None: the distribution has no such parameter."""
+    if grad_D is not None:
+        assert distribution.normal is not None
+        assert distribution.normal.log_std is not None
+        add_gradient(distribution.normal.log_std, torch.from_numpy(grad_D))
 
 
 class Tuning(NamedTuple):

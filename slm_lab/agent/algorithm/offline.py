@@ -6,13 +6,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm
+from slm_lab.agent.algorithm.base import Algorithm, add_log_std_gradient
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.ops.autograd import Pass
 from slm_lab.agent.ops.distributions import ActionDistribution, NormalTanh, SquashedNormal
 from slm_lab.agent.ops.losses import policy_gradient_loss
@@ -65,11 +63,7 @@ class OfflineAlgorithm(Algorithm):
         else:  # the policy gradient with weights in place of advantages
             rows = (batch.action_B, batch.logp_B, weight_B, actor.values[1])
             terms, grads, grad_log_std_D = self._closed_form(actor.values, *rows, Coefs(0.0, entropy_coef))
-            if grad_log_std_D is not None:
-                normal = self.distribution.normal
-                assert normal is not None
-                assert normal.log_std is not None
-                add_gradient(normal.log_std, torch.from_numpy(grad_log_std_D))
+            add_log_std_gradient(self.distribution, grad_log_std_D)
         actor.backward(grads[0], None)
         return terms
 

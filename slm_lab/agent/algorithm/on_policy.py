@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm_lab.agent.algorithm.base import Algorithm, Part
+from slm_lab.agent.algorithm.base import Algorithm, Part, add_log_std_gradient
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.algorithm.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.ops.arrays import A, flat, like, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.losses import ValueLoss
@@ -89,11 +88,7 @@ class PolicyGradient(Algorithm):
         else:
             rows = (batch.action_B, batch.logp_B, batch.advantage_B, batch.target_B)
             terms, grads, grad_log_std_D = closed_form(outputs.values, *rows, coefs, weight)
-            if grad_log_std_D is not None:
-                normal = self.distribution.normal
-                assert normal is not None
-                assert normal.log_std is not None
-                add_gradient(normal.log_std, torch.from_numpy(grad_log_std_D))
+            add_log_std_gradient(self.distribution, grad_log_std_D)
         outputs.backward(*grads)
         return terms
 

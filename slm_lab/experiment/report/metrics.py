@@ -70,6 +70,13 @@ class Aligned:
         return mean - std, mean + std
 
 
+def five_digits(value: float) -> float | None:
+    """Return a value for a JSON file, with five significant digits; integers keep all digits. None: not finite."""
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() else float(f"{value:.5g}")
+
+
 def evenly(count: int, most: int) -> np.ndarray:
     """Return the indices of `most` evenly spaced points out of `count`, or of all points if there are fewer."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)

@@ -58,6 +58,7 @@ from slm_lab.experiment.report.metrics import (
     current_return,
     curve,
     estimate,
+    five_digits,
     is_recent,
     last_value,
     mean_current_return,
@@ -81,8 +82,6 @@ _CELLS = 60_000
 """Maximum number of numbers in the tables of a page, about 450 kB."""
 _MIN_ROWS, _MAX_ROWS = 40, 500
 """Limits of the number of rows of a table."""
-_DIGITS = 5
-"""Significant digits; integers keep all digits."""
 _LAST = (*COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
 """Columns of which a point of a thinned table has the last value; of other columns it has the mean."""
 _AXES = {
@@ -447,7 +446,7 @@ def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
     """Return the columns that have values, thinned to `rows` rows."""
     thinned = thin(table, rows)
     kept = {name: values for name, values in thinned.items() if np.isfinite(values).any() and name not in ("epi", "t")}
-    return {name: [_rounded(value) for value in values.tolist()] for name, values in kept.items()}
+    return {name: [five_digits(value) for value in values.tolist()] for name, values in kept.items()}
 
 
 def thin(table: Table, rows: int) -> Table:
@@ -465,12 +464,6 @@ def thin(table: Table, rows: int) -> Table:
         mean = np.where(number_of > 0, total / np.maximum(number_of, 1.0), np.nan)
         thinned[name] = np.where(known[ends], values[ends], mean) if name in _LAST else mean
     return thinned
-
-
-def _rounded(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return int(value) if value.is_integer() else float(f"{value:.{_DIGITS}g}")
 
 
 def _cell(value: float | None) -> str:

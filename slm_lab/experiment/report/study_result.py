@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.report.metrics import Table
+from slm_lab.experiment.report.metrics import Table, five_digits
 from slm_lab.experiment.report.run import Run
 from slm_lab.lib.files import replace_file, with_checksum, without_checksum
 from slm_lab.lib.limits import processor
@@ -25,8 +24,6 @@ _COLUMNS = (
     "total_reward_ma", "grad_norm", "staleness", "lock_wait", "lag_mean",
 )  # fmt: skip
 _OF_EVALUATION = ("frame", "global_frame", "wall_t", "opt_step", "total_reward")
-_DIGITS = 5
-"""Significant digits that are kept; integers keep all digits."""
 
 
 def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: float | None = None) -> None:
@@ -66,7 +63,7 @@ def _model(description: str) -> str:
 def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]]:
     columns = _COLUMNS if mode == "train" else _OF_EVALUATION
     return {
-        str(index): {name: [_rounded(value) for value in values.tolist()] for name, values in thin(table).items() if name in columns}
+        str(index): {name: [five_digits(value) for value in values.tolist()] for name, values in thin(table).items() if name in columns}
         for index, table in run.tables(mode).items()
         if len(table["frame"])
     }
@@ -85,12 +82,6 @@ def thin(table: Table, rows: int = MAX_ROWS) -> Table:
         episodes, total = (np.add.reduceat(values, begins) for values in (counts, counts * np.nan_to_num(table["return_new"])))
         thinned |= {"epi_new": episodes, "return_new": np.where(episodes > 0, total / np.maximum(episodes, 1.0), np.nan)}
     return thinned
-
-
-def _rounded(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return int(value) if value.is_integer() else float(f"{value:.{_DIGITS}g}")
 
 
 class ResultRun(Run):

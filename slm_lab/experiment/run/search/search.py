@@ -91,7 +91,7 @@ class Search(Experiment):
         self.paths, self.lock = paths, lock
         """The files of the search and the lock of its folder; None until the folder exists."""
         self._continued = state is not None
-        self._confirm, self._common_seeds = confirm, common_seeds
+        self._common_seeds = common_seeds
         self._gpus = 0
         """Number of GPUs of this machine to distribute trials over."""
         self.space = SearchSpace(self.spec)

@@ -31,7 +31,7 @@ def table(section: str) -> str:
     """Return the table of a section, or that of old keys."""
     if section == "old":
         return "\n".join(["| key | here |", "|---|---|", *_old()])
-    head = "| key | default there | here |" if "" in KEYS[section] else "| key | of | default there | here |"
+    head = "| key | default there | here |" if "" in KEYS[section] else "| key | component | default there | here |"
     return "\n".join([head, "|".join(["", *["---"] * (head.count("|") - 1), ""]), *_rows(section)])
 
 

@@ -46,7 +46,7 @@ def goal_reward(spec: EnvSpec, threshold: float | None) -> GoalReward:
             return GoalOutcome(rewards(near_K - 1.0), None)
 
         return by_distance
-    env = _single(spec)
+    env = _unwrapped_env(spec)
     ends = getattr(env, "compute_terminated", None)
 
     def by_env(achieved_KG: np.ndarray, desired_KG: np.ndarray) -> GoalOutcome:
@@ -67,7 +67,7 @@ def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG:
     return np.array([bool(ends(one, goal, {})) for one, goal in zip(achieved_KG, desired_KG, strict=True)], np.bool_)
 
 
-def _single(spec: EnvSpec) -> Any:
+def _unwrapped_env(spec: EnvSpec) -> Any:
     """Return one env without wrappers, whose `compute_reward` can be called. Raises SpecError if it has none."""
     env: Any = None
     if find_target(spec, 1).registration is not None:

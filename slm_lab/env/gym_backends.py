@@ -212,7 +212,7 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
         """Values of scheduled keys that the env gets with its next reset; None: it has them."""
         self._track_info, self._space = track_info, env.observation_space
 
-    def _begin(self, seed: int | None) -> int | None:
+    def _prepare_reset(self, seed: int | None) -> int | None:
         """Give the env the wanted values; return the seed of the reset."""
         assert self._followed is not None
         assert self.wanted_values is not None
@@ -230,7 +230,7 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
         if seed is not None and self._followed is not None:
             self._followed[1].seeds[0] = seed
         if self.wanted_values is not None:
-            seed = self._begin(seed)
+            seed = self._prepare_reset(seed)
         if seed is not None:
             seed_spaces(self.env, seed)
             _seed_process(seed)
@@ -408,7 +408,7 @@ class Sync(_GymVectorBackend):
         obs_list: list[Any] = []
         for row, one in zip(range(len(self._envs)), seeds or repeat(None), strict=False):
             try:
-                new_seed = self._begin(row, one)
+                new_seed = self._prepare_reset(row, one)
                 env = self._envs[row]
                 obs, info = unpacked_reset(env.reset(seed=new_seed if one is None else one, options=None))
                 check_masks(env, self._action_mask, info)
@@ -443,7 +443,7 @@ class Sync(_GymVectorBackend):
                         final = final or []
                         final.append((i, self._copied_last_obs(obs)))
                         self._infos[i] = dict(info)
-                        seed = self._begin(i)
+                        seed = self._prepare_reset(i)
                         obs, info = unpacked_reset(self._envs[i].reset() if seed is None else self._envs[i].reset(seed=seed))
                 obs_list.append(obs)
                 if "lives" in info and isinstance(info["lives"], int | np.integer):
@@ -453,7 +453,7 @@ class Sync(_GymVectorBackend):
         except Exception as error:
             reraise(error, len(obs_list) if len(obs_list) < count else None)
 
-    def _begin(self, row: int, seed: int | None = None) -> int | None:
+    def _prepare_reset(self, row: int, seed: int | None = None) -> int | None:
         """Give an env the values of the curriculum, before its reset; return the seed of the reset of a rebuilt env, else None.
 
         Args: seed: that of the reset, if it has one.
@@ -563,7 +563,7 @@ class Async(_GymVectorBackend):
         with _worker_death():
             self._send()
             obs = super().reset(seeds)
-            self._begin(range(self._vec.num_envs))
+            self._prepare_reset(range(self._vec.num_envs))
             return obs
 
     def step(self, action: np.ndarray) -> RawStep:
@@ -571,7 +571,7 @@ class Async(_GymVectorBackend):
             self._send()
             raw = super().step(action)
             if raw.final:
-                self._begin(row for row, _ in raw.final)
+                self._prepare_reset(row for row, _ in raw.final)
             return raw
 
     def _send(self) -> None:
@@ -580,7 +580,7 @@ class Async(_GymVectorBackend):
             self._vec.set_attr("wanted_values", [values] * self._vec.num_envs)
             self._sent = values
 
-    def _begin(self, rows: Iterable[int]) -> None:
+    def _prepare_reset(self, rows: Iterable[int]) -> None:
         if self._curriculum is not None:
             for row in rows:
                 self._curriculum.begin(row, self._curriculum.current())

@@ -71,7 +71,7 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
         inner = inner[1:]
     last, clear = channels_axis(inner, channels)
     plain = len(inner) not in (2, 3) or not math.prod(shape)
-    kind, sure = ("vector", True) if plain else _kind(space, inner, last) if input is None else (input, True)
+    kind, sure = ("vector", True) if plain else _box_kind(space, inner, last) if input is None else (input, True)
     if kind == "vector":
         ambiguities = () if sure else (_unclear_kind(space, where),)
         return _vector(space, ambiguities)
@@ -99,7 +99,7 @@ def _aspect(height: int, width: int) -> float:
     return max(height, width) / max(1, min(height, width))
 
 
-def _kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKind, bool]:
+def _box_kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[InputKind, bool]:
     """Return whether a Box [H, W], or [H, W, C] with channels first or last, is an image or a vector, and whether this is certain."""
     height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
     side, bounds = min(height, width), _bounds(space)

@@ -40,13 +40,13 @@ def nested_action_codec(
     return _joined(known), decode
 
 
-def _kind(action: ActionSpace) -> ActionKind:
+def _action_kind(action: ActionSpace) -> ActionKind:
     return "multi_discrete" if action.kind == "discrete" else action.kind
 
 
 def _joined(known: Sequence[ActionSpace]) -> ActionSpace:
     nvec, bounded = tuple(n for action in known for n in action.nvec), all(action.bounded for action in known)
-    size, kinds = sum(action.dim for action in known), {_kind(action) for action in known}
+    size, kinds = sum(action.dim for action in known), {_action_kind(action) for action in known}
     if len(kinds) == 1:
         return ActionSpace("discrete" if len(nvec) == size == 1 else kinds.pop(), nvec, size, bounded)
     return ActionSpace("hybrid", nvec, size, bounded, sum(action.dim for action in known if action.kind == "multi_binary"))
@@ -55,7 +55,7 @@ def _joined(known: Sequence[ActionSpace]) -> ActionSpace:
 def columns_of(known: Sequence[ActionSpace]) -> list[slice]:
     """Return the components of the agent's action that belong to each leaf, given the agent's space of each leaf."""
     columns, begin = [slice(0)] * len(known), 0
-    for index in sorted(range(len(known)), key=lambda index: _KINDS.index(_kind(known[index]))):
+    for index in sorted(range(len(known)), key=lambda index: _KINDS.index(_action_kind(known[index]))):
         columns[index] = slice(begin, begin + known[index].dim)
         begin += known[index].dim
     return columns

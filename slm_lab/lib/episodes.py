@@ -119,7 +119,7 @@ class EpisodeWindow:
     @property
     def own_returns(self) -> list[float]:
         """Returns of the last EPISODES episodes of this process."""
-        return list(map(float, self._last(self._index)[1][:, _RETURN]))
+        return list(map(float, self._last_entries(self._index)[1][:, _RETURN]))
 
     def new(self, *, count_again: bool = False) -> tuple[int, float | None]:
         """Return the number and mean return (None without episodes) of the episodes of all processes since this process's last call.
@@ -129,7 +129,7 @@ class EpisodeWindow:
         self._exchange()
         episodes, total = 0, 0.0
         for worker in range(len(self._count_W)):
-            count, entries = self._last(worker)
+            count, entries = self._last_entries(worker)
             if count:
                 episodes, total = episodes + count, total + float(entries[-1, _TOTAL])
         mark = self._mark_WX[self._index]
@@ -149,7 +149,7 @@ class EpisodeWindow:
         """Return the episodes as plain Python objects; None if they are in shared memory, whose snapshot contains them."""
         if self._store is not None:
             return None
-        count, entries = self._last(0)
+        count, entries = self._last_entries(0)
         return {"last": entries.tolist(), "count": count, "mark": self._mark_WX[0].tolist()}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -160,10 +160,10 @@ class EpisodeWindow:
 
     def _entries(self) -> np.ndarray:
         """Return the entries of the last EPISODES episodes of all processes, in order of global frames, [≤ EPISODES, 3]."""
-        entries = np.concatenate([self._last(worker)[1] for worker in range(len(self._count_W))])
+        entries = np.concatenate([self._last_entries(worker)[1] for worker in range(len(self._count_W))])
         return np.asarray(entries[np.argsort(entries[:, _FRAME], kind="stable")][-EPISODES:])
 
-    def _last(self, worker: int) -> tuple[int, np.ndarray]:
+    def _last_entries(self, worker: int) -> tuple[int, np.ndarray]:
         """Return the number of episodes of a process, and its last EPISODES entries, oldest first, [≤ EPISODES, 3]."""
         while True:
             count = int(self._count_W[worker])

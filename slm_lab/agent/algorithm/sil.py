@@ -33,7 +33,8 @@ class SelfImitation(PolicyGradient):
         super().build()
         rng = np.random.default_rng([self.seeds.update, 1])  # separate from the stream of PPO's minibatch order
         sequences = {"state_size": self.policy.state_size, "seq_len": self.seq_len}
-        self.replay = SILReplay(self.agent_spec.memory.sil_replay, self.info, self.clock, rng, self.spec.gamma, self._value, **sequences)
+        replay = self.agent_spec.memory.sil_replay
+        self.replay = SILReplay(replay, self.info, self.clock, rng, self.spec.gamma, self._bootstrap_value, **sequences)
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         super().observe(obs_N, first_N, state_N, out, step)
@@ -76,7 +77,7 @@ class SelfImitation(PolicyGradient):
         return better_B
 
     @ignore_float_errors()
-    def _value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
+    def _bootstrap_value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
         """Return V of the last observations of episodes, given the hidden state before them."""
         return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 

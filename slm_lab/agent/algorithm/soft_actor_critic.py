@@ -50,13 +50,13 @@ class Temperature:
         self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: Store | None = None
-        self._use(torch.zeros(1, device=device).clamp_(spec.log_alpha_min, spec.log_alpha_max))
+        self._set_log_alpha(torch.zeros(1, device=device).clamp_(spec.log_alpha_min, spec.log_alpha_max))
 
     def reset(self) -> None:
         """Begin anew with the initial α and optimizer."""
-        self._use(torch.zeros_like(self.log_alpha).clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max))
+        self._set_log_alpha(torch.zeros_like(self.log_alpha).clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max))
 
-    def _use(self, log_alpha: Tensor) -> None:
+    def _set_log_alpha(self, log_alpha: Tensor) -> None:
         self.log_alpha, self.grad = log_alpha, torch.zeros_like(log_alpha)
         self._deferred = self._store is None and is_asynchronous(log_alpha)
         self.optimizer = build_optimizer(self._optim, [log_alpha], self.grad, self._actor.path)
@@ -68,7 +68,7 @@ class Temperature:
     def attach(self, store: Store, arrays: Arrays) -> None:
         self._store = store
         self.anneal_frames *= store.workers if self._of_run else 1
-        self._use(torch.from_numpy(arrays["log_alpha"]))
+        self._set_log_alpha(torch.from_numpy(arrays["log_alpha"]))
         self.optimizer.use_statistics({name.removeprefix("optim/"): array for name, array in arrays.items() if name != "log_alpha"})
 
     def value(self, frame: int) -> Tensor | float:

@@ -63,9 +63,9 @@ class TargetMoments(SharedStatistic):
         variance, mean = torch.var_mean(target_B, correction=0)
         new_variance, new_mean = (float(variance), float(mean)) if target_B.device.type == "cpu" else torch.stack((variance, mean)).tolist()
         if math.isfinite(new_variance) and math.isfinite(new_mean):
-            self.run(self._merge, target_B.numel(), new_mean, new_variance)
+            self.run(self._merge_moments, target_B.numel(), new_mean, new_variance)
 
-    def _merge(self, new: int, new_mean: float, new_variance: float) -> None:
+    def _merge_moments(self, new: int, new_mean: float, new_variance: float) -> None:
         count = float(self.numbers[0])
         difference = new_mean - float(self.numbers[1])
         self.numbers[0] += new
@@ -129,10 +129,10 @@ class PercentileScale(SharedStatistic):
             ends = torch.tensor([0.05, 0.95], device=advantage_B.device)
             low, high = torch.quantile(advantage_B.float(), ends).tolist()
             if math.isfinite(high - low):
-                self.run(self._move, high - low)
+                self.run(self._update_range, high - low)
         return advantage_B / max(1.0, self.range)
 
-    def _move(self, new_range: float) -> None:
+    def _update_range(self, new_range: float) -> None:
         self.numbers[0] = self.DECAY * self.range + (1.0 - self.DECAY) * new_range
 
     def state_dict(self) -> dict[str, Any]:

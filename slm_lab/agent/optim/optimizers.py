@@ -365,15 +365,15 @@ class PartitionedOptimizer(FlatOptimizer):
         self._active = [optimizer for (_, optimizer), is_frozen in zip(self.parts, frozen_parts, strict=True) if not is_frozen]
 
     def step(self) -> None:
-        self._each(lambda optimizer, part: optimizer.step())
+        self._for_each_part(lambda optimizer, part: optimizer.step())
 
     def step_unless(self, bad: Tensor) -> None:
-        self._each(lambda optimizer, part: optimizer.step_unless(bad))
+        self._for_each_part(lambda optimizer, part: optimizer.step_unless(bad))
 
     def step_along(self, grad: Tensor) -> None:
-        self._each(lambda optimizer, part: optimizer.step_along(grad[part]))
+        self._for_each_part(lambda optimizer, part: optimizer.step_along(grad[part]))
 
-    def _each(self, step: Callable[[FlatOptimizer, slice], None]) -> None:
+    def _for_each_part(self, step: Callable[[FlatOptimizer, slice], None]) -> None:
         counts = {name: (tensor, tensor.clone()) for name, tensor in self.statistics.items() if not tensor.ndim}
         for part, optimizer in self.parts:
             if optimizer not in self._active:

@@ -37,7 +37,7 @@ def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | 
         name: title of the card. exported: the exported file, if there is one.
         is_named: whether `name` is that of a named model, which load_agent accepts.
     """
-    parts = [_header(name, known), f"# {name}", _about(known), _result(known)]
+    parts = [_header(name, known), f"# {name}", _introduction(known), _return_text(known)]
     parts += [_table("Training", _training(known)), _table("Interface", _interface(known, agent)), "## Use"]
     parts += [_use_named(name, _is_recurrent(agent))] if is_named else []
     parts += [_use_exported(exported)] if exported is not None else []
@@ -81,12 +81,13 @@ def _header(name: str, known: Facts) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _about(known: Facts) -> str:
+def _introduction(known: Facts) -> str:
     spec = known.spec
-    return f"A policy for `{_code(spec.env.name)}`, trained with {spec.agent.algorithm.name} by slm_lab (spec `{_code(spec.name)}`)."
+    env, name = _code_text(spec.env.name), _code_text(spec.name)
+    return f"A policy for `{env}`, trained with {spec.agent.algorithm.name} by slm_lab (spec `{name}`)."
 
 
-def _result(known: Facts) -> str:
+def _return_text(known: Facts) -> str:
     if known.mean_return is None:
         return "No episode had ended when the weights were saved, so their return is not known."
     value, error, over = known.mean_return
@@ -101,27 +102,27 @@ def _result(known: Facts) -> str:
 def _training(known: Facts) -> Iterator[tuple[str, str]]:
     spec, start = known.spec, known.start
     versions = start.get("versions") or package_versions()
-    yield "environment", f"`{_code(spec.env.name)}`"
+    yield "environment", f"`{_code_text(spec.env.name)}`"
     yield "algorithm", spec.agent.algorithm.name
     if "frame" in known.saved:
         yield "frames", f"{known.saved['frame']:,} of {spec.env.max_frame:,} (env.max_frame)"
     yield "random seed", f"{spec.meta.random_seed} (meta.random_seed); sessions: {spec.meta.max_session}"
-    yield "checkpoint", f"`{_code(known.source)}`"
-    yield "spec", f"`{_code(spec.name)}`, SHA-256 {known.digest}"
+    yield "checkpoint", f"`{_code_text(known.source)}`"
+    yield "spec", f"`{_code_text(spec.name)}`, SHA-256 {known.digest}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for key in ("git", "began"):
         if start.get(key):
-            yield key, f"`{_code(str(start[key]))}`"
+            yield key, f"`{_code_text(str(start[key]))}`"
 
 
 def _interface(known: Facts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
     env = known.spec.env
-    yield "observation space", f"`{_code(str(agent.observation_space))}`"
-    yield "action space", f"`{_code(str(agent.action_space))}`"
+    yield "observation space", f"`{_code_text(str(agent.observation_space))}`"
+    yield "action space", f"`{_code_text(str(agent.action_space))}`"
     if env.wrappers:
-        yield "wrappers", f"`{_code(', '.join(wrapper.name for wrapper in env.wrappers))}` (the spaces are those after the wrappers)"
+        yield "wrappers", f"`{_code_text(', '.join(wrapper.name for wrapper in env.wrappers))}` (the spaces are those after the wrappers)"
     if env.obs_keys:
-        yield "parts of the observation", f"`{_code(', '.join(env.obs_keys))}`"
+        yield "parts of the observation", f"`{_code_text(', '.join(env.obs_keys))}`"
     yield "observation normaliser", _normalizer(agent)
     if _is_recurrent(agent):
         yield "hidden state", "that of the previous step; at the start of an episode None in `agent.act`, zeros in an exported file"
@@ -179,6 +180,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _code(text: str) -> str:
+def _code_text(text: str) -> str:
     """Return text for `code` in a cell of a table."""
     return re.sub(r"\s+", " ", text.replace("`", "'").replace("|", "\\|"))

@@ -173,7 +173,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
     try:
         if options.show is not None:
             env_spec = rendered(env_spec, "human" if video is None else "rgb_array", video)
-        returns = _play(spec, env_spec, agent, options, _note(training, spec, agent))
+        returns = _play(spec, env_spec, agent, options, _origin_of(training, spec, agent))
     except BaseException as error:
         if video is not None:
             video.close(keep=False)
@@ -185,7 +185,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
     return Played(agent.path, agent.description, returns, video, bounds, options.record)
 
 
-def _note(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
+def _origin_of(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
     """Return what a data set tells about its origin."""
     return {"spec": spec.name, "digest": digest(*read_saved_spec(training.spec_file)), "checkpoint": agent.path.name}
 

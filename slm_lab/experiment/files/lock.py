@@ -56,7 +56,7 @@ class _FileLock:
     def release(self) -> None:
         """Release the lock."""
         if self.fd >= 0:
-            if self._open:
+            if self._is_open:
                 self.holder = {}
             else:
                 with suppress(OSError):
@@ -64,12 +64,12 @@ class _FileLock:
             self.close()
 
     def close(self) -> None:
-        if self._open:
+        if self._is_open:
             os.close(self.fd)
         self.fd = -1
 
     @property
-    def _open(self) -> bool:
+    def _is_open(self) -> bool:
         """Whether the descriptor still refers to the lock: an env may have closed it, and its number may be reused by another file."""
         try:
             return os.path.samestat(os.fstat(self.fd), self._file)

@@ -98,7 +98,7 @@ class LocalSink(RunSink):
     def __call__(self, event: Event) -> None:
         match event:
             case Row(table, mode, values):
-                texts = {name: _text(name, value) for name, value in values.items()}
+                texts = {name: _cell_text(name, value) for name, value in values.items()}
                 self._append(self.paths.session_df(table, mode, self.trial), tuple(values), texts)
                 self._trackers(table).add_row(event)
             case _:
@@ -120,9 +120,9 @@ class LocalSink(RunSink):
     def position(self, session: int) -> Position:
         for table in self.tables.values():
             table.sync()
-        return {path.name: self._end(path) for path in self._paths(session)}
+        return {path.name: self._size_and_crc(path) for path in self._paths(session)}
 
-    def _end(self, path: Path) -> tuple[int, int]:
+    def _size_and_crc(self, path: Path) -> tuple[int, int]:
         """Return the size of a table and the CRC-32 of its content."""
         if (table := self.tables.get(path)) is not None:
             return table.size, table.crc
@@ -147,7 +147,7 @@ class LocalSink(RunSink):
         return complete_rows(self.paths.session_df(table, mode, self.trial))
 
     def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
-        self._append(self.paths.pbt(session, self.trial), columns, {column: _text(column, row[column]) for column in columns})
+        self._append(self.paths.pbt(session, self.trial), columns, {column: _cell_text(column, row[column]) for column in columns})
 
     def timeline(self, session: int, spans: Spans) -> None:
         with self.paths.timeline(session, self.trial).open("w", newline="", encoding="utf-8") as file:
@@ -288,7 +288,7 @@ def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
         os.truncate(path, size)
 
 
-def _text(name: str, value: Any) -> str:
+def _cell_text(name: str, value: Any) -> str:
     match value:
         case None:
             return ""

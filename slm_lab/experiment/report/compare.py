@@ -416,11 +416,11 @@ def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
     """Return a spec's values at the first few `keys`, named by the last part of the path if unique: "gamma=0.5 lr=0.1"."""
     short = {key: ".".join(key.split(".")[-2:]) if key.endswith((".name", ".type")) else key.rpartition(".")[2] for key in keys}
     counts = Counter(short.values())
-    shown = [f"{short[key] if counts[short[key]] == 1 else key}={_value(spec.get(key))}" for key in keys[:_SHOWN_KEYS]]
+    shown = [f"{short[key] if counts[short[key]] == 1 else key}={_value_text(spec.get(key))}" for key in keys[:_SHOWN_KEYS]]
     return " ".join([*shown, *(["…"] if len(keys) > _SHOWN_KEYS else [])])
 
 
-def _value(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = value if isinstance(value, str) else "default" if value is None else json.dumps(value, separators=(",", ":"))
     return text if len(text) <= _SHOWN_LETTERS else f"{text[: _SHOWN_LETTERS - 1]}…"
 

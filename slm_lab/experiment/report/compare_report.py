@@ -127,12 +127,12 @@ class _Report:
     def text(self) -> str:
         keys = [lines[0].index("env") + 1 if "env" in lines[0] else 2 if lines[0][1] == "A" else 1 for lines in self.tables.values()]
         blocks = [aligned(lines, keys=count) for lines, count in zip(self.tables.values(), keys, strict=True)]
-        texts = [*self._reason, *explanations(self.summaries, self.found)]
+        texts = [*self._metric_sentence, *explanations(self.summaries, self.found)]
         explained = [line for text in texts for line in wrapped(text, indent="").splitlines()]
         return "\n".join([*(line for block in blocks for line in (*block, "")), *explained])
 
     @property
-    def _reason(self) -> list[str]:
+    def _metric_sentence(self) -> list[str]:
         """Return the sentence on a metric that is not the requested one, if it is another."""
         return [f"{self.used.reason}."] if self.used.reason else []
 
@@ -163,7 +163,7 @@ class _Report:
         return html.page(
             "Comparison of " + (" and ".join(names) if len(names) < 4 else f"{len(names)} settings"),
             [
-                f'<div class="sentences">{html.bullets([*answers(self.found), *self._reason])}</div>',
+                f'<div class="sentences">{html.bullets([*answers(self.found), *self._metric_sentence])}</div>',
                 *(html.section(title, html.table(lines)) for title, lines in self.tables.items()),
                 html.section("Graphs", *(html.plot(self.graphs[name]) for name in order)),
                 html.section("Definitions", html.bullets(explanations(self.summaries, self.found)), html.definitions(TERMS)),
@@ -353,10 +353,10 @@ def explanations(summaries: Sequence[Summary], found: Comparison) -> list[str]:
 def answers(found: Comparison) -> list[str]:
     """Return a sentence for each pair: which setting is better, or that the seeds do not show it."""
     several = len({one.env for one in found.pairs}) > 1
-    return [_answer(one, f" in {one.env}" if several else "") for one in found.pairs]
+    return [_comparison_sentence(one, f" in {one.env}" if several else "") for one in found.pairs]
 
 
-def _answer(one: Pair, where: str) -> str:
+def _comparison_sentence(one: Pair, where: str) -> str:
     value, low, high = one.difference
     chance = f"P(better) = {number(_rounded(one.improvement.value))}"
     if low is None or high is None:

@@ -38,7 +38,7 @@ class Decision:
         if self.difference is None:
             return f"Not decided: {self.entry} and {self.reference}{where} have no seed in common."
         value, low, high = self.difference
-        interval = f"[{_end(low, '-∞')}, {_end(high, '∞')}]"
+        interval = f"[{_bound_text(low, '-∞')}, {_bound_text(high, '∞')}]"
         mean = f"mean difference {number(value)}, interval that holds at every number of seeds {interval}"
         if self.after is None:
             return f"Not decided after {self.pairs} seeds: {self.entry} and {self.reference}{where} ({mean})."
@@ -46,7 +46,7 @@ class Decision:
         return f"Decided after {self.after} seeds: {self.entry} is {way} {self.reference}{where} ({mean}, {self.pairs} seeds)."
 
 
-def _end(value: float | None, infinite: str) -> str:
+def _bound_text(value: float | None, infinite: str) -> str:
     return infinite if value is None else number(value)
 
 

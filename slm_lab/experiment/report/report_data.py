@@ -254,11 +254,11 @@ class _Trial:
         if not known:
             return None
         speed, seconds = sum(frame / time for frame, time in known) / len(known), max(time for _, time in known)
-        left = self._left(speed)
+        left = self._time_left(speed)
         each = " per session" if len(known) > 1 else ""
         return _fact("time", duration(seconds), f"{float(f'{speed:.3g}'):,.0f} frames/s{each}{left}")
 
-    def _left(self, speed: float) -> str:
+    def _time_left(self, speed: float) -> str:
         planned = self.run.spec.get("env", {}).get("max_frame")
         if self.run.status != "running" or not isinstance(planned, int | float) or speed <= 0:
             return ""
@@ -333,17 +333,17 @@ class _Trial:
         return {
             "axes": [{"column": name, "label": label} for name, label in _AXES.items() if name in columns],
             "axis": "global_frame" if shared else "frame",
-            "lines": [self._line(index) for index in sorted(train)],
+            "lines": [self._session_line(index) for index in sorted(train)],
             "means": self._means(),
             "tables": {mode: {str(i): _json_table(table, rows) for i, table in tables.items()} for mode, tables in modes.items()},
             "thinned": -(-longest // rows) if longest > rows else 1,
             "returns": self._returns(columns),
             "bounds": self.bounds,
-            "levels": self._levels(),
+            "levels": self._level_lines(),
             "panels": panels(modes),
         }
 
-    def _line(self, index: int) -> dict[str, Any]:
+    def _session_line(self, index: int) -> dict[str, Any]:
         failed = index // self.run.policies in self.failed
         name = f"{self.names[index]}{' (failed)' if failed else ''}"
         return {"index": index, "name": name, "failed": failed, "group": index % self.run.policies if self.run.policies > 1 else index}
@@ -366,7 +366,7 @@ class _Trial:
         evaluation = {"column": "total_reward", "label": f"evaluation ({episodes} episodes)" if episodes else "evaluation", "mode": "eval"}
         return [evaluation, *found] if self.rigorous else [*found[:1], evaluation, *found[1:]]
 
-    def _levels(self) -> list[dict[str, Any]]:
+    def _level_lines(self) -> list[dict[str, Any]]:
         random = [] if self.baseline is None else [{"value": self.baseline, "label": "random agent"}]
         return [*random, *published_levels(self.run)]
 
@@ -399,9 +399,9 @@ class _Trial:
             values = {index: one[name] for index, one in own.items()}
             known = [value for value in values.values() if value is not None]
             if known:
-                rows.append([label, *_interval_cells(known, bounds[name]), *(_cell(value) for value in values.values())])
+                rows.append([label, *_interval_cells(known, bounds[name]), *(_cell_text(value) for value in values.values())])
         rows += [
-            ["consistency", _cell(value), "", *[""] * len(own)] for value in [self.run.metrics.get("consistency")] if value is not None
+            ["consistency", _cell_text(value), "", *[""] * len(own)] for value in [self.run.metrics.get("consistency")] if value is not None
         ]
         note = "95 % interval over the seeds (Student's t, within the possible range); consistency is of all seeds together"
         return {"columns": ["metric", "mean", "95 % interval", *(self.names[index] for index in own)], "rows": rows, "note": note}
@@ -466,7 +466,7 @@ def thin(table: Table, rows: int) -> Table:
     return thinned
 
 
-def _cell(value: float | None) -> str:
+def _cell_text(value: float | None) -> str:
     return number(value) if value is None or value == 0 or abs(value) >= 1e-3 else f"{value:.3g}"
 
 
@@ -474,5 +474,5 @@ def _interval_cells(values: Sequence[float], bounds: tuple[float, float]) -> lis
     found = estimate(values, bounds)
     assert found is not None
     if found.low is None or found.high is None:
-        return [_cell(found.value), "one seed: unknown"]
-    return [_cell(found.value), f"{_cell(found.low)} to {_cell(found.high)}"]
+        return [_cell_text(found.value), "one seed: unknown"]
+    return [_cell_text(found.value), f"{_cell_text(found.low)} to {_cell_text(found.high)}"]

@@ -71,13 +71,13 @@ def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
     for time, text in _lines(log):
         if begins := _BEGINS.match(text):
             restart, frame = process is not None or int(begins[1]) > 0, int(begins[1])
-            process = _Process(time, _at(table, "frame", "wall_t", frame))
+            process = _Process(time, _interpolated(table, "frame", "wall_t", frame))
             found += (
                 [{"frame": frame, "seconds": process.seconds, "kind": "start", "text": f"continued at frame {frame:,}"}] if restart else []
             )
         elif not _EXPECTED.match(text):
             seconds = 0.0 if process is None else process.seconds + (time - process.time).total_seconds()
-            frame = round(_at(table, "wall_t", "frame", seconds))
+            frame = round(_interpolated(table, "wall_t", "frame", seconds))
             found.append({"frame": frame, "seconds": round(seconds, 3), "kind": "notice", "text": text[:_MAX_LETTERS]})
     return found
 
@@ -92,7 +92,7 @@ def _lines(log: Path) -> list[tuple[datetime, str]]:
     return []
 
 
-def _at(table: Table, x: str, y: str, at: float) -> float:
+def _interpolated(table: Table, x: str, y: str, at: float) -> float:
     """Return column `y` where column `x` is `at`, interpolated from (0, 0); 0 without rows."""
     if x not in table or y not in table:
         return 0.0

@@ -105,7 +105,7 @@ def panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
     """Return the graphs of the columns that have values."""
     known = {name for table in modes["train"].values() for name, values in table.items() if np.isfinite(values).any()}
     drawn = {name for panels in _GROUPS.values() for panel in panels for name in panel.columns}
-    quiet = {name for name in _QUIET if not _any(modes["train"], name)}
+    quiet = {name for name in _QUIET if not _has_values(modes["train"], name)}
     found = [
         _panel(group, panel._replace(columns=own))
         for group, panels in _GROUPS.items()
@@ -119,7 +119,7 @@ def panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
     return found + [_panel(_OTHER, PanelSpec(name.removeprefix(info_column("")), "", (name,))) for name in others]
 
 
-def _any(tables: Mapping[int, Table], column: str) -> bool:
+def _has_values(tables: Mapping[int, Table], column: str) -> bool:
     return any(np.nan_to_num(table[column]).any() for table in tables.values() if column in table)
 
 

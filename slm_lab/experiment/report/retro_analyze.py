@@ -128,9 +128,9 @@ def _analysis_spec(run: Run) -> Spec:
     The agent is a placeholder, since the analysis does not depend on it: the saved spec may have another version, or name classes that
     cannot be imported here. Raises UserError.
     """
-    meta = {key: value for key, value in _known(run.spec.get("meta"), MetaSpec).items() if key in _META}
+    meta = {key: value for key, value in _known_keys(run.spec.get("meta"), MetaSpec).items() if key in _META}
     if "sampler" in meta:
-        meta["sampler"] = _known(meta["sampler"], SamplerSpec)
+        meta["sampler"] = _known_keys(meta["sampler"], SamplerSpec)
     body = {"name": run.name, "agent": {"algorithm": {"name": "Random"}}, "env": run.spec.get("env"), "meta": meta}
     try:
         return Spec.model_validate(body)
@@ -139,7 +139,7 @@ def _analysis_spec(run: Run) -> Spec:
         raise UserError(f"{run.paths.spec} cannot be analyzed: {problems}") from None
 
 
-def _known(section: Any, model: type[BaseModel]) -> dict[str, Any]:
+def _known_keys(section: Any, model: type[BaseModel]) -> dict[str, Any]:
     """Return the entries of a section whose keys are in its model and whose values are not null."""
     items = section.items() if isinstance(section, Mapping) else ()
     return {key: value for key, value in items if key in model.model_fields and value is not None}

@@ -294,10 +294,10 @@ def read_table(path: Path) -> Table:
 
 def numbers(cells: Sequence[str]) -> np.ndarray:
     """Convert cells to float64; NaN if a cell is not a number."""
-    return np.array([_number(cell) for cell in cells], dtype=np.float64)
+    return np.array([_parsed_number(cell) for cell in cells], dtype=np.float64)
 
 
-def _number(cell: str) -> float:
+def _parsed_number(cell: str) -> float:
     try:
         return float(cell)
     except ValueError:

@@ -87,7 +87,8 @@ def differences(
         gap = together.value_SF[0] - together.value_SF[1] if len(together.frame) else np.empty(0)
         of_tables = tables[index], tables[best], latest[index], latest[best]
         pair = _Pair(names[index], names[best], *of_tables, together.frame, gap, scale)
-        parts = [_end(pair), _over_the_run(pair, curves[index], curves[best], level), _fall(pair, curves[index]), *_why(pair)]
+        over_the_run = _over_the_run(pair, curves[index], curves[best], level)
+        parts = [_end_sentence(pair), over_the_run, _fall(pair, curves[index]), *_cause_sentences(pair)]
         text = " ".join(filter(None, parts))
         sentences.append(text[0].upper() + text[1:])
     return sentences
@@ -123,7 +124,7 @@ def _scale(curves: Iterable[Curve]) -> float:
     return float(np.ptp(values)) or 1.0
 
 
-def _end(pair: _Pair) -> str:
+def _end_sentence(pair: _Pair) -> str:
     (own, own_error), (best, best_error) = (tuple(current_return(table).values()) for table in (pair.own_returns, pair.best_returns))
     if own is None or best is None:
         return f"{pair.name}: no episode ended recently."
@@ -163,7 +164,7 @@ def _fall(pair: _Pair, one: Curve) -> str:
     return f"It fell {from_to} to {rounded(one.value[low])} at frame {one.frame[low]:,.0f}."
 
 
-def _why(pair: _Pair) -> list[str]:
+def _cause_sentences(pair: _Pair) -> list[str]:
     """Return sentences on where the returns differ most, and on the diagnostics up to there."""
     found = _widest(pair)
     if found is None:

@@ -61,10 +61,10 @@ def commented_text(spec: Spec, command: str) -> str:
     """Return the text of a spec file: the given and recommended keys, each with a comment, and the command that runs the spec."""
     agent = spec.agent
     first = {key: value for key in ("gamma", "lam") if (value := getattr(agent.algorithm, key, None)) is not None}
-    sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {"algorithm": (agent.algorithm, _given(agent.algorithm, first))}
+    sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {"algorithm": (agent.algorithm, _set_keys(agent.algorithm, first))}
     if agent.algorithm.learns:
-        sections["memory"] = (agent.memory, _given(agent.memory))
-    sections |= {key: (net, _given(net)) for key in ("net", "critic_net") if (net := getattr(agent, key)) is not None}
+        sections["memory"] = (agent.memory, _set_keys(agent.memory))
+    sections |= {key: (net, _set_keys(net)) for key in ("net", "critic_net") if (net := getattr(agent, key)) is not None}
     lines = [
         f"// {spec.name}: {agent.algorithm.name} on {spec.env.name}. Keys that are absent have their defaults.",
         "{",
@@ -74,12 +74,12 @@ def commented_text(spec: Spec, command: str) -> str:
     ]
     for key, (model, values) in sections.items():
         lines += [f"      // {_description(type(agent), key)}", f'      "{key}": {{', *_entries(model, values, 8), "      },"]
-    lines += ["    },", f"    // {_description(Spec, 'env')}", '    "env": {', *_entries(spec.env, _given(spec.env), 6), "    },"]
-    lines += [f"    // {_description(Spec, 'meta')}", '    "meta": {', *_entries(spec.meta, _given(spec.meta), 6), "    }", "  }", "}"]
+    lines += ["    },", f"    // {_description(Spec, 'env')}", '    "env": {', *_entries(spec.env, _set_keys(spec.env), 6), "    },"]
+    lines += [f"    // {_description(Spec, 'meta')}", '    "meta": {', *_entries(spec.meta, _set_keys(spec.meta), 6), "    }", "  }", "}"]
     return "\n".join([*_without_last_commas(lines), f"// Run it: {command}"]) + "\n"
 
 
-def _given(model: BaseModel, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _set_keys(model: BaseModel, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the keys that are set explicitly, with the name and `more` first."""
     given = model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     head = {key: given[key] for key in ("name",) if key in given}
@@ -285,7 +285,7 @@ def _raw_spec(word: str) -> dict[str, Any]:
             (name,) = specs
         if name not in specs:
             which = f"has no spec '{name}'" if name else "holds several specs"
-            raise UserError(f"--like {word}: {file} {which}{nearest(name, specs) or f'; expected FILE:NAME, NAME of {_some(specs)}'}")
+            raise UserError(f"--like {word}: {file} {which}{nearest(name, specs) or f'; expected FILE:NAME, NAME of {_some_names(specs)}'}")
         return _as_dict(specs[name], word)
     shipped = {name: file for file, name, *_ in spec_summaries()}
     if word not in shipped:
@@ -297,7 +297,7 @@ def _raw_spec(word: str) -> dict[str, Any]:
     return _as_dict(raw_specs(SPEC_FOLDER / shipped[word])[word], word)
 
 
-def _some(names: Mapping[str, Any]) -> str:
+def _some_names(names: Mapping[str, Any]) -> str:
     return ", ".join(list(names)[:10])
 
 

@@ -156,7 +156,7 @@ def search(found: Found, data: DataFolder) -> Content:
         return {
             "entry": entry_of(found) | {"path": relative(found.folder, data)},
             "metric": state.metric,
-            "keys": [_key(name, trials) | {"importance": importance.get(name.rpartition("__")[0])} for name in _searched(found)],
+            "keys": [_searched_key(name, trials) | {"importance": importance.get(name.rpartition("__")[0])} for name in _searched(found)],
             "trials": trials,
             "curves": {str(trial): sparkline_of(Run(paths, trial)) for trial in shown},
             "confirm": relative(paths.confirmation, data) if confirmed else None,
@@ -180,7 +180,7 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-def _key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _searched_key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the path of a searched key, whether its axis is logarithmic, and its options if it is not a number."""
     path, _, distribution = name.rpartition("__")
     path = path or name

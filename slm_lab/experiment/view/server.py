@@ -163,20 +163,20 @@ class _Routes:
         return Json(found)
 
     def kind(self, request: Request) -> Response:
-        return Json({"kind": self.data.find(_path(request)).kind}, headers={"cache-control": "no-store"})
+        return Json({"kind": self.data.find(_path_parameter(request)).kind}, headers={"cache-control": "no-store"})
 
     def run(self, request: Request) -> Response:
-        found, trial = self.data.find(_path(request)), _whole_number(request, "trial")
+        found, trial = self.data.find(_path_parameter(request)), _whole_number(request, "trial")
         version, compute = details.run(found, trial, self.data)
         return self._answer(request, ("run", found.folder, trial), version, compute)
 
     def search(self, request: Request) -> Response:
-        found = self.data.find(_path(request))
+        found = self.data.find(_path_parameter(request))
         version, compute = details.search(found, self.data)
         return self._answer(request, ("search", found.folder), version, compute)
 
     def study(self, request: Request) -> Response:
-        found = self.data.find(_path(request))
+        found = self.data.find(_path_parameter(request))
         version, compute = details.study(found, self.data)
         return self._answer(request, ("study", found.folder), version, compute)
 
@@ -189,15 +189,15 @@ class _Routes:
         return self._answer(request, ("compare", tuple(words), by), version, compute)
 
     def log(self, request: Request) -> Response:
-        found = self.data.find(_path(request))
-        file = self.data.file(found, details.log_folders(found), _name(request), (".log", ".txt"))
+        found = self.data.find(_path_parameter(request))
+        file = self.data.file(found, details.log_folders(found), _name_parameter(request), (".log", ".txt"))
         given = request.query_params
         after, before = (_whole_number(request, name) if name in given else None for name in ("after", "before"))
         return Json(details.log(file, after, before), headers={"cache-control": "no-store"})
 
     def video(self, request: Request) -> Response:
-        found = self.data.find(_path(request))
-        return FileResponse(self.data.file(found, ("video", ""), _name(request), (".mp4",)), media_type="video/mp4")
+        found = self.data.find(_path_parameter(request))
+        return FileResponse(self.data.file(found, ("video", ""), _name_parameter(request), (".mp4",)), media_type="video/mp4")
 
     def _answer(self, request: Request, question: Hashable, version: str, compute: Callable[[], dict[str, Any]]) -> Response:
         known = request.query_params.get("version", "")
@@ -210,11 +210,11 @@ class _Routes:
         return Json(content, headers={"cache-control": "no-store"})
 
 
-def _path(request: Request) -> str:
+def _path_parameter(request: Request) -> str:
     return request.query_params.get("path", "")
 
 
-def _name(request: Request) -> str:
+def _name_parameter(request: Request) -> str:
     return request.query_params.get("name", "")
 
 

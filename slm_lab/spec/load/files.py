@@ -179,13 +179,13 @@ def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] |
         value = json.loads(clean)
     except json.JSONDecodeError as error:
         added = sum(error.pos > location + count for count, location in enumerate(quoted))
-        raise _at(text, error.pos - added, error.msg[0].lower() + error.msg[1:], source) from None
+        raise _error_at(text, error.pos - added, error.msg[0].lower() + error.msg[1:], source) from None
     except (RecursionError, ValueError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
         raise SpecError(source, [Problem("", reason)]) from None
     for name, key, position in duplicates:
         entry = value.get(name) if isinstance(value, dict) else None
-        found = _at(text, position, f"duplicate key '{key}'", source)
+        found = _error_at(text, position, f"duplicate key '{key}'", source)
         if not isinstance(entry, dict) or not isinstance(entry.get("agent"), list):
             raise found
         if repeated is not None:
@@ -252,13 +252,13 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
         part = match.group()
         if match["comment"]:
             if part.startswith("/*") and not match["closed"]:
-                raise _at(text, match.start(), "unterminated comment", source)
+                raise _error_at(text, match.start(), "unterminated comment", source)
             part = re.sub(r"[^\n]", " ", part)
         elif match["variable"]:
             quoted += match.span()
             part = f'"{part}"'
         elif part in ("NaN", "Infinity", "-Infinity"):
-            raise _at(text, match.start(), f"{part} is not a number in JSON", source)
+            raise _error_at(text, match.start(), f"{part} is not a number in JSON", source)
         if not part.isspace():
             if part in "[{":
                 keys.append(set())
@@ -287,7 +287,7 @@ def _decoded(string: str) -> str:
         return string
 
 
-def _at(text: str, position: int, message: str, source: str) -> SpecError:
+def _error_at(text: str, position: int, message: str, source: str) -> SpecError:
     line = text.count("\n", 0, position) + 1
     column = position - text.rfind("\n", 0, position)
     return SpecError(source, [Problem("", f"line {line}, column {column}: {message}")])

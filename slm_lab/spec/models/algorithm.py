@@ -194,7 +194,7 @@ class ActorCriticSpec(VTraceSpec):
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     normalize_v_targets: Flag = False
-    """Divide values and their targets by the targets' running standard deviation (at least 1) in the value loss, clamped to ±10."""
+    """In the value loss, divide values and targets by the running standard deviation of targets (at least 1), and clamp both to ±10."""
     training_frequency: Positive | None = None
     """Episodes (OnPolicyReplay, default 1) or vector steps (OnPolicyBatchReplay, default 32) between trainings."""
 
@@ -242,11 +242,11 @@ class PPOSpec(VTraceSpec):
     rl_games). For the distribution Normal over bounded actions."""
     target_kl: PositiveReal | None = None
     """Stop the epochs of a rollout, before a gradient step, once approx_kl of the next minibatch is above 1.5 · target_kl (as in
-    Stable-Baselines3); the first step is always taken. Absent: all epochs."""
+    Stable-Baselines3); the first step is always taken. Default: all epochs."""
     adaptive_lr: AdaptiveLR | None = None
     """{kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}: after each rollout, divide the learning rate by factor if approx_kl
     of the last epoch is above 2 · kl_target, multiply it by factor if below kl_target / 2, within min_lr and max_lr. The first rate is
-    that of optim_spec; a separate optimizer of the critic is scaled in the same way. Replaces lr_scheduler_spec. Absent: no adaptation."""
+    that of optim_spec; a separate optimizer of the critic is scaled in the same way. Replaces lr_scheduler_spec. Default: no adaptation."""
     recompute_advantages: Flag = False
     """Compute values and advantages again before each epoch after the first, with the present critic (arXiv:2006.05990, section 3.5)."""
     normalize_values: Flag = False
@@ -267,7 +267,7 @@ class PPOSpec(VTraceSpec):
     """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: over the whole rollout; percentile: divide
     by max(1, moving 5–95 % range of the minibatches' advantages) (after arXiv:2301.04104, eq. 11); false: no normalisation."""
     normalize_v_targets: Flag = False
-    """Divide values and their targets by the targets' running standard deviation (at least 1) in the value loss, clamped to ±10."""
+    """In the value loss, divide values and targets by the running standard deviation of targets (at least 1), and clamp both to ±10."""
 
     @property
     def needs_logp(self) -> bool:
@@ -374,7 +374,7 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     training_frequency: Positive = 1
     """Transitions between updates; at most one update per vector step."""
     training_start_step: Count | None = None
-    """Number of transitions to collect before the first update. Absent: memory.batch_size; with an actor and separate critics
+    """Number of transitions to collect before the first update. Default: memory.batch_size; with an actor and separate critics
     (SoftActorCritic, TD3, …) at least 1,000. If it is smaller than memory.batch_size, the first batches contain some transitions more than
     once. With a RecurrentNet, updates also wait until the memory has a batch of sequences. Algorithms with an actor and separate critics
     choose actions uniformly at random during the first training_start_step frames of the Session."""
@@ -388,7 +388,7 @@ class ResetKeys(SpecModel):
 
     reset_frequency: Positive | None = None
     """Gradient steps between resets (arXiv:2205.07802): all nets get new random weights, target nets copies of them, and optimizers and
-    temperature begin anew; the replay buffer is kept. Absent: no resets. Not with meta.distributed."""
+    temperature begin anew; the replay buffer is kept. Default: no resets. Not with meta.distributed."""
 
 
 class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
@@ -549,7 +549,7 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     name: Literal["SoftActorCritic"]
     critic_reduction: Literal["min", "mean"] | None = None
     """How to combine the values of the two critics: min underestimates rare actions (arXiv:1802.09477, eq. 10), mean does not
-    (arXiv:2209.10081, double average Q-learning, without its clip). Absent: mean for discrete actions, min for continuous ones."""
+    (arXiv:2209.10081, double average Q-learning, without its clip). Default: mean for discrete actions, min for continuous ones."""
     target_entropy: Real | Literal["auto"] = "auto"
     """Target entropy (in nats) for the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for
     discrete ones."""

@@ -73,13 +73,13 @@ class EnvSpec(SpecModel):
     that leaves the squarer image."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
     """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
-    An action mask is always kept, unless `action_mask` is false. Absent: all."""
+    An action mask is always kept, unless `action_mask` is false. Default: all."""
 
     action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
     """Entry of the observation (a Dict), or else of the env's info, that says which actions are valid; invalid ones are never taken. false:
     none; default: action_mask or legal_action_mask, if the observation has such an entry."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
-    """Entries of a Dict observation that only the critic reads, such as privileged_state. Absent: none."""
+    """Entries of a Dict observation that only the critic reads, such as privileged_state. Default: none."""
 
     schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
     """A curriculum: arguments of the env's constructor (the env is built anew) or attributes of the env (set) that change when an episode

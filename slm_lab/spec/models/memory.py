@@ -78,11 +78,11 @@ class PriorityKeys(SpecModel):
     epsilon: NonNegative = 1e-4
     """Added to each error, so that no priority is 0; with 0 a transition without error is hardly sampled again."""
     beta: Fraction | Schedule | None = None
-    """Exponent of importance-sampling weights (1: full correction), as a number or a schedule over frames. Absent: no weights; with a
+    """Exponent of importance-sampling weights (1: full correction), as a number or a schedule over frames. Default: no weights; with a
     RecurrentNet 0.4."""
     initial_error: PositiveReal | Literal["greatest"] | None = None
     """Error that determines the priority of a new transition until it is first drawn; "greatest": the greatest priority so far, as in the
-    paper. Absent: 100,000; with a RecurrentNet "greatest"."""
+    paper. Default: 100,000; with a RecurrentNet "greatest"."""
     eta: Fraction = 0.9
     """RecurrentNet: η of a sequence's priority, η max |error| + (1 − η) mean |error| over its transitions (Kapturowski et al. 2019)."""
 
@@ -182,7 +182,7 @@ class HindsightReplaySpec(MemorySpec, ReplayKeys):
     goals: Positive = 4
     """k: replayed transitions with another goal for each with the real one, on average."""
     goal_threshold: PositiveReal | None = None
-    """Distance up to which a goal counts as reached: the reward of another goal is 0 there and −1 elsewhere. Absent: the env's own
+    """Distance up to which a goal counts as reached: the reward of another goal is 0 there and −1 elsewhere. Default: the env's own
     compute_reward (and compute_terminated, if it has one)."""
 
 

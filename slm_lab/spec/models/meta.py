@@ -72,7 +72,7 @@ class MetaSpec(SpecModel):
     track_info: list[str] = []
     """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the value in the last step of an episode. In EnvPool
     also "success:max", "reward_forward:sum", ":min" or ":mean": over all steps of the episode. The mean over the last 100 episodes is
-    written to the column info_{key} of the tables, which the page of the run draws. Absent: the success of an episode where a suite of
+    written to the column info_{key} of the tables, which the page of the run draws. Default: the success of an episode where a suite of
     EnvPool reports it."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; default: no limit."""

@@ -96,7 +96,7 @@ class NetSpec(Component):
     """Has convolutions: observations that can be images are treated as images."""
 
     input: Literal["image", "vector"] | None = None
-    """How observations with two or more axes are encoded: as images or flat vectors. Absent: as images if the net has convolutions,
+    """How observations with two or more axes are encoded: as images or flat vectors. Default: as images if the net has convolutions,
     otherwise depending on the env's space (integers from 0 to 255, and bools and floats from 0 to 1, -1 to 1 or 0 to 255 with three axes,
     are images)."""
     shared: Flag = False
@@ -161,7 +161,7 @@ class LayersSpec(NetSpec):
     """Activation of the output layer; default: none."""
     init_fn: str | None = None
     """Weight initialisation of all layers, output layers and GRUs included: a function of torch.nn.init (orthogonal_, xavier_uniform_, …)
-    with torch's gain for hid_layers_activation (1 if torch has none); biases are 0. Absent: torch's default, which LSTM and RNN layers
+    with torch's gain for hid_layers_activation (1 if torch has none); biases are 0. Default: torch's default, which LSTM and RNN layers
     always use."""
     layer_norm: Flag = False
     """Apply LayerNorm before each hidden activation."""
@@ -232,7 +232,7 @@ class ConvNetSpec(LayersSpec):
     conv_hid_layers: (
         Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
     ) = None
-    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional. Absent: those of Mnih et al. 2015, [[32, 8,
+    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional. Default: those of Mnih et al. 2015, [[32, 8,
     4], [64, 4, 2], [64, 3, 1]]; for images below 36 pixels, which are too small for these, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]].
     Each image of a Dict or Tuple has its own convolutional layers; their outputs and all other entries enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]
@@ -289,7 +289,7 @@ class TorchArcNetSpec(NetSpec):
     """The critic's body, if different from the actor's."""
     init_fn: str | None = None
     """Weight initialisation of Linear, Conv and GRU layers and of output layers: a function of torch.nn.init with torch's gain for
-    hid_layers_activation; biases are 0. Absent: torch's default, which other layers always use."""
+    hid_layers_activation; biases are 0. Default: torch's default, which other layers always use."""
     hid_layers_activation: str = "relu"
     """Activation whose gain init_fn uses: identity, sigmoid (1), tanh (5/3), relu, leaky_relu (√2) or selu (3/4). The activations
     themselves are in the arc."""

@@ -170,7 +170,7 @@ class WorkerSource:
     def begin(self) -> None:
         """Wait until every worker is ready. Raises WorkerFailed."""
         for policy in range(len(self.learners)):
-            (self._after if self._loaded else self._publish)(policy)
+            (self._after_dataset if self._loaded else self._publish)(policy)
         self.beat(WAITING)
         self.pool.start(self._states, self._resumes)
         self._states = None
@@ -198,7 +198,7 @@ class WorkerSource:
                 policy, dataset = item
                 if self.arrays.active_P[policy]:
                     yield from self._experience(policy, dataset)
-                    self._after(policy)
+                    self._after_dataset(policy)
                 if not self.arrays.active_P.any() or (self.stop.requested and self.between_rounds):
                     return  # before the workers can begin another round, in which their state cannot be saved
                 self.pool.release(policy, dataset)
@@ -259,7 +259,7 @@ class WorkerSource:
         low, high, mean = float(lag_B.min()), float(lag_B.max()), float(lag_B.float().mean())
         return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
-    def _after(self, policy: int) -> None:
+    def _after_dataset(self, policy: int) -> None:
         """After a dataset: do a round of the population if one is due, and publish the new weights."""
         going_on = not self.learners[policy].finished
         self.arrays.active_P[policy] = going_on

@@ -160,7 +160,7 @@ class TaskPool:
         self._resumes, self.begun = resumes, True
         self.link.refresh(worker.task for worker in self._ready())
         for worker in self._ready():
-            self._load(worker, None if states is None else states[worker.index])
+            self._restore_worker(worker, None if states is None else states[worker.index])
         self.thread.start()
 
     def next(self) -> tuple[int, Dataset] | None:
@@ -269,7 +269,7 @@ class TaskPool:
             case Message(_, "ready"):
                 child.ready = True
                 if self.begun and child is not self.server:
-                    self._load(child, None)
+                    self._restore_worker(child, None)
             case Message(_, "rollout", (slot, report, *groups)):
                 child.orders.remove(slot)
                 self.assembler.put(child.index, slot, self.link.arrived(child.index, slot, report, *groups))
@@ -289,7 +289,7 @@ class TaskPool:
                 if not self.ended:
                     self._restart(event)
 
-    def _load(self, worker: _Child, saved: Any) -> None:
+    def _restore_worker(self, worker: _Child, saved: Any) -> None:
         """Make a worker of a continued run start from its state, or with random streams that no earlier start has used."""
         if saved is not None or self._resumes:
             worker.task.send((LOAD, saved, self._resumes))

@@ -186,7 +186,7 @@ class LocalTask(Task):
         self._process.join(_REAP_SECONDS)
         code: int | None = self._process.exitcode
         self.take_messages()
-        self.inbox.append(Died(self, self.kill_reason if overdue else _reason(code), self.tail(), code))
+        self.inbox.append(Died(self, self.kill_reason if overdue else _exit_reason(code), self.tail(), code))
         with suppress(ValueError):  # the process could not be killed
             self._process.close()
         self._process = None
@@ -239,7 +239,7 @@ class LocalExecutor(Executor):
         task.end()
 
 
-def _reason(code: int | None) -> str:
+def _exit_reason(code: int | None) -> str:
     """Return the reason why a process ended that the executor did not kill."""
     if code == _UNKNOWN:
         return f"ended with exit code {_UNKNOWN} (or an unknown one, if the fork server was killed)"

@@ -128,11 +128,11 @@ def _ranking(records: Sequence[TrialRecord], metric: str) -> list[str]:
         return []
     confirmed = any(record.confirmed is not None for record in records)
     keys = list(dict.fromkeys(key for record in records for key in record.values))
-    short = {key: _short(key, dict.fromkeys(keys)) for key in keys}
+    short = {key: _short_key(key, dict.fromkeys(keys)) for key in keys}
     head = ["trial", metric, *(["confirmed"] if confirmed else []), *short.values()]
     cells = []
     for record in records:
-        values = [_value(record.values[key]) if key in record.values else "-" for key in keys]
+        values = [_value_text(record.values[key]) if key in record.values else "-" for key in keys]
         cells.append([str(record.trial), number(record.metric), *([_confirmed(record)] if confirmed else []), *values])
     return aligned([head, *cells])
 
@@ -144,10 +144,10 @@ def _confirmed(record: TrialRecord) -> str:
 
 def shown_values(values: Mapping[str, Any]) -> str:
     """Format values with shortened key paths: each is reduced to the shortest unambiguous suffix."""
-    return "  ".join(f"{_short(key, values)} {_value(value)}" for key, value in values.items())
+    return "  ".join(f"{_short_key(key, values)} {_value_text(value)}" for key, value in values.items())
 
 
-def _short(key: str, values: Mapping[str, Any]) -> str:
+def _short_key(key: str, values: Mapping[str, Any]) -> str:
     parts = key.split(".")
     for count in range(1, len(parts)):
         short = ".".join(parts[-count:])
@@ -156,7 +156,7 @@ def _short(key: str, values: Mapping[str, Any]) -> str:
     return key
 
 
-def _value(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return number(value) if isinstance(value, float) else str(value)
 
 

@@ -75,7 +75,7 @@ class _Planner:
         if state is None:
             return None
         folder, gpus = self.folders[key_of(state.run)], self.runner.gpus
-        state.status, state.began, state.share = "running", perf_counter(), self._share(state.run)
+        state.status, state.began, state.share = "running", perf_counter(), self._trained_share(state.run)
         state.begun_at = state.share
         name = folder.root.name
         files = folder, self.paths.result(name), self.paths.lock_of(name)
@@ -99,7 +99,7 @@ class _Planner:
     def tick(self) -> None:
         for state in self.states:
             if state.status == "running":
-                state.share = max(state.share, self._share(state.run))
+                state.share = max(state.share, self._trained_share(state.run))
         self.table.show()
         self.live.poll()
 
@@ -122,7 +122,7 @@ class _Planner:
                 return self.table.say(f"{state.run.name}: failed, is tried again: {_last_line(cause)}")
         self.table.ended(state)
 
-    def _share(self, run: StudyRun) -> float:
+    def _trained_share(self, run: StudyRun) -> float:
         """Return the fraction of its frames that a run has trained."""
         folder = self.folders[key_of(run)]
         starts = folder.starts() if folder.root.is_dir() else []
@@ -187,7 +187,7 @@ class StudyExperiment(Experiment):
             ensure_server()
             if self.paths is not None:
                 self.lock = lock_of(self.paths.lock, "study")
-            known = {} if self.paths is None else self._known(self.paths)
+            known = {} if self.paths is None else self._existing_runs(self.paths)
             missing = [state for state in self.states if key_of(state.run) not in known and key_of(state.run) not in adopted]
             ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
             gpus = 0 if ended and not missing else self._check_builds(executor, missing, stop)
@@ -197,7 +197,7 @@ class StudyExperiment(Experiment):
             self._set_aside(paths, known, table)
             self._folders: dict[tuple[str, int], RunFolder] = {}
             self._read_states(self.states, paths, known, adopted)
-            table.say(f"{study.name}: {_size(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
+            table.say(f"{study.name}: {_run_count_text(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{shown(paths.root)}")
             if self.lock is not None and self.lock.killed is not None:
                 table.say(f"the last start, {self.lock.killed}, {ENDED}")
@@ -278,7 +278,7 @@ class StudyExperiment(Experiment):
         self.paths = paths
         return paths
 
-    def _known(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
+    def _existing_runs(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
         """Return (digest, random_seed) → folder of the existing runs; the digest is that of the study's run with the same settings.
 
         A run exists if it has a folder or a result. Raises UserError for a study of another version.
@@ -292,7 +292,7 @@ class StudyExperiment(Experiment):
         ):
             with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written: nothing was trained
                 identity = self._identity(paths, RunFolder(paths.runs / name))
-                found[self._current(identity)] = RunFolder(paths.runs / name)
+                found[self._current_identity(identity)] = RunFolder(paths.runs / name)
         return found
 
     def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class StudyExperiment(Experiment):
             raise UserError(f"{file} has spec_version {version}; expected {SPEC_VERSION}: another version of slm_lab trained this run")
         return identity
 
-    def _current(self, identity: Mapping[str, Any]) -> tuple[str, int]:
+    def _current_identity(self, identity: Mapping[str, Any]) -> tuple[str, int]:
         """Return digest and random_seed of a run. If settings differ from runs of the study only in newer keys, use their digest."""
         seed = int(identity["random_seed"])
         for run in self._first_runs.values():
@@ -330,7 +330,7 @@ class StudyExperiment(Experiment):
             paths.outdated_runs.mkdir(exist_ok=True)
             for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
-                    shutil.move(file, _free(paths.outdated_runs / file.name))  # the results folder can be on another disk
+                    shutil.move(file, _unused_path(paths.outdated_runs / file.name))  # the results folder can be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
                 changed = changes(identity["settings"], run.settings)
@@ -469,12 +469,12 @@ def _last_frame(file: Path) -> int:
     return 0
 
 
-def _free(path: Path) -> Path:
+def _unused_path(path: Path) -> Path:
     """Return a path that does not exist yet."""
     return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
 
 
-def _size(study: Study) -> str:
+def _run_count_text(study: Study) -> str:
     """Describe the number of runs of a study, as a product if all entries have the same seeds."""
     axes = {"entries": len(study.entries), "envs": len(study.envs), "seeds": len({run.random_seed for run in study.runs})}
     own = any(entry.random_seed for entry in study.spec.entries)

@@ -374,25 +374,25 @@ class _Again:
         return spec.model_copy(update={"meta": spec.meta.model_copy(update=meta), "env": spec.env.model_copy(update=env)})
 
     @property
-    def _last(self) -> Checkpoint | None:
+    def _last_state(self) -> Checkpoint | None:
         return next((one for one in self.window.checkpoints if one.which == "last"), None)
 
     @property
     def _last_frames(self) -> list[int]:
-        assert self._last is not None
-        return [int(frame) for frame in self._last.header["frames"]]
+        assert self._last_state is not None
+        return [int(frame) for frame in self._last_state.header["frames"]]
 
     @property
     def _ends(self) -> bool:
         """Whether the window ends where training ended."""
-        return self._last is not None and self._last.frame == self.window.end and bool(self._last.header["done"])
+        return self._last_state is not None and self._last_state.frame == self.window.end and bool(self._last_state.header["done"])
 
     def _observers(self, stop: Stop) -> Sequence[Any]:
         """Return an observer that stops training at the end of the window, if this is before the end of the run."""
         if self._ends:
             return ()
         left: set[int] = set()
-        frames = self._last_frames if self._last is not None and self._last.frame == self.window.end else []
+        frames = self._last_frames if self._last_state is not None and self._last_state.frame == self.window.end else []
 
         def stop_at(context: ObserverContext) -> Observer:
             policy = context.table % self.spec.policies

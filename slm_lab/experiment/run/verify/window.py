@@ -136,7 +136,7 @@ def choose_window(
         if begin is None:
             raise UserError(f"--to {end}: expected a frame after {min(states):,}, from which training can be repeated")
     begin = max(states) if begin is None else begin
-    end = _end(files, table, begin, session) if end is None else _checked_end(end, begin, files)
+    end = _default_end(files, table, begin, session) if end is None else _checked_end(end, begin, files)
     inside = tuple(one for one in files.found if begin < one.frame <= end)
     window = Window(begin, end, states[begin], inside, _seconds(table, begin, end))
     if asked[1] is None:
@@ -144,7 +144,7 @@ def choose_window(
     return window
 
 
-def _end(files: SessionFiles, table: Table, begin: int, session: int) -> int:
+def _default_end(files: SessionFiles, table: Table, begin: int, session: int) -> int:
     """Return the frame of the checkpoint at which to end by default."""
     if begin:
         assert files.last is not None

@@ -240,7 +240,7 @@ class DevChecks(Observer):
         if self.updates == 0:
             lower = "lower training_start_step, training_frequency or batch_size"
             self._fail("updates", f"the run ended before the first update: raise env.max_frame, or {lower}")
-        first, last, due = self.first_target, self.target_before, self._due
+        first, last, due = self.first_target, self.target_before, self._expected_target_updates
         if first is not None and last is not None and due > 0 and _equal(first[1], last[1]):
             self._fail("target", f"{due} updates of the target net were due, but its parameters did not change")
         if _equal(self.before, self.weights()):
@@ -248,7 +248,7 @@ class DevChecks(Observer):
         notice(self._report())
 
     @property
-    def _due(self) -> int:
+    def _expected_target_updates(self) -> int:
         """Number of target net updates that must have changed its parameters."""
         return 0 if self.target_before is None else self.target_before[0] - self.early_targets
 
@@ -258,7 +258,7 @@ class DevChecks(Observer):
 
     def _report(self, failed: str | None = None) -> str:
         """Return a line for each check. Args: failed: the check that failed; those after it in DEV_CHECKS are not made."""
-        target = "no target net" if self.target_before is None else "ok" if self._due > 0 else "none was due"
+        target = "no target net" if self.target_before is None else "ok" if self._expected_target_updates > 0 else "none was due"
         marks = dict.fromkeys(DEV_CHECKS, "ok") | {"target": target}
         if failed is not None:
             later = list(DEV_CHECKS)[list(DEV_CHECKS).index(failed) + 1 :]

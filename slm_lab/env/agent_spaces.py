@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.mask_from_info import mask_entry, not_discrete
+from slm_lab.env.mask_from_info import mask_entry, not_discrete_message
 from slm_lab.env.normalize import normalizes_obs
 from slm_lab.env.spaces import Codec, action_codec, number_of_choices, observation_codec, ordered
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationSpace, Use
@@ -116,5 +116,5 @@ def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str
         case spaces.Dict() | spaces.Tuple() if size := number_of_choices(action):
             fits, wanted = kinds and mask.shape == (size,), f"[{size}], one number per choice of the discrete parts of the action"
         case _:
-            return not_discrete(action)
+            return not_discrete_message(action)
     return None if fits else f"the mask {key!r} is {mask}; expected the shape {wanted}; correct the env, {other}"

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.arguments import WrapperError, unknown_key_message
-from slm_lab.env.mask_from_info import mask_entry, no_entry, not_discrete
+from slm_lab.env.mask_from_info import mask_entry, missing_entry_message, not_discrete_message
 from slm_lab.env.spaces import number_of_choices
 from slm_lab.env.wrappers import Parts
 from slm_lab.spec.models.env import EnvSpec
@@ -247,11 +247,11 @@ class ObservationReader:
             return
         found = mask_entry(wanted, self._infos, action)
         if wanted and found is None:
-            raise WrapperError("action_mask", no_entry(wanted, entries, self._infos))
+            raise WrapperError("action_mask", missing_entry_message(wanted, entries, self._infos))
         if found is None:
             return
         if not isinstance(action, spaces.Discrete | spaces.MultiDiscrete):
-            raise WrapperError("action_mask", not_discrete(action))
+            raise WrapperError("action_mask", not_discrete_message(action))
         self._mask = found, self._infos[found]
         self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(number_of_choices(action))})
 

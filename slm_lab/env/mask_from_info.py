@@ -26,14 +26,14 @@ def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], ac
     return wanted if wanted and wanted in entries else None
 
 
-def no_entry(wanted: str, entries: Collection[str], infos: Collection[str]) -> str:
+def missing_entry_message(wanted: str, entries: Collection[str], infos: Collection[str]) -> str:
     """Return the message that env.action_mask names neither an entry of the observation nor of info."""
     known = [f"{place}: {', '.join(map(str, names)) or 'none'}" for place, names in (("the observation", entries), ("info", infos))]
     near = nearest(wanted, map(str, [*entries, *infos])) or ";"
     return f"no entry {wanted!r} in the observation or info{near} entries of {'; of '.join(known)}"
 
 
-def not_discrete(action: spaces.Space[Any]) -> str:
+def not_discrete_message(action: spaces.Space[Any]) -> str:
     """Return the message that env.action_mask names a mask of actions that have no list of choices."""
     return f"masks Discrete and MultiDiscrete actions, and the actions of this env are {action}; remove it, or set it to false"
 
@@ -50,7 +50,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
         action, space = env.action_space, env.observation_space
         self._key, self._is_dict, self._size = key, isinstance(space, spaces.Dict), number_of_choices(action)
         if not self._size:
-            raise WrapperError("action_mask", not_discrete(action))
+            raise WrapperError("action_mask", not_discrete_message(action))
         entries = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
         self._entries = list(entries) if self._is_dict else []
         self.observation_space = spaces.Dict({**entries, key: spaces.Box(0.0, 1.0, (self._size,))})
@@ -67,7 +67,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
     def _joined(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         if self._key not in info:
-            raise InvalidOutcome(f"env.action_mask: {no_entry(self._key, self._entries, info)}")
+            raise InvalidOutcome(f"env.action_mask: {missing_entry_message(self._key, self._entries, info)}")
         mask = info[self._key]
         if type(mask) is not np.ndarray or mask.shape != (self._size,):
             mask = np.asarray(mask).ravel()

@@ -51,7 +51,8 @@ class Demonstrations:
     def steps(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, None, ActOut, VecStep]:
         """Return rows [begin, end) as one vector step of as many envs, as algorithms observe it (see experience.Transition)."""
         rows = slice(begin, end)
-        next_obs = np.concatenate([self.obs_K[begin + 1 : end + 1], self.last_obs_E[-1:]])[: end - begin]  # one too many, unless at the end
+        # the last observation of all is needed only if these are the last rows
+        next_obs = np.concatenate([self.obs_K[begin + 1 : end + 1], self.last_obs_E[-1:]])[: end - begin]
         ended_E = self.end_E[(self.end_E >= begin) & (self.end_E < end)]
         next_obs[ended_E - begin] = self.last_obs_E[np.searchsorted(self.end_E, ended_E)]
         unknown_K = np.full(end - begin, np.nan, np.float32)

@@ -108,13 +108,13 @@ class FlatParams:
                 vector = self.param if is_param else self.buffer
                 own, new = vector[part], tensor.data
                 if new.numel() != len(own) or new.dtype != own.dtype or new.device != own.device:
-                    raise ValueError(self._cannot_take(tensor, new, own))
+                    raise ValueError(self._replaced_data_message(tensor, new, own))
                 own.copy_(new.reshape(-1))
                 tensor.data = own.view(new.shape)
             if is_param and (tensor.grad is None or tensor.grad.data_ptr() != self.grad[part].data_ptr()):
                 tensor.grad = self.grad[part].view(tensor.shape)
 
-    def _cannot_take(self, tensor: Tensor, new: Tensor, own: Tensor) -> str:
+    def _replaced_data_message(self, tensor: Tensor, new: Tensor, own: Tensor) -> str:
         named = [*self.module.named_parameters(), *self.module.named_buffers()]
         name = next((name for name, one in named if one is tensor), "a parameter")
         found = f"{new.numel()} numbers of type {new.dtype} on {new.device}"

@@ -49,11 +49,11 @@ def facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) ->
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     name, body = read_saved_spec(training.spec_file)
     starts = body.get("meta", {}).get("run") or [{}]
-    source = saved.get("source") or _source(training, checkpoint)
+    source = saved.get("source") or _checkpoint_text(training, checkpoint)
     return Facts(spec, digest(name, body), saved, source, starts[-1] if isinstance(starts, list) else starts)
 
 
-def _source(training: Training, checkpoint: Location) -> str:
+def _checkpoint_text(training: Training, checkpoint: Location) -> str:
     root = training.paths.root
     folder = f"{root.parent.name}/{root.name}" if root.name == "confirm" else root.name
     return f"{folder}/{checkpoint.name}{f', {training.name}' if training.name else ''}"

@@ -59,18 +59,18 @@ def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
     case = Case(run, checkpoints=checkpoints)
     found, checked, missing = list[Finding](), list[str](), dict[str, str]()
     for rule in RULES:
-        results = list(_apply(rule, case.sessions, missing))
+        results = list(_apply_rule(rule, case.sessions, missing))
         checked += [rule.__name__] if results else []
         found += _joined([(session, finding) for session, finding in results if finding is not None], len(results))
     for trial_rule in TRIAL_RULES:
-        results_of_trial = list(_apply(trial_rule, [case], missing)) if case.sessions else []
+        results_of_trial = list(_apply_rule(trial_rule, [case], missing)) if case.sessions else []
         checked += [trial_rule.__name__] if results_of_trial else []
         found += [finding for _, finding in results_of_trial if finding is not None]
     ranked = sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(tuple(ranked), tuple(checked), {name: why for name, why in missing.items() if name not in checked})
 
 
-def _apply(
+def _apply_rule(
     rule: Callable[[Subject], Finding | None], subjects: Sequence[Subject], missing: dict[str, str]
 ) -> Iterator[tuple[Subject, Finding | None]]:
     """Yield the result of a rule for each subject that has the data it needs; add what others miss to `missing`."""

@@ -148,7 +148,7 @@ def concerns(condition: bool, reason: str) -> None:
 
 
 @contextmanager
-def _of_checkpoint(what: str) -> Iterator[None]:
+def _reading_checkpoint(what: str) -> Iterator[None]:
     """Raise NotMeasured if the part of a checkpoint that is read does not have the usual form."""
     try:
         yield
@@ -255,7 +255,7 @@ class Session:
     def policy(self) -> Mapping[str, Any]:
         """The state of this policy in the checkpoint."""
         checkpoint = self.checkpoint
-        with _of_checkpoint("policies"):
+        with _reading_checkpoint("policies"):
             policies = checkpoint["policies"]
             own: Mapping[str, Any] = policies[max(self.index, 0) % len(policies)]
             return own
@@ -274,7 +274,7 @@ class Session:
         These are the observations that the net receives, after normalisation. Raises NotMeasured if the envs cannot be saved.
         """
         checkpoint = self.checkpoint
-        with _of_checkpoint("observations (the envs cannot be saved)"):
+        with _reading_checkpoint("observations (the envs cannot be saved)"):
             opened = checkpoint["source"]["open"]
             slabs = next((storage["slabs"] for storage in opened["rollout"].values()), None)
             if slabs is not None and len(slabs["valid"]):
@@ -302,7 +302,7 @@ class Session:
     def _squares(self) -> dict[str, np.ndarray]:
         """Return the moving averages of squared gradients by parameter. Raises NotMeasured if they are unknown."""
         policy = self.policy
-        with _of_checkpoint("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
+        with _reading_checkpoint("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
             algorithm = policy["agent"]["algorithm"]
             trainer = algorithm.get("actor_trainer") or algorithm["trainer"]
             averages = [one["second"] if "second" in one else one["square"] for one in trainer["optimizers"]]

@@ -1,11 +1,17 @@
-"""Runs in tests draw blank pictures, since drawing takes 80 % of a short run; tests about pictures use the fixture `pictures`."""
+"""Tests compute with one thread, and draw blank pictures, since drawing takes 80 % of a short run; see the fixture `pictures`."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from zlib import crc32
+
+# Several processes run tests at the same time: threads that wait for a core at each operation take up to a hundred times as long.
+# The variables are read when numpy and torch are loaded, also by child processes.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 import pytest
 
@@ -58,6 +64,16 @@ def _arithmetic(request: pytest.FixtureRequest) -> Iterator[None]:
             import torch
 
             torch.backends.mkldnn.set_flags(False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Also of nets with convolutions, for which meta.threads "auto" means all cores."""
+    from slm_lab.agent import build
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "MOST_THREADS", 1)
         yield
 
 

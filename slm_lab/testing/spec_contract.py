@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import slm_lab
 from slm_lab.experiment.files.bundle import load as load_bundle
 from slm_lab.experiment.plan import Interrupted, Stop
+from slm_lab.experiment.run.trial import TrialResult
 from slm_lab.experiment.training.observers.base import Observer
 from slm_lab.lib.records import Episode
 from slm_lab.spec.models.spec import Spec
@@ -28,55 +30,62 @@ class SpecContract:
     """
 
     exact = True
+    _straight: TrialResult | None = None
 
     @abstractmethod
     def spec(self) -> Spec:
         """Return a spec of one session with a fixed meta.random_seed, some updates and some rows: 1,000 to 10,000 frames."""
 
-    def test_it_trains_and_every_number_is_finite(self, tmp_path: Path) -> None:
-        result = slm_lab.Trial(self.spec(), tmp_path).run()
-        table = _rows(result.paths.root)
+    def _trained(self, tmp_path_factory: Any) -> TrialResult:
+        """Return the result of an uninterrupted run, which is trained once for all tests of a class."""
+        if "_straight" not in vars(type(self)):
+            type(self)._straight = slm_lab.Trial(self.spec(), tmp_path_factory.mktemp("trained")).run()
+        assert self._straight is not None
+        return self._straight
+
+    def test_it_trains_and_every_number_is_finite(self, tmp_path_factory: Any) -> None:
+        table = _rows(self._trained(tmp_path_factory).paths.root)
         assert len(table) >= 2, "meta.log_frequency is too large for a test"
         assert [row["frame"] for row in table] == sorted(row["frame"] for row in table)
         assert any(row.get("opt_step", 0) > 0 for row in table), "no update was made"
         for row in table:
             assert not any(math.isinf(value) for value in row.values()), row
 
-    def test_every_diagnostic_of_the_algorithm_is_a_column(self, tmp_path: Path) -> None:
+    def test_every_diagnostic_of_the_algorithm_is_a_column(self) -> None:
         session = slm_lab.Session(self.spec())
         rows = session.run().rows
         missing = set(session.agent.algorithm.diagnostics) - set(rows[-1])
         assert not missing
 
-    def test_equal_seeds_give_equal_rows_and_weights(self, tmp_path: Path) -> None:
-        one, other = (slm_lab.Trial(self.spec(), tmp_path / name).run().paths for name in ("one", "other"))
+    def test_equal_seeds_give_equal_rows_and_weights(self, tmp_path: Path, tmp_path_factory: Any) -> None:
+        one, other = self._trained(tmp_path_factory).paths, slm_lab.Trial(self.spec(), tmp_path).run().paths
         assert _rows(one.root) == _rows(other.root)
         weights = [load_bundle(paths.checkpoint(0, "last"))["policies"][0]["weights"] for paths in (one, other)]
         assert weights[0].keys() == weights[1].keys()
         assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
 
-    def test_another_seed_gives_other_rows(self, tmp_path: Path) -> None:
+    def test_another_seed_gives_other_rows(self, tmp_path: Path, tmp_path_factory: Any) -> None:
         spec = self.spec()
         seed = spec.meta.random_seed + 1
         changed = spec.model_copy(update={"meta": spec.meta.model_copy(update={"random_seed": seed})})
-        one, other = (slm_lab.Trial(each, tmp_path / name).run().paths for name, each in (("one", spec), ("other", changed)))
-        assert _rows(one.root) != _rows(other.root)
+        other = slm_lab.Trial(changed, tmp_path).run().paths
+        assert _rows(self._trained(tmp_path_factory).paths.root) != _rows(other.root)
 
-    def test_a_run_that_is_stopped_and_continued_equals_one_without_a_break(self, tmp_path: Path) -> None:
+    def test_a_run_that_is_stopped_and_continued_equals_one_without_a_break(self, tmp_path: Path, tmp_path_factory: Any) -> None:
         spec, stop = self.spec(), Stop()
 
         class Half(Observer):
             def on_step(self, episodes: list[Episode]) -> None:
                 stop.requested = stop.requested or 2 * self.context.clock.frame >= spec.env.max_frame
 
-        straight = slm_lab.Trial(spec, tmp_path / "straight").run().paths
+        straight = self._trained(tmp_path_factory).paths
         try:
-            slm_lab.Trial(spec, tmp_path / "broken", observers=[Half], stop=stop).run()
+            slm_lab.Trial(spec, tmp_path, observers=[Half], stop=stop).run()
         except Interrupted:
             pass
         else:
             raise AssertionError("the run was not stopped: it has too few steps")
-        (folder,) = (tmp_path / "broken").iterdir()
+        (folder,) = tmp_path.iterdir()
         slm_lab.Trial.resume(folder).run()
         if self.exact:
             assert _rows(folder) == _rows(straight.root)
@@ -84,8 +93,8 @@ class SpecContract:
             assert _rows(folder)[-1]["frame"] == _rows(straight.root)[-1]["frame"]
             assert load_bundle(straight.checkpoint(0, "last"))["lost"], "set `exact`: nothing is lost when a run is continued"
 
-    def test_the_trained_agent_acts_without_its_environment(self, tmp_path: Path) -> None:
-        agent = slm_lab.Trial(self.spec(), tmp_path).run().agent()
+    def test_the_trained_agent_acts_without_its_environment(self, tmp_path_factory: Any) -> None:
+        agent = self._trained(tmp_path_factory).agent()
         agent.observation_space.seed(0)
         for deterministic in (False, True):
             action, _ = agent.act(agent.observation_space.sample(), deterministic=deterministic)

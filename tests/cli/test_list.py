@@ -84,6 +84,8 @@ def test_every_env_by_what_is_installed(listed: Listed, monkeypatch: pytest.Monk
     assert "jax: not installed; pip install 'gymnasium[jax]'" in text
     assert "  native, ale, envpool, sync, async" in text.splitlines()
     assert "minigrid:MiniGrid-Empty-5x5-v0" in words
+    assert {"CheetahRun-v1", "MetaWorld/Reach-v3", "MiniGrid-Empty-5x5-v0", "D1Basic-v1"} <= set(words), "of EnvPool"
+    assert not {"ConnectFour-v1", "Hopper-v3", "Pong-v5"} & set(words)
     assert max(map(len, text.splitlines())) <= 80
     missing = ("minigrid", "Box2D")
     real = env_ids._installed
@@ -95,9 +97,6 @@ def test_every_env_by_what_is_installed(listed: Listed, monkeypatch: pytest.Monk
 
 
 def test_envs_of_envpool(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = listed("envs").split()
-    assert {"CheetahRun-v1", "MetaWorld/Reach-v3", "MiniGrid-Empty-5x5-v0", "D1Basic-v1"} <= set(every)
-    assert not {"ConnectFour-v1", "Hopper-v3", "Pong-v5"} & set(every)
     found = listed("envs", "--search", "CheetahRun")
     assert "dm_control, backend envpool (installed)" in found
     assert "position 8, velocity 9 → 6" in found
@@ -130,8 +129,9 @@ def test_search_takes_all_words_in_any_case(listed: Listed) -> None:
 
 
 def test_overview(listed: Listed) -> None:
-    assert [line.split()[2] for line in listed().splitlines()[:6]] == ["specs", "studies", "algorithms", "nets", "memories", "envs"]
-    assert f"{len(ALGORITHMS)} algorithms" in listed()
+    text = listed()
+    assert [line.split()[2] for line in text.splitlines()[:6]] == ["specs", "studies", "algorithms", "nets", "memories", "envs"]
+    assert f"{len(ALGORITHMS)} algorithms" in text
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,8 @@ def test_it_is_quick_and_needs_no_torch(kind: str) -> None:
     assert time.perf_counter() - begin[1] < 5  # alone 0.5 s; other tests run beside it
 
 
-def test_a_reader_that_closes_the_pipe(tmp_path: Path) -> None:
+def test_a_reader_that_closes_the_pipe() -> None:
     done = subprocess.run(
-        f"{sys.executable} run_lab.py list envs | head -2", shell=True, cwd=ROOT, capture_output=True, text=True, check=False
+        f"{sys.executable} run_lab.py list specs | true", shell=True, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == "classic_control (installed)"

@@ -22,8 +22,9 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
 from tests.env.every_id import names
 from tests.env.test_step import build
+from tests.packages import needs
 
-pytest.importorskip("envpool")
+packages = needs("envpool")
 
 TINY, HUGE = np.finfo(np.float64).tiny, np.finfo(np.float64).max
 

@@ -124,7 +124,7 @@ def test_other_spaces_and_files_that_cannot_be_read_are_refused(tmp_path: Path) 
     write(file, replace(data, last_obs_E=data.last_obs_E[:0]), {"env": "CartPole-v1", "spaces": read_env})
     assert problem(bc(file)) == f"{file} is damaged: its episodes are not complete"
     file.write_bytes(file.read_bytes()[:300])
-    assert "is damaged, or is no data set of enjoy --record" in problem(bc(file))
+    assert "is damaged, or is not a data set of enjoy --record" in problem(bc(file))
 
 
 def test_a_key_without_its_algorithm_or_an_algorithm_without_its_key(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ class Evil:
 def test_nothing_is_unpickled(published: Repo, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = dict(published.files)
     published.files["model.safetensors"] = pickle.dumps(Evil())
-    assert "model.safetensors is no safetensors file" in refused(tmp_path, capsys, "me/cart")
+    assert "model.safetensors is not a safetensors file" in refused(tmp_path, capsys, "me/cart")
     del published.files["model.safetensors"]
     published.files["model.pt"] = pickle.dumps(Evil())
     message = refused(tmp_path, capsys, "me/cart")

@@ -324,7 +324,7 @@ def test_a_card_beside_a_file(data: Path, tmp_path: Path, capsys: pytest.Capture
     card.write_text(edited)
     assert main(given) == 0
     assert card.read_text() == edited
-    assert "stays as it is" in caplog.text
+    assert "is not overwritten" in caplog.text
 
 
 def test_no_machine_or_folder_is_named(tmp_path: Path) -> None:

@@ -322,6 +322,7 @@ IMAGES: dict[str, Any] = {
 def test_convolutions_learn_in_several_threads_and_equal_numbers_give_equal_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acting takes one thread; meta.threads wins over the cores, and with --jobs others may need these."""
     monkeypatch.setattr("slm_lab.experiment.session.build.cores", lambda: 2)
+    monkeypatch.setattr("slm_lab.agent.build.MOST_THREADS", 8)
     weights, numbers = [], set()
     for _ in range(2):
         session = Session(Spec.model_validate(IMAGES)).build()

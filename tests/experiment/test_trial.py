@@ -138,20 +138,24 @@ def test_commands_after_a_run(sessions: int, mode: Any, searched: bool, expected
     assert ["train@" in line for line in failed] == [True] * (mode != "dev")
 
 
-def test_a_session_that_fails_and_one_that_is_killed(command: Callable[..., Command], spec_body: SpecBody) -> None:
+@pytest.mark.usefixtures("no_baseline")
+def test_a_session_that_fails_and_one_that_is_killed(
+    spec_body: SpecBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The third goes on; all are drawn, the failed ones have a metrics file that says so, and the exit code is 1."""
-    meta = {"max_session": 3, "log_frequency": 20}
-    run = command(spec_body(env={"name": "trouble:Trouble-v0", "num_envs": 1, "backend": "sync"}, meta=meta))
-    (run.folder / "trouble.py").write_text(TROUBLE)
-    process = run.start("--jobs", "2")
-    output = process.communicate()[0]
-    assert process.returncode == 1, output
+    (tmp_path / "trouble.py").write_text(TROUBLE)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = {"name": "trouble:Trouble-v0", "num_envs": 1, "backend": "sync", "marks": str(tmp_path)}
+    (file := tmp_path / "spec.json").write_text(json.dumps({"small": spec_body(env=env, meta={"max_session": 3, "log_frequency": 20})}))
+    assert main([str(file), "small", "train", "--jobs", "2", "--data-dir", str(tmp_path / "data")]) == 1
+    output = "".join(capsys.readouterr())
     assert 'raise ArithmeticError("the pole is broken")' in output, "no traceback"
     assert "killed by SIGKILL" in output
     assert output.splitlines()[-1] == "2 of 3 sessions failed: 0, 1"
     assert "begins: index" not in output, "what it logged is no cause"
     assert re.search(r"frame +1000/1000", output)
-    paths = run.paths
+    (root,) = (tmp_path / "data").iterdir()
+    paths = RunPaths(root, "small")
     metrics = json.loads(paths.trial_metrics().read_text())
     assert (metrics["sessions"], metrics["failed"], metrics["status"]) == (1, 2, "failed")
     assert sorted(metrics["failures"]) == ["0", "1"]
@@ -166,7 +170,7 @@ def test_a_session_that_fails_and_one_that_is_killed(command: Callable[..., Comm
         assert list(paths.graph_dir.glob(f"*_s{index}_session_graph_train_mean_returns*.png")), "no graph of a failed Session"
     assert sorted("broken" in cause for cause in causes) == [False, True]
     assert json.loads(paths.session_metrics(2).read_text())["status"] == "done"
-    run.leaves_nothing()
+    assert session_processes(paths) == {}
 
 
 @pytest.mark.parametrize("sessions", [1, 2])

@@ -13,8 +13,9 @@ from slm_lab.experiment.run.search.search import Search
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
+from tests.packages import needs
 
-pytest.importorskip("ray.tune")
+packages = needs("ray.tune")
 
 
 def trials(count: int) -> list[TrialState]:

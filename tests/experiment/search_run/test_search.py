@@ -18,8 +18,9 @@ import pytest
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import SearchState
 from tests.experiment.commands import ROOT, Command, until
+from tests.packages import needs
 
-pytest.importorskip("optuna")
+packages = needs("optuna")
 MakeCommand = Callable[..., Command]
 
 

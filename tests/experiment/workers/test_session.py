@@ -207,12 +207,12 @@ def test_frames_are_as_requested(open_session: Open) -> None:
 @pytest.mark.parametrize(("env", "net"), [({}, {}), ({"name": SPACED, "observation": IMAGES}, CONV)], ids=["vectors", "images"])
 def test_a_replay_of_what_workers_collect(env: dict[str, Any], net: dict[str, Any], open_session: Open) -> None:
     sampler = {"async_rl": True} | SERIAL
-    session = open_session(worker_spec(env=env | {"max_frame": 600}, net=net, algorithm=DQN, memory=REPLAY, sampler=sampler))
+    session = open_session(worker_spec(env=env | {"max_frame": 200}, net=net, algorithm=DQN, memory=REPLAY, sampler=sampler))
     rows = session.run().rows
-    assert rows[-1]["opt_step"] == sum(frame >= 64 for frame in range(4, 601, 4))  # one step every 4 transitions once there are 64
-    assert rows[-1]["explore_var"] == pytest.approx(0.1)
+    assert rows[-1]["opt_step"] == sum(frame >= 64 for frame in range(4, 201, 4))  # one step every 4 transitions once there are 64
+    assert rows[-1]["explore_var"] == pytest.approx(1.0 - 0.9 * 200 / 500)
     assert session.agent.replay is not None
-    assert session.clock.frame == 600
+    assert session.clock.frame == 200
 
 
 def test_workers_act_at_random_before_training_starts(open_session: Open) -> None:

@@ -115,7 +115,7 @@ def schedule_entry(key: str) -> str:
 
 
 def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments: Collection[str] = ()) -> None:
-    """Set attributes of an env or of its wrappers. Raises WrapperError for one that the env does not have.
+    """Set attributes of an env or of its wrappers. Raises WrapperError for one that the env does not have or does not let itself be set.
 
     Args: arguments: the constructor's, which are named in the error.
     """
@@ -126,7 +126,11 @@ def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments:
             near = nearest(key, known) or ";"
             message = f"the env has no argument and no attribute {key!r}{near} it has {', '.join(known) or 'none'}"
             raise WrapperError(f"schedule.{key}", message)
-        env.set_wrapper_attr(key, value)
+        try:
+            env.set_wrapper_attr(key, value)
+        except Exception as error:  # a property without a setter, or whatever the env's own setter raises
+            message = f"the env's attribute {key!r} cannot be set to {value!r}: {type(error).__name__}: {error}"
+            raise WrapperError(f"schedule.{key}", message) from error
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Rewards of goals other than the desired one, for hindsight experience replay."""
+"""Rewards of achieved and desired goals, for hindsight experience replay."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import numpy as np
 from slm_lab.env.make import find_target
 from slm_lab.env.normalize import RewardNormalizer
 from slm_lab.env.single import quiet_gymnasium
+from slm_lab.env.vec import Env
+from slm_lab.env.wrappers import find_wraps
+from slm_lab.lib.log import notice
+from slm_lab.lib.records import VecStep
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError
 
 KEY = "agent.memory.goal_threshold"
+_REWARD_WRAPPERS = (gym.RewardWrapper, gym.wrappers.NormalizeReward)
 
 
 class GoalOutcome(NamedTuple):
-    """What the env would have returned for K transitions with other goals."""
+    """What K transitions with given goals result in."""
 
     reward_K: np.ndarray
     """float32 [K]: training rewards (env.reward_scale, env.clip_reward)."""
@@ -36,8 +41,9 @@ def goal_reward(spec: EnvSpec, threshold: float | None) -> GoalReward:
     Args: threshold: distance up to which a goal is reached, with reward 0 there and −1 elsewhere; None: the env's own `compute_reward`
     and, if it has one, `compute_terminated`, as in Gymnasium-Robotics, called with a batch.
 
-    Raises SpecError if the env has no `compute_reward`.
+    Raises SpecError if the env has no `compute_reward`, or a wrapper for rewards.
     """
+    _check_wrappers(spec)
     rewards = RewardNormalizer(spec, 1, 1.0)
     if threshold is not None:
 
@@ -57,6 +63,39 @@ def goal_reward(spec: EnvSpec, threshold: float | None) -> GoalReward:
         return GoalOutcome(rewards(reward_K), terminated_K)
 
     return by_env
+
+
+def check_goal_rewards(spec: EnvSpec, threshold: float | None, env: Env, step: VecStep) -> None:
+    """Compare the rewards of one step with those of `goal_reward`. Args: step: with raw rewards and observations.
+
+    With a threshold, a difference is a notice: the agent learns from the rewards that the threshold gives to all transitions. Raises
+    SpecError for a difference without one: `compute_reward` then leaves out a part of the rewards.
+    """
+    if env.info.observation.goals is None:
+        return
+    goals = [step.last_obs_N[step.valid_N, begin:end] for begin, end in env.info.observation.goals]
+    given_K = RewardNormalizer(spec, 1, 1.0)(step.reward_N[step.valid_N])
+    expected_K = goal_reward(spec, threshold)(*goals).reward_K
+    wrong_K = np.flatnonzero(~np.isclose(given_K, expected_K, rtol=1e-3, atol=1e-4))
+    if not len(wrong_K):
+        return
+    given, expected = (f"{reward_K[wrong_K[0]]:g}" for reward_K in (given_K, expected_K))
+    if threshold is not None:
+        notice(f"{KEY}: the agent learns from these rewards ({expected} in the first step), not from those of {spec.name} ({given})")
+        return
+    wrapped = f" without env.wrappers ({', '.join(wrap.name for wrap in spec.wrappers)})" if spec.wrappers else ""
+    message = (
+        f"missing; {spec.name} returned the reward {given}, but its compute_reward{wrapped} {expected}: other goals have no such reward"
+    )
+    raise SpecError(spec.name, [Problem(KEY, f"{message}; give the distance within which a goal is reached", "missing")])
+
+
+def _check_wrappers(spec: EnvSpec) -> None:
+    """Raise SpecError for wrappers that change rewards, since the rewards of other goals are computed without wrappers."""
+    why = "changes rewards, which HindsightReplay computes without wrappers; use env.reward_scale or env.clip_reward"
+    changing = [wrap for wrap in find_wraps(spec) if issubclass(wrap.wrapper, _REWARD_WRAPPERS)]
+    if changing:
+        raise SpecError(spec.name, [Problem(f"env.{wrap.key}", f"'{wrap.wrapper.__name__}' {why}") for wrap in changing])
 
 
 def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:

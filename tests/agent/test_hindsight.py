@@ -20,6 +20,7 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import HindsightReplaySpec
 from slm_lab.spec.report import SpecError
 from slm_lab.testing.spec_contract import SpecContract
+from tests.env.toys import PREFIX
 
 BITS = "slm_lab.env.bit_flip:BitFlip-v0"
 
@@ -35,7 +36,7 @@ def memory(num_envs: int = 1, capacity: int = 100, **keys: Any) -> HindsightRepl
 
 
 def walk(found: HindsightReplay, length: int, *, terminated: bool = False, goal: float = -9.0, start: float = 0.0, n: int = 0) -> None:
-    """An episode of one env: positions start, start + 1, …; every step is rewarded by −7, which no relabelled reward is."""
+    """An episode of one env: positions start, start + 1, …; every step is rewarded by −7, which no replayed reward is."""
     num_envs = len(found._open)
     for t in range(length):
         now, after = (np.full((num_envs, 3), [start + k, start + k, goal], np.float32) for k in (t, t + 1))
@@ -55,7 +56,7 @@ def goals(found: HindsightReplay) -> list[tuple[float, float, float, float]]:
         assert obs[2] == after[2]
         assert after[0] == obs[0] + 1.0 == after[1]  # all but the goal stays
         if obs[2] < 0.0:
-            assert (reward, obs[2]) == (-7.0, -9.0)
+            assert (reward, obs[2]) == (-1.0, -9.0)
         else:
             rows.append((float(obs[0]), float(obs[2]), reward, terminated))
     return rows
@@ -217,6 +218,51 @@ def test_fetch_needs_the_distance_at_which_a_goal_is_reached() -> None:
         outcome = reward(step.last_obs_N[:, begin:end], step.last_obs_N[:, other:last])
         assert outcome.reward_K.tolist() == step.reward_N.tolist()
     env.close()
+
+
+GOAL = {"name": PREFIX + "Goal-v0", "n": None, "max_frame": 600}
+
+
+def replayed(threshold: float | None, **env: Any) -> tuple[set[float], set[float]]:
+    """Train on the toy; return the rewards of a large batch with the real goal, and those with others."""
+    session = slm_lab.Session(spec({**GOAL, **env}, goal_threshold=threshold))
+    session.run()
+    found: Any = session.learners[0].agent.replay
+    found.batch_size = 2000
+    batch = found.sample()
+    real_B = batch.obs_B.numpy()[:, found._desired][:, 0] == 9.0
+    assert 0 < real_B.sum() < 2000
+    reward_B = batch.reward_B.numpy()
+    return set(reward_B[real_B].tolist()), set(reward_B[~real_B].tolist())
+
+
+def test_all_rewards_of_a_batch_have_one_scale(caplog: pytest.LogCaptureFixture) -> None:
+    """The env returns −10 where no goal is reached; with a threshold the agent learns from −1, for the real goal too."""
+    assert replayed(0.5, unit=10.0) == ({-1.0}, {-1.0, 0.0})
+    start = "agent.memory.goal_threshold: the agent learns from these rewards (-1 in the first step), not from those of "
+    assert [text for text in caplog.messages if "goal" in text] == [start + "tests.env.toys:Goal-v0 (-10)"]
+    caplog.clear()
+    assert replayed(0.5, reward_scale=0.25) == replayed(None, reward_scale=0.25) == ({-0.25}, {-0.25, 0.0})
+    assert not [text for text in caplog.messages if "goal" in text]
+
+
+def test_rewards_that_compute_reward_does_not_return_are_refused_by_path() -> None:
+    ((path, message),) = problems(spec({**GOAL, "unit": 10.0}))
+    assert path == "agent.memory.goal_threshold"
+    assert "tests.env.toys:Goal-v0 returned the reward -10, but its compute_reward -1" in message
+    ((path, message),) = problems(spec({**GOAL, "wrappers": [PREFIX + "HalfInStep"]}))
+    assert path == "agent.memory.goal_threshold"
+    assert "but its compute_reward without env.wrappers (tests.env.toys:HalfInStep) -1" in message
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_wrappers_for_rewards_are_refused_by_path(threshold: float | None) -> None:
+    wrappers = ["RecordEpisodeStatistics", PREFIX + "HalfReward"]
+    ((path, message),) = problems(spec({**GOAL, "wrappers": wrappers}, goal_threshold=threshold))
+    assert path == "env.wrappers[1]"
+    assert (
+        message == "'HalfReward' changes rewards, which HindsightReplay computes without wrappers; use env.reward_scale or env.clip_reward"
+    )
 
 
 def test_the_bits_that_an_action_flips() -> None:

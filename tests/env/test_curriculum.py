@@ -132,13 +132,15 @@ def test_rules() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([], "must be a list of [frame, value]"),
-        ([[0, 1], [5]], "must be a list of [frame, value]"),
+        ([], "must be a list of one or more [frame, value], not []"),
+        ([[0, 1], [5]], "must be a list of [frame, value] with numbers as frames; item 1 is [5]"),
         ([[5, 1]], "the first frame must be 0, not 5"),
         ([[0, 1], [5, 2], [5, 3]], "the frames must increase"),
         ({"by": "reward", "start": 0}, '"by" must be "return"'),
-        ({"by": "return", "steps": [[1, 2]]}, "'start' is missing; keys: by, start, steps, episodes"),
-        ({"by": "return", "start": 1, "steps": [[1, 2]], "window": 3}, "unknown key 'window'"),
+        ({"by": "return", "steps": [[1, 2]]}, '"start" is missing; keys: by, start, steps, episodes'),
+        ({"by": "return", "start": 1, "steps": []}, '"steps" must be a list of one or more [return, value], not []'),
+        ({"by": "return", "start": 1, "steps": [[1, 2], [True, 3]]}, '"steps" must be a list of [return, value] with numbers as returns; '),
+        ({"by": "return", "start": 1, "steps": [[1, 2]], "window": 3}, 'unknown key "window"'),
         ({"by": "return", "start": 1, "steps": [[1, 2]], "episodes": 0}, '"episodes" must be a whole number'),
         ({"name": "linear", "start_val": 1}, "must be [[frame, value], …], a schedule such as"),
         ({"name": "linear_decay", "start_val": 1, "end_val": 2}, "end_step: field required; must be"),
@@ -153,6 +155,12 @@ def test_other_rules_are_refused_by_path(value: Any, message: str) -> None:
     (problem,) = error.value.problems
     assert problem.path == "env.schedule.gravity"
     assert message in problem.message
+
+
+def test_an_empty_schedule_is_refused() -> None:
+    body = {"agent": {"algorithm": {"name": "PPO"}}, "env": {"name": "CartPole-v1", "max_frame": 1000, "schedule": {}}}
+    with pytest.raises(SpecError, match=r"env\.schedule: must be an object \(not empty\), not \{\}"):
+        load_spec({"s": body}, "s")
 
 
 def refused(name: str, schedule: dict[str, Any], minimal: bool = False, **keys: Any) -> tuple[str, str]:
@@ -187,6 +195,9 @@ def test_other_misuse_is_refused_by_path() -> None:
     assert "with size = 2 the observation space is" in message
     path, message = refused(PREFIX + "Course-v0", {"sutton_barto_reward": [[0, 1]]})
     assert path == "env.schedule.sutton_barto_reward"
+    path, message = refused("CartPole-v1", {"np_random_seed": [[0, 1]]})  # a property without a setter
+    assert path == "env.schedule.np_random_seed"
+    assert message.startswith("the env's attribute 'np_random_seed' cannot be set to 1: AttributeError: property")
     path, message = refused("CartPole-v1", {"sutton_barto_reward": [[0, 1], [5, False]], "max_steps": [[0, 4]]})
     assert path == "env.schedule.max_steps"
 

@@ -282,5 +282,48 @@ class Growing(Course):
         self.observation_space = spaces.Box(-10, 10, (size,), np.float32)
 
 
+class Goal(gym.Env[dict[str, np.ndarray], int]):
+    """Episodes of 5 steps on a line. The reward is `unit` times compute_reward, which is 0 at the goal and −1 elsewhere."""
+
+    def __init__(self, unit: float = 1.0) -> None:
+        part = spaces.Box(-10, 10, (1,), np.float32)
+        self.observation_space: Any = spaces.Dict({"achieved_goal": part, "desired_goal": part, "observation": part})
+        self.action_space: Any = spaces.Discrete(2)
+        self.unit = unit
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        at = np.array([self._at], np.float32)
+        return {"achieved_goal": at, "desired_goal": np.array([9.0], np.float32), "observation": at}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._at, self._t = 0.0, 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        self._at, self._t = self._at + action, self._t + 1
+        reward = self.unit * float(self.compute_reward(np.array([self._at]), np.array([9.0]), {}))
+        return self._observe(), reward, False, self._t == 5, {}
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
+        return np.asarray((achieved_goal == desired_goal).all(-1) - 1.0)
+
+
+class HalfReward(gym.RewardWrapper[Any, Any]):
+    """Halves rewards."""
+
+    def reward(self, reward: Any) -> float:
+        return float(reward) / 2
+
+
+class HalfInStep(gym.Wrapper[Any, Any, Any, Any]):
+    """Halves rewards, too."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *others = self.env.step(action)
+        return obs, float(reward) / 2, *others  # type: ignore[return-value]
+
+
 gym.register(id="Course-v0", entry_point=Course)
+gym.register(id="Goal-v0", entry_point=Goal)
 gym.register(id="Growing-v0", entry_point=Growing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,8 @@ def test_a_key_without_its_algorithm_or_an_algorithm_without_its_key(tmp_path: P
     for share in (0.0, 1.0):
         assert found(dqn, memory={"name": "Replay", "demonstration_fraction": share}, demonstrations="x.npz") == {fraction}
     assert found(dqn, memory={"name": "Replay", "demonstration_fraction": 0.5}) == {fraction}
-    assert found({"name": "IQL"}, memory={"name": "Replay", "demonstration_fraction": 0.5}, demonstrations="x.npz") == {fraction}
+    for name, (key, value) in product(("BC", "IQL"), {"demonstration_fraction": 0.5, "max_size": 5000, "use_cer": True}.items()):
+        assert found({"name": name}, memory={"name": "Replay", key: value}, demonstrations="x.npz") == {f"agent.memory.{key}"}
     assert found(dqn, {"normalize_obs": True}, demonstrations="x.npz") == {"env.normalize_obs"}
     assert found(dqn, net={"name": "RecurrentNet"}, demonstrations="x.npz") == {"agent.net.name"}
     assert found({"name": "BC"}, {"normalize_reward": True}, demonstrations="x.npz") == {"env.normalize_reward"}

@@ -18,8 +18,9 @@ from slm_lab.spec.report import Problem, SpecError
 class HindsightReplay(Replay):
     """Replay of complete episodes; k of k + 1 transitions of a batch, on average, get another goal (Algorithm 1).
 
-    That goal was achieved in the same episode: after the transition itself (future), at the end (final), or at any time (episode). Reward
-    and termination are those that the env would have returned for it. An episode is stored when it ends, since its goals are known then.
+    That goal was achieved in the same episode: after the transition itself (future), at the end (final), or at any time (episode).
+    Termination is that which the env would have returned for it. All rewards of a batch, also those of the real goals, are computed by one
+    function of achieved and desired goal, so that they have one scale. An episode is stored when it ends, since its goals are known then.
     """
 
     def __init__(self, spec: HindsightReplaySpec, info: EnvInfo, *arguments: Any, **keywords: Any) -> None:
@@ -87,10 +88,10 @@ class HindsightReplay(Replay):
         obs_B, next_obs_B = batch.obs_B.numpy(), batch.next_obs_B.numpy()  # copies of the stored rows
         obs_B[changed_K, self._desired] = goal_KG
         next_obs_B[changed_K, self._desired] = goal_KG
-        reward_K, terminated_K = self.goal_reward(next_obs_B[changed_K, self._achieved], goal_KG)
-        batch.reward_B.numpy()[changed_K] = reward_K
-        if terminated_K is not None:
-            batch.terminated_B.numpy()[changed_K] = terminated_K
+        reward_B, terminated_B = self.goal_reward(next_obs_B[:, self._achieved], next_obs_B[:, self._desired])
+        batch.reward_B.numpy()[:] = reward_B
+        if terminated_B is not None:
+            batch.terminated_B.numpy()[changed_K] = terminated_B[changed_K]
         return batch
 
     def contents(self) -> dict[str, Any]:

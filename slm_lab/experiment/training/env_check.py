@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 
 import slm_lab
+from slm_lab.env.goals import check_goal_rewards
 from slm_lab.env.make import make_env
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
@@ -14,6 +15,8 @@ from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.bundle import rng_state, set_rng_state
 from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.log import logger
+from slm_lab.lib.records import VecStep
+from slm_lab.spec.models.memory import HindsightReplaySpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -27,13 +30,16 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
     The process-wide random generators (also of the device) are restored before the envs of the run are built. State that an env keeps in
     its module or class is not restored.
 
-    Raises SpecError if the envs return values that their spaces or Gymnasium's interface do not allow, or raise an error.
+    Raises SpecError if the envs return values that their spaces or Gymnasium's interface do not allow, or raise an error; with
+    HindsightReplay also if their rewards are others than those of goals.
     """
     saved = rng_state(device)
     try:
         env = make_env(spec.env, seed, num_envs=num_envs, training=False, minimal_num_envs=True, input=spec.agent.input)
         try:
-            _trial_step(env, spec, beat)
+            step = _trial_step(env, spec, beat)
+            if spec.agent.algorithm.learns and isinstance(memory := spec.agent.memory, HindsightReplaySpec):
+                check_goal_rewards(spec.env, memory.goal_threshold, env, step)
         finally:
             beat(CLOSING)
             close_env(env.close)
@@ -42,14 +48,14 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
         set_rng_state(saved, device)
 
 
-def _trial_step(env: Env, spec: Spec, beat: Beat) -> None:
+def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
     call = "reset"
     try:
         beat(RESETTING)
         env.reset()
         call = "step"
         beat(STEPPING)
-        env.step(env.sample())
+        return env.step(env.sample())
     except InvalidOutcome as error:
         raise SpecError(spec.name, [Problem("env.name", str(error))]) from error
     except Exception as error:

@@ -172,7 +172,7 @@ def describe(schema: dict[str, Any]) -> str:
             return '"package.module:Class"' if "pattern" in schema else "a string"
         case "array":
             return f"a list of {_length(schema)}" + (f", each {describe(schema['items'])}" if schema.get("items") else "")
-    return "an object"
+    return "an object" + (" (not empty)" if schema.get("minProperties") else "")
 
 
 def _one_of(values: list[Any]) -> str:

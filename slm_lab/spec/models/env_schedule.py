@@ -93,7 +93,8 @@ def _by_return(value: dict[str, Any]) -> Steps:
     if value["by"] != "return":
         raise ValueError(f'"by" must be "return", not {json.dumps(value["by"])}; for frames use [[frame, value], …]')
     if unknown or missing:
-        raise ValueError(f"{f'unknown key {unknown[0]!r}' if unknown else f'{missing[0]!r} is missing'}; keys: by, start, steps, episodes")
+        what = f'unknown key "{unknown[0]}"' if unknown else f'"{missing[0]}" is missing'
+        raise ValueError(f"{what}; keys: by, start, steps, episodes")
     episodes = value.get("episodes", EPISODES)
     if type(episodes) is not int or episodes < 1:
         raise ValueError(f'"episodes" must be a whole number ≥ 1, not {json.dumps(episodes)}')
@@ -101,13 +102,17 @@ def _by_return(value: dict[str, Any]) -> Steps:
     return Steps("return", (-math.inf, *bounds), (value["start"], *values), episodes)
 
 
-def _pairs(steps: Any, what: str) -> list[Any]:
-    pairs = isinstance(steps, list) and steps and all(isinstance(step, list) and len(step) == 2 for step in steps)
-    if not pairs or not all(type(step[0]) in (int, float) for step in steps):
-        raise ValueError(f"must be a list of [{what}, value], with numbers as {what}s")
+def _pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
+    """Return the list [[frame or return, value], …]. Raises ValueError if it is none."""
+    name = "" if what == "frame" else '"steps" '
+    if not isinstance(steps, list) or not steps:
+        raise ValueError(f"{name}must be a list of one or more [{what}, value], not {json.dumps(steps)}")
+    for index, step in enumerate(steps):
+        if not isinstance(step, list) or len(step) != 2 or type(step[0]) not in (int, float):
+            raise ValueError(f"{name}must be a list of [{what}, value] with numbers as {what}s; item {index} is {json.dumps(step)}")
     if what == "frame" and any(later[0] <= step[0] for step, later in pairwise(steps)):  # a harder env may give lower returns
         raise ValueError("the frames must increase")
-    return steps  # type: ignore[no-any-return]  # a list
+    return steps
 
 
 def _columns(steps: list[Any]) -> tuple[tuple[float, ...], tuple[Any, ...]]:

@@ -182,8 +182,8 @@ class HindsightReplaySpec(MemorySpec, ReplayKeys):
     goals: Positive = 4
     """k: replayed transitions with another goal for each with the real one, on average."""
     goal_threshold: PositiveReal | None = None
-    """Distance up to which a goal counts as reached: the reward of another goal is 0 there and −1 elsewhere. Default: the env's own
-    compute_reward (and compute_terminated, if it has one)."""
+    """Distance up to which a goal counts as reached: all replayed rewards are 0 there and −1 elsewhere, whatever the env's own rewards.
+    Default: the env's compute_reward (and compute_terminated, if it has one)."""
 
 
 Memory = Annotated[

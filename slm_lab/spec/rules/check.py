@@ -443,8 +443,8 @@ def _check_demonstrations(spec: Spec, report: Report) -> None:
             report.fail(location, f"missing; {algorithm.name} learns from recorded episodes alone ({hint})", "missing")
         return
     if algorithm.offline:
-        if getattr(memory, "demonstration_fraction", None) is not None:
-            report.fail(("agent", "memory", "demonstration_fraction"), f"has no effect: {algorithm.name} learns from demonstrations alone")
+        why = f"{algorithm.name} learns from all of meta.demonstrations, and collects nothing"
+        _defaults_only(memory, ("max_size", "use_cer", "demonstration_fraction"), ("agent", "memory"), why, report)
     elif algorithm.on_policy or not algorithm.learns:
         learners = ", ".join(name for name, model in ALGORITHMS.items() if not model.on_policy)
         report.fail(location, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")

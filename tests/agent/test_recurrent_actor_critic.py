@@ -111,7 +111,14 @@ def test_soft_targets_are_of_the_history(name: str) -> None:
 
 @pytest.mark.parametrize("critic_net", [None, MLP], ids=["recurrent critics", "critics without memory"])
 @pytest.mark.parametrize(
-    ("name", "action"), [("SoftActorCritic", DISCRETE), ("SoftActorCritic", CONTINUOUS), ("TQC", CONTINUOUS), ("DDPG", CONTINUOUS)]
+    ("name", "action"),
+    [
+        ("SoftActorCritic", DISCRETE),
+        ("SoftActorCritic", CONTINUOUS),
+        ("TQC", CONTINUOUS),
+        ("DistributionalSAC", CONTINUOUS),
+        ("DDPG", CONTINUOUS),
+    ],
 )
 def test_updates_change_all_nets(name: str, action: ActionSpace, critic_net: dict[str, Any] | None) -> None:
     algorithm, _ = trained(name, action, critic_net=critic_net)

@@ -491,6 +491,16 @@ def test_log_alpha_stays_within_its_bounds(action: ActionSpace, keys: dict[str, 
         assert temperature.log_alpha.item() == pytest.approx(bound)
 
 
+def test_the_first_temperature() -> None:
+    for keys, first in (({}, 1.0), ({"initial_alpha": 0.3}, 0.3), ({"log_alpha_max": -1.0}, math.exp(-1.0))):
+        temperature, _ = temperature_of(alpha_lr=1.0, **keys)
+        assert temperature.value(0) == pytest.approx(first)
+        temperature.step(9.0, 0)
+        assert temperature.value(0) != pytest.approx(first)
+        temperature.reset()
+        assert temperature.value(0) == pytest.approx(first)
+
+
 @pytest.mark.parametrize("net", [MLP, {**MLP, "layer_norm": True}], ids=["stacked", "separate"])
 def test_gradients_of_critics_are_clipped_by_the_norm_of_each(net: dict[str, Any]) -> None:
     """One step of SGD with a rate of 1 moves each critic by its clipped gradient."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from slm_lab.lib.records import ActionSpace, EnvInfo, ObservationSpace
-from slm_lab.spec.models.algorithm import Algorithm
+from slm_lab.spec.models.algorithm import ALGORITHMS, Algorithm
 from slm_lab.spec.models.memory import Memory
 from slm_lab.spec.models.net import Net
 from slm_lab.spec.models.spec import Spec, members
@@ -45,13 +45,17 @@ def fitting(algorithm: str, memory: str, net: str) -> bool:
         return True
     if algorithm in OFFLINE:
         return memory == "Replay" and net != "RecurrentNet" and "Dueling" not in net
-    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "QRDQN", "C51", "SoftActorCritic", "CrossQ", "TQC", "TD3", "DDPG"):
+    if algorithm in ("VanillaDQN", "DQN", "DoubleDQN", "QRDQN", "C51", "TD3", "DDPG") or soft(algorithm):
         fits = replays and (net != "RecurrentNet" or algorithm != "CrossQ")
     elif algorithm in ("PPO", "PPOSIL", "PQN"):
         fits = memory == "OnPolicyBatchReplay"
     else:
         fits = not replays
     return fits and (acts_on_values(algorithm) or "Dueling" not in net)
+
+
+def soft(algorithm: str) -> bool:
+    return algorithm in ("SoftActorCritic", "CrossQ", "TQC", "DistributionalSAC")
 
 
 def acts_on_values(algorithm: str) -> bool:
@@ -79,6 +83,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "SoftActorCritic": REPLAYING,
     "CrossQ": REPLAYING,
     "TQC": REPLAYING | {"num_critics": 3, "num_quantiles": 4, "dropped_quantiles": 1},
+    "DistributionalSAC": REPLAYING | {"num_atoms": 5},
     "TD3": REPLAYING,
     "DDPG": REPLAYING,
     "BC": {},
@@ -89,6 +94,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "MLPNet": {"hid_layers": [8]},
     "DuelingMLPNet": {"hid_layers": [8]},
     "SimbaNet": {"width": 8},
+    "SimbaV2Net": {"width": 8},
     "RecurrentNet": {"rnn_hidden_size": 4, "seq_len": 5},
     "ConvNet": {"fc_hid_layers": [8]},
     "DuelingConvNet": {"fc_hid_layers": [8]},
@@ -124,7 +130,7 @@ class Case(NamedTuple):
         if self.memory == "OnPolicyCrossEntropy":
             memory["cross_entropy"] = 0.5
         own = {"name": self.net, "optim_spec": {"name": "Adam", "lr": 0.01}} | NEEDS.get(self.net, {}) | KEYS.get(self.net, {})
-        if self.net not in ("TorchArcNet", "SimbaNet"):
+        if self.net not in ("TorchArcNet", "SimbaNet", "SimbaV2Net"):
             own["hid_layers_activation"] = "tanh"  # no unit is ever dead
         agent = {"algorithm": algorithm, "memory": memory, "net": own | (net or {})}
         env = {"name": "CartPole-v1", "num_envs": num_envs, "max_frame": 10_000}
@@ -141,7 +147,7 @@ def cases() -> list[Case]:
         if algorithm in ("Random", *OFFLINE):
             continue
         fits = [(memory, net) for memory in MEMORIES if memory != GOALS for net in NETS if fitting(algorithm, memory, net)]
-        only = algorithm in ("TQC", "TD3", "DDPG")
+        only = ALGORITHMS[algorithm].action_kinds == ("continuous",)
         found += [Case(algorithm, memory, net, only) for memory, net in fits if net == "MLPNet" or memory == fits[0][0]]
         if not acts_on_values(algorithm) and not only:
             found.append(Case(algorithm, fits[0][0], "MLPNet", continuous=True))

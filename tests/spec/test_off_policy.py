@@ -19,6 +19,7 @@ DQN = {"agent.algorithm": {"name": "DQN"}} | REPLAY
 PER: dict[str, Any] = DQN | {"agent.memory.name": "PrioritizedReplay"}
 SAC = {"agent.algorithm": {"name": "SoftActorCritic", "training_start_step": 64}} | REPLAY
 TQC = {"agent.algorithm": {"name": "TQC", "training_start_step": 64}} | REPLAY
+DSAC = {"agent.algorithm": {"name": "DistributionalSAC", "training_start_step": 64}} | REPLAY
 SIL = {"agent.algorithm": {"name": "PPOSIL"}}
 CONSTANT = {"name": "no_decay", "start_val": 0.1}
 FALLING = {"name": "linear_decay", "start_val": 0.4, "end_val": 1.0, "start_step": 10, "end_step": 5}
@@ -69,6 +70,10 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         ({"agent.net.type": "DuelingMLPNet"}, "agent.net.type"),
         ({"agent.net": {"type": "DuelingConvNet", "conv_hid_layers": [[8, 3]]}}, "agent.net.type"),
         (SAC | {"agent.net.type": "DuelingMLPNet"}, "agent.net.type"),
+        (SAC | {"agent.net": {"type": "SimbaV2Net", "actor_init_std": 0.1}}, "agent.net.actor_init_std"),
+        ({"agent.net": {"type": "SimbaV2Net", "critic_init_std": 1.0}}, "agent.net.critic_init_std"),
+        (DSAC | {"agent.algorithm.num_atoms": 1}, "agent.algorithm.num_atoms"),
+        (DSAC | {"agent.algorithm.v_min": 5.0}, "agent.algorithm.v_min"),
         (SAC | {"agent.critic_net": {"type": "RecurrentNet"}}, "agent.critic_net.type"),
         (SAC | {"agent.critic_net": {"type": "DuelingMLPNet"}}, "agent.critic_net.type"),
         (SAC | {"agent.critic_net.type": "MLP"}, "agent.critic_net.type"),
@@ -96,6 +101,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (DQN | {"agent.algorithm.action_policy": "boltzmann"}, "agent.algorithm.explore_var_spec (missing)"),
         (SAC | {"agent.algorithm.log_alpha_min": 3}, "agent.algorithm.log_alpha_min"),
         (SAC | {"agent.algorithm.fixed_alpha": 0}, "agent.algorithm.fixed_alpha"),
+        (SAC | {"agent.algorithm.initial_alpha": 0.001}, "agent.algorithm.initial_alpha"),
         (SAC | {"agent.algorithm.target_entropy": "aut"}, "agent.algorithm.target_entropy"),
         (DQN | {"agent.algorithm.training_start_step": -1}, "agent.algorithm.training_start_step"),
         (DQN | {"meta.save_replay": 1}, "meta.save_replay"),
@@ -148,6 +154,7 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
         (SAC | {"agent.algorithm.name": "CrossQ", "agent.net.batch_norm": True, "agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
         (SAC | {"agent.algorithm.alpha_anneal_frames": 10}, "agent.algorithm.alpha_anneal_frames"),
         (SAC | {"agent.algorithm.fixed_alpha": 0.2, "agent.algorithm.alpha_lr": 0.1}, "agent.algorithm.alpha_lr"),
+        (SAC | {"agent.algorithm.fixed_alpha": 0.2, "agent.algorithm.initial_alpha": 0.1}, "agent.algorithm.initial_alpha"),
         (SAC | {"agent.critic_net": {"type": "MLPNet"}, "agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
         (SAC | {"agent.critic_net": {"type": "MLPNet", "gpu": True}}, "agent.critic_net.gpu"),
         (SAC | {"agent.critic_net": {"type": "MLPNet", "update_type": "replace", "polyak_coef": 0.1}}, "agent.critic_net.polyak_coef"),
@@ -157,6 +164,8 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
         (TQC | {"agent.algorithm.critic_reduction": "min"}, "agent.algorithm.critic_reduction"),
         (TQC | {"agent.algorithm.symlog": True}, "agent.algorithm.symlog"),
         (TQC | {"agent.net.loss_spec": {"name": "SmoothL1Loss"}}, "agent.net.loss_spec"),
+        (DSAC | {"agent.algorithm.symlog": True}, "agent.algorithm.symlog"),
+        (DSAC | {"agent.net.loss_spec": {"name": "SmoothL1Loss"}}, "agent.net.loss_spec"),
     ],
 )
 def test_what_has_no_effect_off_policy(specs: Specs, changes: dict[str, Any], notice: str) -> None:

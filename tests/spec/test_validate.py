@@ -202,7 +202,14 @@ def test_nothing_follows_from_an_algorithm_that_is_left_out(specs: Specs) -> Non
 
 @pytest.mark.parametrize(
     ("name", "here"),
-    [("A2C", "ActorCritic"), ("sac", "SoftActorCritic"), ("PPO2", "PPO"), ("DDQN", "DoubleDQN"), ("A3C", "meta.distributed")],
+    [
+        ("A2C", "ActorCritic"),
+        ("sac", "SoftActorCritic"),
+        ("PPO2", "PPO"),
+        ("DDQN", "DoubleDQN"),
+        ("A3C", "meta.distributed"),
+        ("Rainbow", "C51"),
+    ],
 )
 def test_an_algorithm_that_other_libraries_call_otherwise(specs: Specs, name: str, here: str) -> None:
     messages = specs.messages({"agent.algorithm.name": name})

@@ -50,11 +50,12 @@ class Temperature:
         self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: Store | None = None
-        self._set_log_alpha(torch.zeros(1, device=device).clamp_(spec.log_alpha_min, spec.log_alpha_max))
+        self._initial = min(max(math.log(spec.initial_alpha), spec.log_alpha_min), spec.log_alpha_max)
+        self._set_log_alpha(torch.full((1,), self._initial, device=device))
 
     def reset(self) -> None:
         """Begin anew with the initial α and optimizer."""
-        self._set_log_alpha(torch.zeros_like(self.log_alpha).clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max))
+        self._set_log_alpha(torch.full_like(self.log_alpha, self._initial))
 
     def _set_log_alpha(self, log_alpha: Tensor) -> None:
         self.log_alpha, self.grad = log_alpha, torch.zeros_like(log_alpha)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slm_lab.agent.net.arc import ArcGraph
+from slm_lab.agent.net.hypersphere import UnitBlock, UnitEmbedding, UnitTop
 from slm_lab.agent.net.layers import BatchNorm2d, Leading, Pixels, Unpack, activation, init_layer, init_layers, mlp
 from slm_lab.agent.net.residual import ResidualBlock
 from slm_lab.agent.ops.device import upload
@@ -24,6 +25,7 @@ from slm_lab.spec.models.net import (
     NetSpec,
     RecurrentNetSpec,
     SimbaNetSpec,
+    SimbaV2NetSpec,
     TorchArcNetSpec,
 )
 from slm_lab.spec.report import Problem, SpecError
@@ -109,6 +111,13 @@ def _simba_body(spec: SimbaNetSpec, obs: ObservationSpace, role: str) -> Body:
     init_layer(embedding, "orthogonal_", gain=1.0)
     blocks = [ResidualBlock(spec.width) for _ in range(spec.blocks)]
     return Body(nn.Sequential(*flatten, embedding, *blocks, nn.LayerNorm(spec.width)), spec.width)
+
+
+def _simba_v2_body(spec: SimbaV2NetSpec, obs: ObservationSpace, role: str) -> Body:
+    """Build the net of arXiv:2502.15280, section 4, without its normalisation of observations (env.normalize_obs) and output layer."""
+    flatten, size = _flatten(obs)
+    blocks = [UnitBlock(spec.width, spec.blocks) for _ in range(spec.blocks)]
+    return Body(nn.Sequential(*flatten, UnitEmbedding(size, spec.width), *blocks, UnitTop(spec.width)), spec.width)
 
 
 class Heads(nn.Module):
@@ -249,6 +258,7 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
     MLPNetSpec: _mlp_body,
     DuelingMLPNetSpec: _mlp_body,
     SimbaNetSpec: _simba_body,
+    SimbaV2NetSpec: _simba_v2_body,
     ConvNetSpec: _conv_body,
     DuelingConvNetSpec: _conv_body,
     RecurrentNetSpec: _recurrent_body,
@@ -265,7 +275,7 @@ def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
         raise SpecError("agent", [Problem(one.key, one.message) for one in obs.ambiguities])
 
 
-_FLATTENING = (MLPNetSpec, SimbaNetSpec, HydraMLPNetSpec, RecurrentNetSpec)
+_FLATTENING = (MLPNetSpec, SimbaNetSpec, SimbaV2NetSpec, HydraMLPNetSpec, RecurrentNetSpec)
 """Nets that flatten images to vectors."""
 
 

@@ -9,11 +9,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from slm_lab.agent.net.hypersphere import keep_on_sphere
 from slm_lab.agent.net.noisy import NoisyLinear
 from slm_lab.agent.net.normalization import WeightNormLinear
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.lib.records import ObservationPart, ObservationSpace
-from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, LayersSpec, MLPNetSpec, NetSpec, RecurrentNetSpec
+from slm_lab.spec.models.net import ConvNetSpec, HydraMLPNetSpec, LayersSpec, MLPNetSpec, NetSpec, RecurrentNetSpec, SimbaV2NetSpec
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     name.lower(): vars(nn)[name] for name in [*nn.modules.activation.__all__, "Identity"] if name != "MultiheadAttention"
@@ -89,7 +90,10 @@ def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = 
 def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
     """Initialise an output layer (orthogonal with gain `std` if given, else like hidden layers) and set `is_output` of its weight."""
     layer.weight.is_output = True  # type: ignore[attr-defined]  # Muon is meant for hidden layers only
-    if std is not None:
+    if isinstance(spec, SimbaV2NetSpec):
+        init_layer(layer, "orthogonal_", gain=1.0)
+        keep_on_sphere(layer.weight)
+    elif std is not None:
         init_layer(layer, "orthogonal_", gain=std)
     else:
         init_layer(layer, getattr(spec, "init_fn", None), getattr(spec, "hid_layers_activation", None))

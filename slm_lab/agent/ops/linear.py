@@ -98,6 +98,12 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product
 
 
+@torch.no_grad()
+def scale_rows(weight: Tensor) -> None:
+    """Scale the rows of a weight [O, I] to norm 1, in place."""
+    weight.div_(torch.linalg.vector_norm(weight, dim=1, keepdim=True).clamp_min_(1e-8))
+
+
 class LinearFunction(torch.autograd.Function):
     """(x, weight, bias, MatmulMode) → x weightᵀ + bias."""
 

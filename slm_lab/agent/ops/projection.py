@@ -26,6 +26,12 @@ def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: flo
     return projected_BZ.scatter_add_(1, left_BZ + 1, p_BZ * share_BZ)
 
 
+def lower_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
+    """Return for each row the distribution with the lowest mean of C: [C, B, Z] → [B, Z] (clipped double Q-learning, arXiv:1802.09477)."""
+    lowest_B = (p_CBZ @ atom_Z).argmin(0)
+    return p_CBZ[lowest_B, torch.arange(p_CBZ.shape[1], device=p_CBZ.device)]
+
+
 class CategoricalLoss(NamedTuple):
     """Cross-entropy of a batch, and its gradient."""
 

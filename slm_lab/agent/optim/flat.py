@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from slm_lab.agent.ops.device import is_asynchronous
+from slm_lab.agent.ops.linear import scale_rows
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 UPDATES_BETWEEN_CHECKS = 32
@@ -71,6 +72,8 @@ class FlatParams:
             p.data, p.grad = self.param[part].view(p.shape), self.grad[part].view(p.shape)
         for b, part in zip(buffers, _slices(buffers), strict=True):
             b.data = self.buffer[part].view(b.shape)
+        self.unit_rows = [index for index, p in enumerate(ordered) if getattr(p, "unit_rows", False)]
+        """Indices of weights whose rows `project` scales."""
         self._views = [*zip(ordered, self._parts, strict=True), *zip(buffers, _slices(buffers), strict=True)]
         self._tensors: list[Tensor] = [*ordered, *buffers]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
@@ -160,6 +163,12 @@ class FlatParams:
         """Return the slice of `param` that consecutive parameters occupy."""
         indices = [index for index, own in enumerate(self.params) if any(own is p for p in params)]
         return _join(self._parts[indices[0] : indices[-1] + 1])
+
+    def project(self, frozen: Sequence[int]) -> None:
+        """Scale the rows of weights with the attribute `unit_rows` to norm 1 in `master`. Args: frozen: indices of parameters to leave."""
+        for index in self.unit_rows:
+            if index not in frozen:
+                scale_rows(self.master[self._master_parts[index]].view(self.params[index].shape))
 
     def shared_arrays(self) -> Named:
         named = {"params": SharedArray(_array(self.packed(self.param)), "step", self.division)}

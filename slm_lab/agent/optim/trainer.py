@@ -193,7 +193,7 @@ class Trainer:
         self._losses: list[Tensor] = []
         self._skipped_on_device = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
-        if self._shares_all:  # an optimizer that does not share its statistics may depend on the whole vector
+        if self._shares_all and not flat.unit_rows:  # an optimizer that does not share its statistics may depend on the whole vector
             flat.division = divided(flat.size, flat.starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
         """Gradients of each net, which are clipped by their own norm; a single entry for all nets if nothing is clipped."""
@@ -346,6 +346,7 @@ class Trainer:
                     grad.mul_((self.clip / (norm + 1e-6)).clamp(max=1.0))
         for group in self.groups:
             group.optimizer.step_unless(bad)
+        self.flat.project(self.flat.frozen)
         if self.mode_layers:
             self.flat.restore_buffers_where(bad)
         self._skipped_on_device += bad
@@ -363,6 +364,7 @@ class Trainer:
     def _step(self) -> None:
         for group in self.groups:
             group.optimizer.step()
+        self.flat.project(self.flat.frozen)
 
     def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
         """Step by the gradient (read-only) of another process; return its staleness, in updates. See SharedParams.receive.
@@ -377,6 +379,7 @@ class Trainer:
                 group.set_frozen(frozen)
                 group.optimizer.lr = lr
                 group.optimizer.step_along(received[self.flat.master_slice(group.index)])
+            self.flat.project(frozen)
 
         return self.shared.receive(step, pulled, buffers)
 

@@ -569,6 +569,8 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     """Minimum log of the temperature α."""
     log_alpha_max: Real = 2.0
     """Maximum log of the temperature α."""
+    initial_alpha: PositiveReal = 1.0
+    """Initial temperature α, if it is tuned automatically."""
     alpha_lr: PositiveReal | None = None
     """Initial learning rate of the temperature; default: the actor's learning rate. Optimizer (Adam in place of Muon and Adafactor) and
     schedule are the same as the actor's."""
@@ -612,6 +614,30 @@ class TQCSpec(SoftActorCriticSpec):
     @property
     def learns_values(self) -> bool:
         return False  # but quantiles
+
+
+class DistributionalSACSpec(SoftActorCriticSpec):
+    """Soft actor-critic whose critics learn the probabilities of fixed returns (atoms), as in SimbaV2 (arXiv:2502.15280)."""
+
+    class_path = "slm_lab.agent.algorithm.distributional_sac:DistributionalSAC"
+    action_kinds = ("continuous",)
+
+    name: Literal["DistributionalSAC"]  # type: ignore[assignment]  # narrower: the tag of the union
+    log_alpha_min: Real = -10.0
+    """Minimum log of the temperature α."""
+    initial_alpha: PositiveReal = 0.01
+    """Initial temperature α, if it is tuned automatically."""
+    num_atoms: Positive = 101
+    """Number of atoms, at least 2."""
+    v_min: Real = -5.0
+    """Least atom. Soft discounted returns below it count as v_min."""
+    v_max: Real = 5.0
+    """Greatest atom, above v_min. Soft discounted returns above it count as v_max; the default is meant for rewards that are scaled by
+    env.normalize_reward or env.reward_scale."""
+
+    @property
+    def learns_values(self) -> bool:
+        return False  # but distributions
 
 
 class TD3Spec(ReplayActorCriticSpec):
@@ -669,6 +695,7 @@ Algorithm = Annotated[
     | SoftActorCriticSpec
     | CrossQSpec
     | TQCSpec
+    | DistributionalSACSpec
     | TD3Spec
     | DDPGSpec
     | BCSpec

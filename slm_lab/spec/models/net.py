@@ -215,6 +215,16 @@ class SimbaNetSpec(NetSpec):
     """Gain of the orthogonal initialisation of the critic's output layer."""
 
 
+class SimbaV2NetSpec(NetSpec):
+    """SimbaV2 (arXiv:2502.15280): SimBa on a hypersphere. Features and the weights of each unit are scaled to norm 1."""
+
+    name: Literal["SimbaV2Net"]
+    width: Positive = 128
+    """Units of the residual stream; the hidden layer of each block has four times as many."""
+    blocks: Positive = 1
+    """Number of residual blocks."""
+
+
 class HydraMLPNetSpec(LayersSpec):
     """Fully connected layers: several heads on the observation, one body, and a tail for each output."""
 
@@ -300,7 +310,15 @@ class TorchArcNetSpec(NetSpec):
 
 
 Net = Annotated[
-    MLPNetSpec | DuelingMLPNetSpec | SimbaNetSpec | HydraMLPNetSpec | ConvNetSpec | DuelingConvNetSpec | RecurrentNetSpec | TorchArcNetSpec,
+    MLPNetSpec
+    | DuelingMLPNetSpec
+    | SimbaNetSpec
+    | SimbaV2NetSpec
+    | HydraMLPNetSpec
+    | ConvNetSpec
+    | DuelingConvNetSpec
+    | RecurrentNetSpec
+    | TorchArcNetSpec,
     Field(discriminator="name"),
     Extensible(NetSpec),
 ]

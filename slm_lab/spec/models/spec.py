@@ -48,8 +48,8 @@ class AgentSpec(SpecModel):
     net: Net | None = None
     """Networks, optimizers and learning rates; default: those recommended for the algorithm and the env's spaces (Random needs none)."""
     critic_net: Net | None = None
-    """The critics' network, if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, TD3, DDPG, IQL); default: the
-    same as `net`."""
+    """The critics' network, if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, DistributionalSAC, TD3, DDPG,
+    IQL); default: the same as `net`."""
 
     @property
     def nets(self) -> dict[str, NetSpec]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from slm_lab.spec.models.algorithm import (
     ActorCriticSpec,
     AlgorithmSpec,
     C51Spec,
+    DistributionalSACSpec,
     PPOSpec,
     SoftActorCriticSpec,
     TQCSpec,
@@ -31,7 +33,16 @@ from slm_lab.spec.models.memory import (
     SILReplayKeys,
 )
 from slm_lab.spec.models.meta import SamplerSpec
-from slm_lab.spec.models.net import NETS, ConvNetSpec, HydraMLPNetSpec, LayersSpec, NetSpec, RecurrentNetSpec, TorchArcNetSpec
+from slm_lab.spec.models.net import (
+    NETS,
+    ConvNetSpec,
+    HydraMLPNetSpec,
+    LayersSpec,
+    NetSpec,
+    RecurrentNetSpec,
+    SimbaV2NetSpec,
+    TorchArcNetSpec,
+)
 from slm_lab.spec.models.spec import SECTION_KEYS, AgentSpec, Spec
 from slm_lab.spec.report import KeyPath, Report, nearest, show
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, check_net
@@ -85,6 +96,11 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
         report.fail(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
+    if isinstance(algorithm, SoftActorCriticSpec) and "initial_alpha" in algorithm.model_fields_set:
+        least, most = math.exp(algorithm.log_alpha_min), math.exp(algorithm.log_alpha_max)
+        if not least <= algorithm.initial_alpha <= most:
+            allowed = f"from exp(log_alpha_min) = {least:.4g} to exp(log_alpha_max) = {most:.4g}"
+            report.fail((*ALGORITHM, "initial_alpha"), f"must be {allowed}, not {algorithm.initial_alpha:g}")
     if isinstance(algorithm, TQCSpec) and algorithm.num_quantiles < 2:
         report.fail((*ALGORITHM, "num_quantiles"), f"must be at least 2, not {algorithm.num_quantiles}")
     elif isinstance(algorithm, TQCSpec) and algorithm.dropped_quantiles >= algorithm.num_quantiles:
@@ -101,9 +117,9 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
     if algorithm.action_policy == "boltzmann" and algorithm.action_pdtype == "Argmax":
         why = "has no effect: Argmax takes the best action at every temperature, as in SLM Lab; set action_pdtype to 'Categorical'"
         report.ineffective((*ALGORITHM, "action_policy"), f"'boltzmann' {why}")
-    if isinstance(algorithm, C51Spec) and algorithm.num_atoms < 2:
+    if isinstance(algorithm, C51Spec | DistributionalSACSpec) and algorithm.num_atoms < 2:
         report.fail((*ALGORITHM, "num_atoms"), f"must be at least 2, not {algorithm.num_atoms}")
-    if isinstance(algorithm, C51Spec) and algorithm.v_min >= algorithm.v_max:
+    if isinstance(algorithm, C51Spec | DistributionalSACSpec) and algorithm.v_min >= algorithm.v_max:
         report.fail((*ALGORITHM, "v_min"), f"must be below v_max ({algorithm.v_max:g}), not {algorithm.v_min:g}")
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
         _reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
@@ -164,7 +180,7 @@ def _reject_without_effect(spec: Spec, report: Report) -> None:
         if algorithm.learns and not algorithm.own_critics and not algorithm.has_critic:
             groups.append((location, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
         groups.append((location, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
-        why = f"{algorithm.name} learns quantiles by their own loss" if algorithm.has_critic else "it has no critic"
+        why = f"{algorithm.name} learns distributions by their own loss" if algorithm.has_critic else "it has no critic"
         groups.append((location, ("loss_spec",), not algorithm.learns_values, why))
     section: SpecModel
     for section, location in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
@@ -325,6 +341,9 @@ def _check_net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report
         rollout = agent.rollout_len
         if "seq_len" in net.model_fields_set and net.seq_len > rollout:
             report.fail((*location, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
+    if isinstance(net, SimbaV2NetSpec):
+        why = "the weights of each output have norm 1"
+        _defaults_only(net, ("actor_init_std", "critic_init_std"), location, why, report)
     if isinstance(net, HydraMLPNetSpec):
         _check_hydra(net, location, report)
     if isinstance(net, ConvNetSpec):
@@ -444,7 +463,8 @@ def _check_demonstrations(spec: Spec, report: Report) -> None:
         return
     if algorithm.offline:
         why = f"{algorithm.name} learns from all of meta.demonstrations, and collects nothing"
-        _defaults_only(memory, ("max_size", "use_cer", "demonstration_fraction"), ("agent", "memory"), why, report)
+        if isinstance(memory, ReplaySpec):
+            _defaults_only(memory, ("max_size", "use_cer", "demonstration_fraction"), ("agent", "memory"), why, report)
     elif algorithm.on_policy or not algorithm.learns:
         learners = ", ".join(name for name, model in ALGORITHMS.items() if not model.on_policy)
         report.fail(location, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")

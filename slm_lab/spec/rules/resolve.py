@@ -10,6 +10,7 @@ from slm_lab.spec.models.algorithm import (
     ALGORITHMS,
     EPOCHS,
     ActorCriticSpec,
+    DistributionalSACSpec,
     EntropyAnneal,
     EpsilonGreedySpec,
     PPOSpec,
@@ -48,7 +49,7 @@ ACTOR_KEYS = (
     "out_layer_activation", "gpu", "cuda_id", "tf32", "seq_len",
 )  # fmt: skip
 """Keys that have no effect in agent.critic_net."""
-TUNED_ALPHA = ("alpha_lr", "target_entropy", "target_entropy_ratio", "entropy_anneal", "log_alpha_min", "log_alpha_max")
+TUNED_ALPHA = ("initial_alpha", "alpha_lr", "target_entropy", "target_entropy_ratio", "entropy_anneal", "log_alpha_min", "log_alpha_max")
 """Keys of the automatically tuned temperature."""
 
 
@@ -167,6 +168,8 @@ def _resolve_algorithm(draft: _Draft) -> None:
     if isinstance(algorithm, TQCSpec):
         why = "targets are the smallest quantiles of all critics, compared as they are"
         draft.ignore(ALGORITHM, ["critic_reduction", "symlog"], why, by=[_NAME])
+    if isinstance(algorithm, DistributionalSACSpec):
+        draft.ignore(ALGORITHM, ["symlog"], "distributions are compared, not values", by=[_NAME])
     if isinstance(algorithm, ReplayAlgorithmSpec) and algorithm.training_start_step is None and not spec.is_short:
         draft.set((*ALGORITHM, "training_start_step"), spec.agent.training_start, by=[_NAME, (*MEMORY, "batch_size")])
     if isinstance(algorithm, VTraceSpec):
@@ -237,7 +240,7 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     else:
         _resolve_optimizers(net, draft)
     if not algorithm.learns_values:
-        note = f"has no effect: {algorithm.name} learns quantiles by their own loss; ignored" if algorithm.has_critic else ""
+        note = f"has no effect: {algorithm.name} learns distributions by their own loss; ignored" if algorithm.has_critic else ""
         note = note if net.loss_spec != LossSpec() else ""
         draft.set((*location, "loss_spec"), LossSpec(), note, by=[_NAME])  # the given name may not be a regression loss
     if algorithm.value_distribution() is not None:

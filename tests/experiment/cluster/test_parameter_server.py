@@ -108,7 +108,7 @@ def test_one_synced_worker_equals_plain_training(
     assert all(dict(extra)["staleness"] == 0.0 for _, _, _, extra in updates(trace))
     assert_equal(without, plain_trace)
     assert_equal(state, plain_state)
-    assert (processes(servers)[0] > 1) == several
+    assert (processes(servers)[0] > 1) == (several and case.net != "SimbaV2Net")  # whose rows would be cut
     sent = [dict(extra) for _, _, _, extra in updates(trace)]
     assert all(one["bytes_pushed"] > 0.0 and one["bytes_pulled"] > 0.0 for one in sent)
 

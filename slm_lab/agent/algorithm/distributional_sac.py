@@ -1,0 +1,60 @@
+"""Soft actor-critic whose critics learn categorical distributions of the return, as in SimbaV2 (arXiv:2502.15280)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slm_lab.agent.algorithm.replay_actor_critic import AnyBatch, CriticPass
+from slm_lab.agent.algorithm.soft_actor_critic import SoftActorCritic
+from slm_lab.agent.net.q_nets import QCritics, build_critics
+from slm_lab.agent.ops.arrays import tensor
+from slm_lab.agent.ops.projection import categorical_loss, lower_distribution, project
+from slm_lab.spec.models.algorithm import DistributionalSACSpec
+from slm_lab.spec.models.net import NetSpec
+
+
+class DistributionalSAC(SoftActorCritic):
+    """SoftActorCritic whose two critics return logits of Z atoms each, [C, B, Z]; the actor maximises their means."""
+
+    spec: DistributionalSACSpec
+
+    def build(self) -> None:
+        keys = self.spec
+        self.atom_Z = torch.linspace(keys.v_min, keys.v_max, keys.num_atoms, device=self.device)
+        super().build()
+        reduce = self.reduce
+        self.reduce = lambda logit_CBZ: reduce(self.means(logit_CBZ))
+
+    def build_critics(self, spec: NetSpec) -> QCritics:
+        return build_critics(spec, self.info.observation, self.info.action, self.spec.spectral_norm, outputs=self.spec.num_atoms)
+
+    def means(self, logit_CBZ: Tensor) -> Tensor:
+        """Return the means of distributions, [C, B, Z] → [C, B]."""
+        return logit_CBZ.softmax(-1) @ self.atom_Z
+
+    def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
+        """Return the critics' pass, their logits [C, B, Z], and the target distributions: those of r + γ (Z(s', a') − α log π(a'|s'))."""
+        next_action = self._sample(self.actor_pass(batch, learn=False).values[0])
+        outputs, logit_CBZ, next_CBZ = self._values(batch, tensor(next_action.action_BD))
+        discount_B = self.spec.gamma * (1.0 - batch.terminated_B)
+        return_B = batch.reward_B - discount_B * self.alpha * tensor(next_action.logp_B)
+        next_BZ = self._combined(next_CBZ.softmax(-1))
+        return outputs, logit_CBZ, project(next_BZ, return_B, discount_B, self.spec.v_min, self.spec.v_max)
+
+    def _combined(self, p_CBZ: Tensor) -> Tensor:
+        """Return the distribution of both critics [B, Z] by critic_reduction: the one with the lower mean, or the mixture."""
+        return p_CBZ.mean(0) if self.reduction == "mean" else lower_distribution(p_CBZ, self.atom_Z)
+
+    def critic_loss(self, batch: AnyBatch, logit_CBZ: Tensor, target_BZ: Tensor) -> tuple[Tensor, Any, Tensor]:
+        """Return the means [C, B], the sum of the critics' cross-entropies, and its gradient with respect to the logits."""
+        critics, rows, number = logit_CBZ.shape
+        target = target_BZ.expand(critics, -1, -1).reshape(critics * rows, number)
+        weight = None if batch.weight_B is None else batch.weight_B.repeat(critics)
+        loss, grad, _ = categorical_loss(logit_CBZ.reshape(critics * rows, number), target, weight)
+        return self.means(logit_CBZ), loss * critics, (grad * critics).view_as(logit_CBZ)
+
+    def priority_error(self, q_CB: Tensor, target_BZ: Tensor) -> Tensor:
+        return q_CB.amin(0) - target_BZ @ self.atom_Z

@@ -1,0 +1,95 @@
+"""Layers of SimbaV2 (arXiv:2502.15280, section 4): features and the weights of each output have norm 1; learnable vectors scale them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slm_lab.agent.ops.linear import scale_rows
+
+EXPANSION = 4
+"""Units of a block's hidden layer, divided by its width."""
+SHIFT = 3.0
+"""Constant appended to inputs before they are scaled to norm 1, so that their own norm is not lost."""
+
+
+def unit(x_BF: Tensor) -> Tensor:
+    """Return vectors [B, F] scaled to norm 1."""
+    return F.normalize(x_BF, dim=1, eps=1e-8)
+
+
+def keep_on_sphere(weight: Tensor) -> None:
+    """Scale the rows of a weight to norm 1, now and (see FlatParams.project) after each step of an optimizer."""
+    weight.unit_rows = True  # type: ignore[attr-defined]
+    scale_rows(weight)
+
+
+class UnitLinear(nn.Linear):
+    """A linear layer without bias, whose weights of each output have norm 1; initially they are orthogonal."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out, bias=False)
+        nn.init.orthogonal_(self.weight)
+        keep_on_sphere(self.weight)
+
+
+class Scaler(nn.Module):
+    """s ⊙ x with a learnable vector s.
+
+    Args: initial: first value of s. stored: first value of the parameter g of s = initial / stored · g, which decides how far one step of
+    Adam, whose size does not depend on that of the gradient, moves s.
+    """
+
+    def __init__(self, size: int, initial: float, stored: float) -> None:
+        super().__init__()
+        self.gain, self.factor = nn.Parameter(torch.full((size,), stored)), initial / stored
+
+    def forward(self, x_BF: Tensor) -> Tensor:
+        return x_BF * (self.gain * self.factor)
+
+
+def _scaler(size: int) -> Scaler:
+    """Return the Scaler of a hidden layer with `size` outputs."""
+    return Scaler(size, math.sqrt(2.0 / size), math.sqrt(2.0 / size))
+
+
+class UnitEmbedding(nn.Module):
+    """ℓ2(s ⊙ W ℓ2([x; 3])) for inputs x [B, D], where ℓ2 scales a vector to norm 1."""
+
+    def __init__(self, n_in: int, width: int) -> None:
+        super().__init__()
+        self.linear, self.scaler = UnitLinear(n_in + 1, width), _scaler(width)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return unit(self.scaler(self.linear(unit(F.pad(x_BD, (0, 1), value=SHIFT)))))
+
+
+class UnitBlock(nn.Module):
+    """ℓ2((1 − α) ⊙ h + α ⊙ ℓ2(W₂ ReLU(s ⊙ W₁ h))) for h [B, F], with a hidden layer of 4 F units.
+
+    Args: blocks: number of blocks of the net; α is 1 / (blocks + 1) at first.
+    """
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.expand, self.scaler = UnitLinear(width, EXPANSION * width), _scaler(EXPANSION * width)
+        self.contract = UnitLinear(EXPANSION * width, width)
+        self.alpha = Scaler(width, 1.0 / (blocks + 1), 1.0 / math.sqrt(width))
+
+    def forward(self, h_BF: Tensor) -> Tensor:
+        changed_BF = unit(self.contract(F.relu(self.scaler(self.expand(h_BF)))))
+        return unit(h_BF + self.alpha(changed_BF - h_BF))
+
+
+class UnitTop(nn.Module):
+    """s ⊙ W h, the layer before an output layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.scaler = UnitLinear(width, width), Scaler(width, 1.0, 1.0)
+
+    def forward(self, h_BF: Tensor) -> Tensor:
+        return self.scaler(self.linear(h_BF))

@@ -4,6 +4,7 @@
 - slm_lab/spec/compat/envpool_envs.json from EnvPool's registry,
 - slm_lab/spec/models/torch_names.json from torch,
 - slm_lab/spec/spec.schema.json, docs/spec.md, docs/nets.md and the tables of docs/from_slm_lab.md from the models,
+- the table of docs/platforms.md from lib/system.py and the code,
 - docs/algorithms/, docs/memories/ and docs/nets/ from the models, the implementations, docs/equations.md and docs/BENCHMARKS.md.
 
 With --check nothing is written; exit status 1 if a file is out of date.
@@ -40,6 +41,12 @@ def _from_slm_lab() -> str:
     return from_slm_lab.text()
 
 
+def _platforms() -> str:
+    from tools import platforms
+
+    return platforms.text()
+
+
 FILES: dict[str, Callable[[], str]] = {
     "slm_lab/spec/compat/known_envs.json": known_envs.text,
     "slm_lab/spec/compat/envpool_envs.json": envpool_envs.text,
@@ -47,6 +54,7 @@ FILES: dict[str, Callable[[], str]] = {
     "slm_lab/spec/spec.schema.json": _schema,
     "docs/spec.md": _reference,
     "docs/from_slm_lab.md": _from_slm_lab,
+    "docs/platforms.md": _platforms,
 }
 
 

@@ -15,6 +15,7 @@ from typing import NoReturn
 from slm_lab.cli.output import FAILED, flush, prepare_streams, print_error
 from slm_lab.cli.parser import COMMANDS, MODES, USER_ERROR, UsageError, check_options_apply, make_parser
 from slm_lab.lib.process import delay_garbage_collection
+from slm_lab.lib.system import unknown_feature
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:
             sys.path.append(here)  # for "package.module:Name" in a spec
     try:
+        if (wrong := unknown_feature()) is not None:
+            raise UsageError(wrong)
         line = list(sys.argv[1:] if argv is None else argv)
         first = line[0] if line and line[0] in COMMANDS else line[0].partition("@")[0] if line else ""
         about = first if first in (*COMMANDS, *MODES) and {"-h", "--help"}.intersection(line) else None

@@ -8,9 +8,12 @@ import math
 import os
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+from slm_lab.lib.system import has
 
 
 def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
@@ -57,10 +60,9 @@ def not_writable(folder: Path) -> str | None:
     """Return why no file can be created in an existing folder; None if one can."""
     if os.access(folder, os.W_OK | os.X_OK):
         return None
-    try:
-        read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-    except (OSError, AttributeError):  # not on Windows
-        read_only = False
+    read_only = False
+    with suppress(OSError):
+        read_only = has("sysconf") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     return os.strerror(errno.EROFS).lower() if read_only else "no permission"
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from slm_lab.lib.system import has
+
 _ROOT = Path("/sys/fs/cgroup")
 _GROUPS = Path("/proc/self/cgroup")
 
@@ -18,7 +20,7 @@ def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
     Args: root, groups: mount point of the control groups, and the file that lists the groups of this process.
     """
-    count: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count: float = len(os.sched_getaffinity(0)) if has("affinity") else os.cpu_count() or 1
     for folder in _folders(root, groups, "cpu"):
         quota = _numbers(folder / "cpu.max") or (*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us"))
         if len(quota) == 2 and min(quota) > 0:
@@ -28,10 +30,10 @@ def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
 def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
     """Return the memory in bytes that this process may use; 2**63 if the system does not report it."""
-    try:
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not on this system
-        size = 2**63
+    size = 2**63
+    with suppress(OSError, ValueError):
+        if has("sysconf"):
+            size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for folder in _folders(root, groups, "memory"):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
             size = min([size, *_numbers(folder / name)])
@@ -43,6 +45,8 @@ def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
 
     In a container the listed path may be the host's; then the root is the container's own group.
     """
+    if not has("proc"):
+        return
     with suppress(OSError):
         for line in groups.read_text().splitlines():
             number, controllers, path = line.split(":", 2)
@@ -69,10 +73,10 @@ def _numbers(file: Path) -> tuple[int, ...]:
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the description of the first core: vendor, model and instructions on Linux, elsewhere platform.processor()."""
-    try:
-        return cpuinfo.read_text().split("\n\n")[0]
-    except OSError:
-        return platform.processor()
+    with suppress(OSError):
+        if has("proc"):
+            return cpuinfo.read_text().split("\n\n")[0]
+    return platform.processor()
 
 
 def processor_name() -> str:

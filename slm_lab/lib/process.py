@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, Literal
 
+from slm_lab.lib.system import has
+
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
@@ -96,7 +98,7 @@ def lead_group(owner: int) -> None:
 
     A terminal's Ctrl-C does not reach the group. The owner calls `kill_group` when this process has ended.
     """
-    if not hasattr(os, "setpgid"):
+    if not has("groups"):
         return
     os.setpgid(0, 0)
     threading.Thread(target=_follow, args=(owner,), daemon=True, name="follow-owner").start()
@@ -104,7 +106,7 @@ def lead_group(owner: int) -> None:
 
 def _follow(owner: int) -> None:
     """Kill the group after the owner's death. A process forked by the fork server has the server as its parent, not the owner."""
-    if hasattr(os, "pidfd_open"):
+    if has("pidfd"):
         with contextlib.suppress(ProcessLookupError):  # the owner is dead already
             select.select([os.pidfd_open(owner)], [], [])
     else:
@@ -116,7 +118,7 @@ def _follow(owner: int) -> None:
 
 def kill_group(leader: int) -> None:
     """Kill the processes of the group that `leader` leads or has led. None is left if the leader has ended all its processes."""
-    if hasattr(os, "killpg"):
+    if has("groups"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
 
@@ -139,8 +141,8 @@ class ProcessState:
     def of_this_process(cls) -> ProcessState:
         umask = os.umask(0o022)
         os.umask(umask)
-        cores = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-        priority = os.getpriority(os.PRIO_PROCESS, 0) if hasattr(os, "getpriority") else 0
+        cores = frozenset(os.sched_getaffinity(0)) if has("affinity") else None
+        priority = os.getpriority(os.PRIO_PROCESS, 0) if has("priority") else 0
         return cls(dict(os.environ), umask, cores, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -154,7 +156,7 @@ class ProcessState:
         with suppress(OSError):
             if self.cores is not None:
                 os.sched_setaffinity(0, self.cores)
-            if hasattr(os, "setpriority"):
+            if has("priority"):
                 os.setpriority(os.PRIO_PROCESS, 0, self.priority)
 
 
@@ -199,7 +201,7 @@ def stop_signals_blocked() -> Iterator[None]:
     between the start of a process and the assignment of its pid, would leave that process running. Also, starting multiprocessing's
     resource tracker unblocks SIGINT and SIGTERM. So the handlers are replaced too.
     """
-    if not hasattr(signal, "pthread_sigmask"):
+    if not has("signals"):
         yield
         return
     delayed: list[int] = []
@@ -230,9 +232,9 @@ def discard_stop_signals() -> None:
     """Make STOP_SIGNALS have no effect on this process; programs that it runs get the default actions. Call it in the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, _discard)
-        if hasattr(signal, "siginterrupt"):
+        if has("signals"):
             signal.siginterrupt(number, False)
-    if hasattr(signal, "pthread_sigmask"):
+    if has("signals"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 

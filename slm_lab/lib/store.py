@@ -24,6 +24,8 @@ from typing import Literal, NamedTuple, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 
+from slm_lab.lib.system import has
+
 Combine = Literal["step", "merge", "single", "own"]
 """How the writes of several processes to one array combine:
 step: each process applies its gradient step in place; steps exclude each other only if the store is locked;
@@ -349,7 +351,7 @@ class SharedArrays:
 
 def shared_file() -> int:
     """Return the descriptor of a new anonymous file for `SharedArrays`."""
-    if hasattr(os, "memfd_create"):
+    if has("memfd"):
         return os.memfd_create("slm_lab")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -360,7 +362,7 @@ def _grow(fd: int, size: int) -> None:
     if now >= size:
         return
     try:
-        if hasattr(os, "posix_fallocate"):
+        if has("fallocate"):
             os.posix_fallocate(fd, now, size - now)  # fails if memory is insufficient; after ftruncate the process would crash later
         else:
             os.ftruncate(fd, size)

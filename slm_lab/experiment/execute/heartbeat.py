@@ -13,6 +13,8 @@ from itertools import count
 from typing import Any, Literal
 from weakref import WeakSet
 
+from slm_lab.lib.system import has
+
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
 USER_CODE = frozenset({BUILDING, RESETTING, STEPPING, EVALUATING, CLOSING})
@@ -68,7 +70,7 @@ def _disown_heartbeats() -> None:
 
 
 _heartbeats: WeakSet[Heartbeat] = WeakSet()
-if hasattr(os, "register_at_fork"):
+if has("fork"):
     os.register_at_fork(after_in_child=_disown_heartbeats)
 
 

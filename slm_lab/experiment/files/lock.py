@@ -14,6 +14,7 @@ from typing import Any
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
+from slm_lab.lib.system import has
 
 ORPHAN_SECONDS = 20.0
 """Time in seconds for a child process to save its work after its parent died."""
@@ -51,7 +52,8 @@ class _FileLock:
         content = json.dumps(holder).encode() if holder else b""
         with suppress(OSError):  # a full disk: the lock is valid nevertheless
             os.ftruncate(self.fd, 0)
-            os.pwrite(self.fd, content, 0)
+            os.lseek(self.fd, 0, os.SEEK_SET)  # not pwrite, which Windows lacks
+            os.write(self.fd, content)
 
     def release(self) -> None:
         """Release the lock."""
@@ -162,17 +164,18 @@ def unfinished(root: Path, lock: Path) -> str | None:
 
 def _holder(fd: int) -> dict[str, Any]:
     try:
-        return dict(json.loads(os.pread(fd, 4096, 0)))
+        os.lseek(fd, 0, os.SEEK_SET)
+        return dict(json.loads(os.read(fd, 4096)))
     except (OSError, ValueError, TypeError):
         return {}
 
 
 def _lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock a file without waiting; return whether it is locked. Returns True on a platform without such locks."""
-    try:
-        import fcntl
-    except ImportError:
+    """Lock a file without waiting; return whether it is locked. Returns True on a system without such locks."""
+    if not has("fcntl"):
         return True
+    import fcntl
+
     try:
         fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -21,21 +21,18 @@ from contextlib import suppress
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import slm_lab
 from slm_lab.experiment.events import Row, Status
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.lib.log import notice
+from slm_lab.lib.system import has
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.report import Problem, SpecError
 
-fcntl: ModuleType | None
-try:
+with suppress(ImportError):  # Windows, where check_installed refuses trackers
     import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 MODULE = "slm_lab.experiment.track.tracker_process"
 """Run by each process."""
@@ -60,7 +57,9 @@ _OF_EVALUATION = ("return", "episode")
 
 
 def check_installed(spec_name: str, meta: MetaSpec) -> None:
-    """Raise SpecError with a problem for each tracker of meta.track whose library is not installed."""
+    """Raise SpecError with a problem for each tracker of meta.track whose library is not installed, or if the system lacks locks."""
+    if meta.track and not has("fcntl"):
+        raise SpecError(spec_name, [Problem("meta.track", "requires Linux or macOS; use []")])
     missing = [(index, name) for index, name in enumerate(meta.track) if find_spec(name) is None]
     if missing:
         needs = "needs the package {0}: pip install 'slm-lab[{0}]'"
@@ -125,22 +124,20 @@ class TrackerLink:
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with self.log.open("ab") as log, self.log.open("ab") as lock:
-            fds: tuple[int, ...] = ()
-            if fcntl is not None:
-                fcntl.flock(lock.fileno(), fcntl.LOCK_SH)  # before the process runs, so that `wait_for_trackers` does not miss it
-                fds = (lock.fileno(),)
+            fd = lock.fileno()
+            fcntl.flock(fd, fcntl.LOCK_SH)  # before the process runs, so that `wait_for_trackers` does not miss it
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": path},
-                pass_fds=fds,
+                pass_fds=(fd,),
                 start_new_session=True,  # a signal to this process or its group does not reach it
             )
         for fd in self._fds:
             os.set_blocking(fd, False)
-        self._write({**about, "lock": next(iter(fds), None), "file": str(self.log.absolute().with_suffix(".json")), "limit": END_SECONDS})
+        self._write({**about, "lock": fd, "file": str(self.log.absolute().with_suffix(".json")), "limit": END_SECONDS})
 
     @property
     def _fds(self) -> tuple[int, int]:
@@ -243,9 +240,7 @@ def read_state(file: Path) -> dict[str, Any]:
 
 
 def is_running(log: Path) -> bool:
-    """Return whether a process of a tracker is running: it shares a lock on its log (flock). False on Windows."""
-    if fcntl is None:
-        return False
+    """Return whether a process of a tracker is running: it shares a lock on its log (flock)."""
     try:
         with log.open("rb") as opened:
             fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,7 +257,7 @@ def take_turn(fd: int | None) -> None:
     The process of an earlier start of the run, which may still be uploading, has it. Returns after END_SECONDS in any case.
     """
     deadline = time.monotonic() + END_SECONDS
-    while fcntl is not None and fd is not None and time.monotonic() < deadline:
+    while fd is not None and time.monotonic() < deadline:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # it is taken

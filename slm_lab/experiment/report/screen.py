@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
+from slm_lab.lib.system import has
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,9 +21,11 @@ _spares: dict[int, int] = {}
 
 def keep_streams() -> None:
     """Copy the descriptors of stdout and stderr, so that Screen can reopen a stream that was closed by an env."""
-    with suppress(ImportError, OSError):  # Windows
-        import fcntl
+    if not has("fcntl"):
+        return
+    import fcntl
 
+    with suppress(OSError):
         for number in (1, 2):
             if number not in _spares:
                 _spares[number] = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _SPARE_FROM)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.system import has
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -109,7 +109,7 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 def run_processes(job: SessionsJob) -> list[SessionEnded]:
     """Run each Session in its own process, with as many concurrent Sessions as the plan allows. Raises UserError on Windows."""
-    if sys.platform == "win32":
+    if not has("groups"):
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
     if job.spec.meta.distributed:

@@ -19,10 +19,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from slm_lab.lib.system import has
+
 
 def main() -> None:
     """Continue in the background as a process without a parent, and track until the Session ends."""
-    if hasattr(os, "fork") and os.fork():
+    if has("fork") and os.fork():
         os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -127,7 +127,8 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
         begin = max(end - _LOG_BYTES, 0)
         if after is not None and after <= size:
             begin, end = after, min(after + _LOG_BYTES, size)
-        content = os.pread(opened.fileno(), end - begin, begin)
+        opened.seek(begin)
+        content = opened.read(end - begin)
     skipped = content.find(b"\n") + 1 if begin and after is None else 0  # begin with a whole line
     content = content[skipped:]
     text = content.decode("utf-8", errors="replace")

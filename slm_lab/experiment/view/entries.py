@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from pydantic_core import from_json
@@ -164,17 +164,13 @@ def _first_table(run: Run) -> str:
 def _last_row(path: Path | str) -> dict[str, float]:
     """Return the finite cells of a table's last complete row, and `active` (whether it grew lately); {} without a row."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        with open(path, "rb", buffering=0) as file:
+            status = os.fstat(file.fileno())
+            head = file.read(_TAIL).partition(b"\n")[0]
+            file.seek(max(len(head) + 1, status.st_size - _TAIL))
+            lines = file.read(_TAIL).split(b"\n")[:-1]
     except OSError:
         return {}
-    try:
-        status = os.fstat(fd)
-        head = os.pread(fd, _TAIL, 0).partition(b"\n")[0]
-        lines = os.pread(fd, _TAIL, max(len(head) + 1, status.st_size - _TAIL)).split(b"\n")[:-1]
-    except OSError:
-        return {}
-    finally:
-        os.close(fd)
     names = head.decode(errors="replace").strip().split(",")
     cells = next((cells for cells in (line.split(b",") for line in reversed(lines)) if len(cells) == len(names)), [])
     row = {name: value for name, cell in zip(names, cells, strict=False) if cell and math.isfinite(value := _number(cell))}
@@ -325,7 +321,7 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             names = file.readline(_TAIL).decode(errors="replace").strip().split(",")
-            lines = _lines(file.fileno(), file.tell(), size)
+            lines = _lines(file, file.tell(), size)
     except OSError:
         return np.empty(0), np.empty(0)
     column = "current_return" if "current_return" in names else "total_reward"
@@ -339,15 +335,20 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return frame[known][order], value[known][order]
 
 
-def _lines(fd: int, begin: int, size: int) -> list[bytes]:
+def _lines(file: BinaryIO, begin: int, size: int) -> list[bytes]:
     """Return about _POINTS complete lines of a file, evenly spaced, with the last one."""
     if size <= _WHOLE:
-        lines = os.pread(fd, size, begin).split(b"\n")[:-1]
+        lines = _read(file, size, begin).split(b"\n")[:-1]
         return [lines[index] for index in sorted({*np.linspace(0, len(lines) - 1, 2 * _POINTS).round().astype(int)})] if lines else []
     places = np.linspace(begin, size - 1024, _POINTS).astype(int)
-    found = (os.pread(fd, 1024, int(place)).split(b"\n") for place in places[:-1])
-    last = os.pread(fd, 1024, int(places[-1])).split(b"\n")[:-1]
+    found = (_read(file, 1024, int(place)).split(b"\n") for place in places[:-1])
+    last = _read(file, 1024, int(places[-1])).split(b"\n")[:-1]
     return [*(part[1] for part in found if len(part) > 2), *last[-1:]]
+
+
+def _read(file: BinaryIO, size: int, begin: int) -> bytes:
+    file.seek(begin)
+    return file.read(size)
 
 
 def study_runs(found: Found, root: Path) -> list[Entry]:

@@ -26,6 +26,7 @@ from slm_lab.experiment.execute.executor import Context, Executor, Task
 from slm_lab.experiment.execute.heartbeat import CLOSING
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.lib.store import SharedArrays, shared_file
+from slm_lab.lib.system import has
 from slm_lab.spec.report import SpecError
 
 CONNECT = "connect"
@@ -214,7 +215,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
     Messages: ("built", EnvInfo), after the first order ("ready",), then ("rollout", slot, Collected, …) for each slot that is ordered, and
     ("state", number, state) on request; or ("user_error", SpecError).
     """
-    if sampler_of(config.spec).async_rl and hasattr(os, "nice"):
+    if sampler_of(config.spec).async_rl and has("priority"):
         os.nice(link.niceness)
     torch.set_num_threads(1)
     seed_process(config)

@@ -32,6 +32,7 @@ from slm_lab.lib.process import (
     set_environment,
     stop_signals_blocked,
 )
+from slm_lab.lib.system import has
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.report import Problem, SpecError
 
@@ -46,15 +47,13 @@ _SAVED = "SLM_LAB_FORKSERVER"
 """Environment variable with the values of PYTHONPATH and PYTHONSAFEPATH for the server's children, and the id of the server's parent."""
 ENDED = "it ended while it loaded"
 """Reason why the server cannot run if one of its modules cannot be loaded."""
-_SUPPORTED = hasattr(os, "pidfd_open")
-"""Whether the system has what the fork server needs: Linux."""
 _server: Any = forkserver._forkserver
 _lock, _users_lock = threading.Lock(), threading.Lock()
 
 
 def use_start_method(requested: StartMethod) -> None:
     """Set the start method (meta.start_method) for the children of this process. Raises SpecError if this system does not support it."""
-    if requested == "forkserver" and not _SUPPORTED:
+    if requested == "forkserver" and not has("forkserver"):
         message = "'forkserver' is not supported on this system; allowed: auto, spawn"
         raise SpecError("meta", [Problem("meta.start_method", message)])
     THIS_PROCESS.requested_method = requested
@@ -68,7 +67,8 @@ def wanted_start_method() -> StartMethod:
 
 def start_method() -> Method:
     """Return the start method of child processes: "forkserver" on Linux; "spawn" elsewhere, if it cannot run, or if the spec says so."""
-    return "forkserver" if _SUPPORTED and not THIS_PROCESS.forkserver_unavailable and THIS_PROCESS.requested_method != "spawn" else "spawn"
+    allowed = THIS_PROCESS.requested_method != "spawn" and not THIS_PROCESS.forkserver_unavailable
+    return "forkserver" if allowed and has("forkserver") else "spawn"
 
 
 def _method_of_next() -> Method:
@@ -104,6 +104,8 @@ def use_spawn(reason: str) -> None:
 
 def ensure_server() -> None:
     """Start the fork server if none is running, without waiting for it to load. Call this early, before torch is imported."""
+    if not has("groups"):  # this system has no child processes, which the engine reports
+        return
     with stop_signals_blocked():
         resource_tracker.ensure_running()  # starting it unblocks signals
     if start_method() == "spawn":

@@ -12,11 +12,10 @@ from typing import Any
 from slm_lab.experiment.execute.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.lib.process import STOP_SIGNALS
+from slm_lab.lib.system import has
 
 _ONE_EVENT = 0.2
 """Signals within this many seconds count as one: `timeout` sends SIGTERM to a process and its group, systemd both SIGTERM and SIGHUP."""
-_WAKE: int | None = getattr(signal, "SIGURG", None)
-"""Signal that interrupts a system call of the main thread. It is ignored by default, so it has no effect if it arrives late."""
 _POLL = 0.1
 """Seconds between two checks by the watching thread."""
 _AGAIN = 1.0
@@ -140,7 +139,7 @@ def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) 
     is no longer blocked, or was woken by the thread of an enclosing block.
     """
     done, main, over = threading.Event(), threading.main_thread(), False
-    wake = _WAKE if threading.current_thread() is main else None
+    wake = signal.SIGURG if has("signals") and threading.current_thread() is main else None  # by default ignored: a late one has no effect
 
     def watch() -> None:
         while not done.wait(_POLL):

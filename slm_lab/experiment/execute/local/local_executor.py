@@ -21,6 +21,7 @@ from slm_lab.experiment.execute.local.child import Setup, SharedFd
 from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
 from slm_lab.lib.process import THREAD_LIMITS, environment, hidden_main, kill_group, stop_signals_blocked
 from slm_lab.lib.store import shared_file
+from slm_lab.lib.system import has
 
 _TICK = 0.5
 """Maximum seconds between two checks of heartbeats and deadlines."""
@@ -98,10 +99,7 @@ class LocalTask(Task):
             os.close(memory)
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # no other code may poll or join it
         self._process, self.pid, self._printed, self.output = process, process.pid, printed, None
-        try:
-            self._death = os.pidfd_open(self.pid)
-        except (AttributeError, OSError):  # not supported, or the process is dead already
-            self._death = os.dup(process.sentinel)
+        self._death = _death_of(process)
         self._connection: Connection | None = ours
         self._buffer, self.timer = bytearray(), StallTimer(self.heartbeat)
 
@@ -195,6 +193,14 @@ class LocalTask(Task):
             self._connection = None
         for fd in (self._death, self._printed):
             os.close(fd)
+
+
+def _death_of(process: Any) -> int:
+    """Return a new descriptor that is readable when the process has ended."""
+    if has("pidfd"):
+        with suppress(OSError):  # the process is dead already
+            return os.pidfd_open(process.pid)
+    return os.dup(process.sentinel)
 
 
 class LocalExecutor(Executor):

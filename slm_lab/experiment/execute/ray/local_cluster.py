@@ -18,6 +18,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import notice
 from slm_lab.lib.process import environment, stop_signals_blocked
+from slm_lab.lib.system import has
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
 """Minimum (Ray's own limit is 75 MiB) and maximum memory of the object store: only specs and reports pass through it."""
@@ -143,7 +144,9 @@ def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def _descendants() -> list[int]:
-    """Return the ids of all descendants of this process, read from /proc; [] on systems without it."""
+    """Return the ids of all descendants of this process, read from /proc; [] without it."""
+    if not has("proc"):
+        return []
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +155,7 @@ class ParameterServer:
 
     def where(self) -> tuple[str, int]:
         """Return the name of the machine and the process id."""
-        return os.uname().nodename, os.getpid()
+        return platform.node(), os.getpid()
 
     def attach(self, index: int, info: EnvInfo) -> AttachReply:
         """Create the copies of a Session's parts; return the values of all arrays. Raises NotAttached before `begin`."""

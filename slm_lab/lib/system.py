@@ -1,0 +1,163 @@
+"""Features of the operating system that this package uses and that some systems lack, each with what is used instead.
+
+`FEATURES` lists all of them, and docs/platforms.md shows the list; tools/platforms.py verifies it against the code.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+VARIABLE = "SLM_LAB_PORTABLE"
+"""Environment variable that makes `has` deny features, to run on Linux what other systems run: "1" denies those that only Linux has, a
+comma-separated list denies the named features. Child processes inherit it."""
+
+Name = Literal[
+    "memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver", "fcntl", "groups", "fork", "signals", "priority", "sysconf", "display"
+]
+
+
+class Feature(NamedTuple):
+    """A feature that some systems lack.
+
+    Attributes:
+        systems: systems that have it.
+        exists: whether this system has it.
+        purpose: what it is used for.
+        fallback: what happens without it.
+        symbols: names that the code uses of it: attributes of modules, modules, or folders.
+    """
+
+    systems: str
+    exists: Callable[[], bool]
+    purpose: str
+    fallback: str
+    symbols: frozenset[str]
+
+
+def _attributes(module: object, *names: str) -> Callable[[], bool]:
+    return lambda: all(hasattr(module, name) for name in names)
+
+
+_LINUX, _POSIX = "Linux", "Linux, macOS"
+FEATURES: dict[Name, Feature] = {
+    "memfd": Feature(
+        _LINUX,
+        _attributes(os, "memfd_create"),
+        "memory that processes share: arrays, heartbeats, output of child processes",
+        "an unlinked file in the temporary folder",
+        frozenset({"os.memfd_create"}),
+    ),
+    "fallocate": Feature(
+        _LINUX,
+        _attributes(os, "posix_fallocate"),
+        "reserves shared memory before it is used, so that a lack of memory is an error message",
+        "the file is only extended: without enough memory a process is killed by SIGBUS later",
+        frozenset({"os.posix_fallocate"}),
+    ),
+    "pidfd": Feature(
+        _LINUX,
+        _attributes(os, "pidfd_open"),
+        "notices the end of a process that is not a child of this process",
+        "the pipe of multiprocessing to each child; a child asks every 0.5 s whether its parent is alive",
+        frozenset({"os.pidfd_open"}),
+    ),
+    "proc": Feature(
+        _LINUX,
+        lambda: Path("/proc/self").exists(),
+        "limits of containers on cores and memory, the name of the processor, the processes of a local Ray cluster",
+        "cores and memory of the machine; the name that Python reports; Ray ends its processes itself",
+        frozenset({"/proc", "/sys/fs/cgroup"}),
+    ),
+    "affinity": Feature(
+        _LINUX,
+        _attributes(os, "sched_getaffinity", "sched_setaffinity"),
+        "the cores that this process may use, which its child processes inherit",
+        "all cores of the machine",
+        frozenset({"os.sched_getaffinity", "os.sched_setaffinity"}),
+    ),
+    "forkserver": Feature(
+        _LINUX,
+        lambda: has("pidfd") and has("proc"),
+        "starts child processes in about 0.02 s each as copies of one process that has loaded torch (`meta.start_method`); uses pidfd "
+        "and proc",
+        "spawn: each child loads torch itself, in about 2 s",
+        frozenset({"multiprocessing.forkserver"}),
+    ),
+    "fcntl": Feature(
+        _POSIX,
+        lambda: importlib.util.find_spec("fcntl") is not None,
+        "locks: of run folders, trackers and shared arrays; copies of stdout and stderr",
+        "run folders are not locked; `meta.track` is an error; several processes: see groups",
+        frozenset({"fcntl", "os.set_blocking"}),
+    ),
+    "groups": Feature(
+        _POSIX,
+        _attributes(os, "setpgid", "killpg"),
+        "child processes, each the leader of a process group that is killed with it",
+        "only `meta.max_session` 1 without `meta.distributed`, and `meta.sampler.serial_mode`; otherwise an error before training. "
+        'With `backend: "async"` the processes of envs form no groups',
+        frozenset({"os.setpgid", "os.getpgid", "os.killpg", "signal.SIGKILL", "os.pread", "multiprocessing.reduction.DupFd", "AF_UNIX"}),
+    ),
+    "fork": Feature(
+        _POSIX,
+        _attributes(os, "fork", "register_at_fork"),
+        "the processes of `meta.track` continue in the background; a copy of a process that an env makes by mistake is ended",
+        "no processes of `meta.track`, see fcntl; no copies",
+        frozenset({"os.fork", "os.register_at_fork"}),
+    ),
+    "signals": Feature(
+        _POSIX,
+        _attributes(signal, "pthread_sigmask", "pthread_kill", "siginterrupt", "SIGURG"),
+        "delays Ctrl-C while a process starts; interrupts an env that blocks",
+        "no delay; an env that blocks is only reported",
+        frozenset(
+            f"signal.{name}"
+            for name in ("pthread_sigmask", "pthread_kill", "siginterrupt", "SIGURG", "SIG_BLOCK", "SIG_UNBLOCK", "SIG_SETMASK")
+        ),
+    ),
+    "priority": Feature(
+        _POSIX,
+        _attributes(os, "getpriority", "setpriority", "nice"),
+        "asynchronous rollout workers run at a lower priority than the learner",
+        "equal priorities",
+        frozenset({"os.getpriority", "os.setpriority", "os.nice", "os.PRIO_PROCESS"}),
+    ),
+    "sysconf": Feature(
+        _POSIX,
+        _attributes(os, "sysconf", "statvfs"),
+        "the memory of the machine; tells a read-only file system from a lack of permission",
+        "memory counts as unlimited; the message says no permission",
+        frozenset({"os.sysconf", "os.statvfs", "os.ST_RDONLY"}),
+    ),
+    "display": Feature(
+        "Linux without a display",
+        lambda: sys.platform == "linux",
+        "chooses EGL or OSMesa to draw MuJoCo; tells whether a window or browser can be opened; loads OpenGL for EnvPool",
+        "the library's own choice; a display is assumed",
+        frozenset({"sys.platform", "os.name"}),
+    ),
+}
+LINUX_ONLY = frozenset(name for name, feature in FEATURES.items() if feature.systems == _LINUX)
+
+
+def has(name: Name) -> bool:
+    """Return whether this system has a feature, and SLM_LAB_PORTABLE does not deny it."""
+    return name not in _denied() and FEATURES[name].exists()
+
+
+def _denied() -> frozenset[str]:
+    value = os.environ.get(VARIABLE, "")
+    return LINUX_ONLY if value == "1" else frozenset(value.split(","))
+
+
+def unknown_feature() -> str | None:
+    """Return what is wrong with the value of SLM_LAB_PORTABLE; None if nothing is."""
+    unknown = sorted(_denied() - FEATURES.keys() - {"", "0"})
+    allowed = f"1, or some of {', '.join(FEATURES)}, separated by commas"
+    return f"{VARIABLE}: unknown feature {unknown[0]!r}; allowed: {allowed}" if unknown else None

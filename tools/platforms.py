@@ -1,0 +1,133 @@
+"""Table of docs/platforms.md: what the code uses of the operating system that some systems lack, from `slm_lab.lib.system.FEATURES`.
+
+What the code uses is found in its syntax trees: names of the standard library that the stubs of mypy (typeshed) define only for some
+systems, and folders of Linux. Raises ValueError for a use that no feature lists, and for a feature that is not used.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from slm_lab.lib.system import FEATURES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "platforms.md"
+SYSTEMS = ("linux", "darwin", "win32")
+_TABLE = re.compile(r"(<!-- features -->\n).*?(<!-- end -->)", re.DOTALL)
+_STRINGS = re.compile(r"/proc\b|/sys/fs/cgroup|\bAF_UNIX\b")
+_START_METHOD = "multiprocessing.forkserver"
+"""It exists on macOS, but the package uses it on Linux only."""
+
+_TESTS = {"sys": frozenset({"platform"}), "os": frozenset({"name"})}
+"""Module → attributes that tell the system."""
+
+
+def text() -> str:
+    """Return the page with its table as it should be."""
+    return _TABLE.sub(lambda match: f"{match[1]}{table()}\n{match[2]}", PAGE.read_text(encoding="utf-8"))
+
+
+def table() -> str:
+    """Return the table of features, with the modules that use each."""
+    modules = modules_of(uses(ROOT / "slm_lab"))
+    rows = ["| feature | systems | used for | without it | used in |", "|---|---|---|---|---|"]
+    for name, feature in FEATURES.items():
+        files = ", ".join(f"`{module}`" for module in sorted(modules[name]))
+        rows.append(f"| {name} | {feature.systems} | {feature.purpose} | {feature.fallback} | {files} |")
+    return "\n".join(rows)
+
+
+def modules_of(used: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return for each feature the modules that use it. Raises ValueError if a use has no feature, or a symbol of a feature no use."""
+    owner = {symbol: name for name, feature in FEATURES.items() for symbol in feature.symbols}
+    if unlisted := sorted(used.keys() - owner.keys()):
+        raise ValueError(f"no feature of lib/system.py lists {unlisted[0]}, which {sorted(used[unlisted[0]])[0]} uses")
+    if unused := sorted(owner.keys() - used.keys()):
+        raise ValueError(f"feature {owner[unused[0]]!r} of lib/system.py lists {unused[0]}, which the code does not use")
+    modules = defaultdict[str, set[str]](set)
+    for symbol, where in used.items():
+        modules[owner[symbol]] |= where
+    return modules
+
+
+def uses(folder: Path) -> dict[str, set[str]]:
+    """Return the symbols that some systems lack → the files below `folder` that use them."""
+    found = defaultdict[str, set[str]](set)
+    for path in sorted(folder.rglob("*.py")):
+        if path.name != "system.py":
+            for symbol in _uses_of(ast.parse(path.read_text(encoding="utf-8"))):
+                found[symbol].add(path.relative_to(folder).as_posix())
+    return found
+
+
+def _uses_of(tree: ast.Module) -> Iterator[str]:
+    imported = dict[str, str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                imported[alias.asname or alias.name] = alias.name
+                if _of_some_systems(alias.name):
+                    yield alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if _of_some_systems(node.module):
+                yield node.module
+            for alias in node.names:
+                imported[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                if f"{node.module}.{alias.name}" == _START_METHOD or alias.name in _lacking(node.module):
+                    yield f"{node.module}.{alias.name}"
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if attribute in _lacking(imported.get(name, "")):
+                yield f"{imported[name]}.{attribute}"
+            case ast.Constant(value=str(text)) if id(node) not in docstrings:
+                yield from _STRINGS.findall(text)
+
+
+def _of_some_systems(module: str) -> bool:
+    """Return whether all of a module exists only on some systems, like fcntl."""
+    names = [_names(module, system) for system in SYSTEMS]
+    return bool(names[0]) and not all(names)
+
+
+@cache
+def _lacking(module: str) -> frozenset[str]:
+    """Return the names of a module that Linux has and another system lacks; none for a module that some systems lack as a whole."""
+    if not module or _of_some_systems(module):
+        return frozenset()
+    linux, *others = (_names(module, system) for system in SYSTEMS)
+    return frozenset(name for name in linux if not all(name in other for other in others)) | _TESTS.get(module, frozenset())
+
+
+@cache
+def _names(module: str, system: str) -> frozenset[str]:
+    """Return the names that the stub of a module of the standard library defines on a system; none without a stub."""
+    import mypy
+
+    base = Path(mypy.__file__).parent / "typeshed" / "stdlib" / module.replace(".", "/")
+    path = next((path for path in (base / "__init__.pyi", base.with_suffix(".pyi")) if path.exists()), None)
+    return frozenset(_defined(ast.parse(path.read_text(encoding="utf-8")).body, system)) if path else frozenset()
+
+
+def _defined(body: Iterable[ast.stmt], system: str) -> Iterator[str]:
+    for node in body:
+        match node:
+            case ast.If(test=test, body=then, orelse=otherwise):
+                yield from _defined(then if _holds(test, system) else otherwise, system)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+            case ast.Assign(targets=targets):
+                yield from (target.id for target in targets if isinstance(target, ast.Name) and target.id != "__all__")
+            case ast.ImportFrom(names=names):
+                yield from (alias.asname or alias.name for alias in names if alias.asname == alias.name)
+
+
+def _holds(test: ast.expr, system: str) -> bool:
+    """Return whether a condition of a stub holds on a system, with Python 3.11."""
+    scope = {"sys": type("Sys", (), {"platform": system, "version_info": (3, 11)}), "TYPE_CHECKING": True}
+    return bool(eval(ast.unparse(test), scope))

@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-PACKAGES = ("rich", "torch", "gymnasium", "matplotlib", "numpy", "pandas", "PIL", "plotly", "pydantic", "pydash", "ruamel")
+PACKAGES = ("rich", "torch", "gymnasium", "matplotlib", "numpy", "pandas", "PIL", "plotly", "pydantic", "ruamel")
 ADVICE = "run `make setup` and use .venv/bin/python"
 
 

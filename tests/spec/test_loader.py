@@ -161,7 +161,7 @@ try:
     load_spec({str(file)!r}, "bad")
 except SpecError as error:
     assert len(error.problems) == 2, error
-heavy = {{"torch", "pandas", "plotly", "ray", "gymnasium", "ruamel.yaml", "pydash"}} & set(sys.modules)
+heavy = {{"torch", "pandas", "plotly", "ray", "gymnasium", "ruamel.yaml"}} & set(sys.modules)
 assert not heavy, heavy
 """
     # CPU seconds, Python's start included; beside those of pydantic alone, for a machine that is busy counts them slower

@@ -1,0 +1,30 @@
+"""Dotted paths of keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from slm_lab.spec.report import KeyPath, show_path, to_path
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("env", ("env",)),
+        ("agent.net.hid_layers[0]", ("agent", "net", "hid_layers", 0)),
+        ("agent[0].net", ("agent", 0, "net")),
+        ("a[1][-2].b", ("a", 1, -2, "b")),
+        (r"env.kwargs.a\.b", ("env", "kwargs", "a.b")),
+        ("[3]", (3,)),
+        ("a[b].c[", ("a[b]", "c[")),
+        ("", ("",)),
+        ("a..b.", ("a", "", "b", "")),
+    ],
+)
+def test_parsing(text: str, path: KeyPath) -> None:
+    assert to_path(text) == path
+
+
+def test_a_shown_path_is_parsed_to_itself() -> None:
+    path = ("agent", "net", "hid_layers", 0, 12, "x")
+    assert to_path(show_path(path)) == path

@@ -10,13 +10,15 @@ CORE := .venv/.ready-core
 TEST := .venv/.ready-test
 CHECK := .venv/.ready-check
 DOCS := .venv/.ready-docs
+RELEASE := .venv/.ready-release
 # Byte-code of all packages takes pip most of its time. The demo needs that of few, which it compiles when it imports them.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e
 # Some environments forbid Python to keep byte-code: every process would compile all that it imports.
 CACHED := env -u PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
-.PHONY: demo setup test arithmetic slow check types pages format schema docs bench benchmarks gpu clean
+.PHONY: demo setup test arithmetic slow check lint types pages format schema docs bench benchmarks gpu clean
+.PHONY: wheel walk matrix constraints dependencies hooks container
 
 demo: $(CORE)
 	$(CACHED) $(BIN)/python run_lab.py
@@ -43,6 +45,10 @@ $(DOCS): $(CORE)
 	$(INSTALL) '.[docs]'
 	@touch $@
 
+$(RELEASE): $(CORE)
+	$(INSTALL) '.[release]'
+	@touch $@
+
 test: $(TEST)
 	$(CACHED) $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
@@ -62,11 +68,13 @@ arithmetic: $(TEST)
 slow: $(TEST)
 	$(CACHED) $(BIN)/python -m pytest -q -m slow --timeout 3600
 
-check: $(CHECK)
+check: lint
+	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory pages; pages=$$?; wait $$types && exit $$pages
+
+lint: $(CHECK)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(CACHED) $(BIN)/lint-imports
-	@$(MAKE) --no-print-directory types & types=$$!; $(MAKE) --no-print-directory pages; pages=$$?; wait $$types && exit $$pages
 
 types: $(CHECK)
 	$(CACHED) $(BIN)/mypy --strict --num-workers 2 slm_lab
@@ -95,5 +103,30 @@ bench: $(TEST)
 gpu: # no setup: the Python at hand has a torch of its own, for its GPU (another one: make gpu PY=...)
 	$(PY) -m bench.gpu
 
+wheel: $(RELEASE)
+	rm -rf build dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tools/package_check.py files
+
+walk: wheel
+	$(BIN)/python tools/package_check.py walk
+
+matrix: # CASES="3.12-newest 3.11-lowest" STEPS="install collect train"
+	$(PYTHON) tools/matrix.py $(CASES) $(if $(STEPS),--steps $(STEPS)) --jobs $(JOBS)
+
+constraints: $(CORE) # KEEP=all: no package changes its version; KEEP="torch numpy": these do not
+	$(BIN)/python tools/constraints.py $(if $(filter all,$(KEEP)),--keep-all,$(if $(KEEP),--keep $(KEEP)))
+
+dependencies: $(TEST) $(CHECK) $(RELEASE)
+	$(BIN)/python tools/dependencies.py
+
+hooks: $(CHECK)
+	$(INSTALL) pre-commit
+	$(BIN)/pre-commit install
+
+container: # runs the steps of Containerfile in a temporary folder, without a container engine
+	$(PYTHON) tools/container_steps.py
+
 clean:
-	rm -rf build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf build dist site .matrix *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

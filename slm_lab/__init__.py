@@ -6,7 +6,7 @@ The public names load on first use (PEP 562), so that `import slm_lab` and `slm-
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _PUBLIC = {
     "load_spec": "slm_lab.spec.load.loader:load_spec",

@@ -5,6 +5,7 @@
 - slm_lab/spec/models/torch_names.json from torch,
 - slm_lab/spec/spec.schema.json, docs/spec.md, docs/nets.md and the tables of docs/from_slm_lab.md from the models,
 - the table of docs/platforms.md from lib/system.py and the code,
+- PYPI.md from README.md,
 - docs/algorithms/, docs/memories/ and docs/nets/ from the models, the implementations, docs/equations.md and docs/BENCHMARKS.md.
 
 With --check nothing is written; exit status 1 if a file is out of date.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tools import envpool_envs, known_envs, torch_names
+from tools import envpool_envs, known_envs, package_page, torch_names
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,6 +56,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/spec.md": _reference,
     "docs/from_slm_lab.md": _from_slm_lab,
     "docs/platforms.md": _platforms,
+    "PYPI.md": package_page.text,
 }
 
 

@@ -1,0 +1,31 @@
+"""Containerfile: its instructions are known to tools/container_steps.py, and what it copies exists and is not ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT
+from tools.container_steps import Steps, instructions
+
+
+def test_continued_lines_and_comments() -> None:
+    text = "# a\nFROM x\n# b\nRUN one \\\n    && two\nworkdir /lab\n"
+    assert [*instructions(text)] == [("FROM", "x"), ("RUN", "one && two"), ("WORKDIR", "/lab")]
+
+
+def test_the_files_that_it_copies(tmp_path: Path) -> None:
+    steps = Steps(tmp_path, index=False)
+    for word, rest in instructions((ROOT / "Containerfile").read_text(encoding="utf-8")):
+        if word in ("WORKDIR", "COPY", "ENTRYPOINT"):
+            steps.run(word, rest)
+    assert (tmp_path / "src/slm_lab/spec/demo.json").exists()
+    assert not [*tmp_path.rglob("__pycache__")]
+    assert steps.entry == ["slm-lab"]
+    assert steps.folder == tmp_path / "lab"
+
+
+def test_a_file_that_is_ignored(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"copies README\.md, which \.containerignore leaves out"):
+        Steps(tmp_path, index=False).run("COPY", "README.md ./")

@@ -1,0 +1,74 @@
+"""Write constraints.txt, the exact versions that the make targets install: python tools/constraints.py [--keep NAME … | --keep-all]
+
+Asks pip which versions it would install of everything that all extras need, without installing them, and writes these versions.
+--keep: packages that keep the version that constraints.txt has; by default torch, whose newest build may need several GB.
+--keep-all: no package changes its version; packages that pyproject.toml needs now are added, and those that it no longer needs removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = ROOT / "constraints.txt"
+HEAD = """\
+# The exact versions that the make targets install (Python 3.11 to 3.13, Linux). pyproject.toml has the ranges.
+# make constraints renews this file; make constraints KEEP=all only adds and removes packages.
+"""
+
+
+def pins() -> dict[str, str]:
+    """Return the pinned versions by the normalised names of the packages."""
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    return {normalised(name): version for name, _, version in (line.partition("==") for line in lines) if version}
+
+
+def normalised(name: str) -> str:
+    """Return the name of a package as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def text(versions: Mapping[str, str]) -> str:
+    """Return the content of constraints.txt for names and versions; without local versions, such as that of 2.13.0+cpu."""
+    lines = [f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(versions.items(), key=lambda item: normalised(item[0]))]
+    return HEAD + "".join(lines)
+
+
+def resolve(kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions that pip would install of what all extras need, by name, if those in `kept` stay as they are."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    with tempfile.TemporaryDirectory() as folder:
+        constraint, report = Path(folder) / "kept.txt", Path(folder) / "report.json"
+        constraint.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()))
+        options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(constraint)]
+        subprocess.run([sys.executable, "-m", "pip", "install", *options, f"{ROOT}[{','.join(extras)}]"], check=True)
+        content = json.loads(report.read_text(encoding="utf-8"))
+    found = [one["metadata"] for one in content["install"]]
+    return {one["name"]: one["version"] for one in found if normalised(one["name"]) != "slm-lab"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", nargs="*", default=["torch"], metavar="NAME")
+    parser.add_argument("--keep-all", action="store_true")
+    arguments = parser.parse_args()
+    before = pins()
+    kept = before if arguments.keep_all else {name: before[normalised(name)] for name in arguments.keep}
+    FILE.write_text(text(resolve(kept)), encoding="utf-8")
+    after = pins()
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            sys.stdout.write(f"{name}: {before.get(name, 'new')} → {after.get(name, 'removed')}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""Run the steps of Containerfile without a container engine: python tools/container_steps.py [--keep FOLDER] [--index]
+
+COPY and RUN act in a temporary folder that stands for the root of the container, with a virtual environment in place of the image's Python.
+What this cannot show: the base image itself, and that the packages of the system are installed; `apt-get install` is simulated with the
+packages of this machine, and users are not created. By default the line of Containerfile with --index-url, for torch's CPU build, is left
+out, so that pip's own settings decide; --index keeps it. At the end the entry point trains for a few thousand frames.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TRAINING = ("demo.json", "ppo_cartpole", "train", "--set", "env.max_frame=8000")
+
+
+def instructions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the instructions of a Containerfile with their arguments, without comments; continued lines are joined."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\s*\\\n\s*", " ", "\n".join(lines)).splitlines():
+        if line.strip():
+            word, _, rest = line.strip().partition(" ")
+            yield word.upper(), rest.strip()
+
+
+class Steps:
+    """Runs instructions in a folder. Args: root: stands for the root of the container; index: whether --index-url lines are kept."""
+
+    def __init__(self, root: Path, index: bool) -> None:
+        self.root, self.index = root, index
+        self.folder, self.entry = root, list[str]()
+        self.environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        self.ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").splitlines()
+
+    def run(self, word: str, rest: str) -> None:
+        """Run one instruction. Raises CalledProcessError if a command fails, ValueError for an unknown instruction."""
+        match word:
+            case "FROM":
+                subprocess.run([sys.executable, "-m", "venv", str(self.root / "venv")], check=True)
+                self.environment["PATH"] = f"{self.root / 'venv/bin'}:{self.environment['PATH']}"
+            case "ARG" | "ENV":
+                name, _, value = rest.partition("=")
+                self.environment.setdefault(name, value)
+            case "WORKDIR":
+                self.folder = self.root / rest.lstrip("/")
+                self.folder.mkdir(parents=True, exist_ok=True)
+            case "COPY":
+                *sources, target = rest.split()
+                for source in sources:
+                    self._copy(source, self.folder / target)
+            case "RUN":
+                self._shell(rest)
+            case "ENTRYPOINT":
+                self.entry = [one.strip(' "') for one in rest.strip("[]").split(",")]
+            case "USER" | "CMD":
+                pass
+            case _:
+                raise ValueError(f"Containerfile: the instruction {word} is not known here")
+
+    def _copy(self, source: str, target: Path) -> None:
+        if f"!{source}" not in self.ignored:
+            raise ValueError(f"Containerfile copies {source}, which .containerignore leaves out")
+        path = ROOT / source
+        if path.is_dir():
+            hidden = [pattern.removeprefix("**/") for pattern in self.ignored if pattern.startswith("**/")]
+            shutil.copytree(path, target, ignore=lambda _, names: {name for name in names if any(fnmatch(name, one) for one in hidden)})
+        else:
+            shutil.copy(path, target)
+
+    def _shell(self, command: str) -> None:
+        command = command.replace("apt-get install", "apt-get install --simulate").replace("rm -rf /var/lib/apt/lists/*", "true")
+        command = re.sub(r"useradd [^&]*", "true ", re.sub(r"chown [^&]*", "true ", command)).replace(" /lab", f" {self.root}/lab")
+        if not self.index:
+            command = re.sub(r"--index-url \S+?(?=[\"'\s])", "", command)
+        subprocess.run(["sh", "-euc", command], cwd=self.folder, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+
+    def start(self, *words: str) -> None:
+        """Run the entry point with arguments."""
+        subprocess.run([*self.entry, *words], cwd=self.folder, env=self.environment, check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder that remains")
+    parser.add_argument("--index", action="store_true", help="install torch's CPU build from the index that Containerfile names")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        steps = Steps((arguments.keep or Path(temporary)).absolute(), arguments.index)
+        steps.root.mkdir(parents=True, exist_ok=True)
+        for word, rest in instructions((ROOT / "Containerfile").read_text(encoding="utf-8")):
+            begin = time.monotonic()
+            steps.run(word, rest)
+            sys.stdout.write(f"{time.monotonic() - begin:6.1f} s  {word} {shlex.join(rest.split())[:100]}\n")
+            sys.stdout.flush()
+        steps.start(*TRAINING)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

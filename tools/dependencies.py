@@ -1,0 +1,192 @@
+"""Table of dependencies in CONTRIBUTING.md: python tools/dependencies.py
+
+Measures, for each package that pyproject.toml names: its size on disk, the size of it and of all packages that only it needs, and the
+processor time of its import in a new process with the packages that it imports (the median of three, less that of an empty process).
+Purposes are written here. A package that is not installed keeps its row.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "CONTRIBUTING.md"
+_TABLE = re.compile(r"(<!-- dependencies -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+class Purpose(NamedTuple):
+    """The module that code imports, and what for."""
+
+    module: str
+    text: str
+
+
+PURPOSES = {
+    "gymnasium": Purpose("gymnasium", "environments, spaces, vector environments"),
+    "matplotlib": Purpose("matplotlib.figure", "graphs as PNG; formulas of the site"),
+    "numpy": Purpose("numpy", "arrays of environments, replay, statistics"),
+    "pandas": Purpose("pandas", "`load_run` and `TrialResult` as DataFrames; not used in training"),
+    "pillow": Purpose("PIL.Image", "palette of PNG graphs, which makes the files smaller"),
+    "plotly": Purpose("plotly.io", "interactive graphs; its script is copied beside the pages"),
+    "pydantic": Purpose("pydantic", "models of specs: types, bounds, JSON Schema"),
+    "ruamel-yaml": Purpose("ruamel.yaml", "specs in YAML 1.2, with the lines of mistakes"),
+    "rich": Purpose("rich.console", "progress and tables on the screen"),
+    "threadpoolctl": Purpose("threadpoolctl", "one thread of BLAS while acting, also after numpy is loaded"),
+    "torch": Purpose("torch", "nets, gradients, optimizers"),
+    "ale-py": Purpose("ale_py", "Atari, with its vector environment in C++"),
+    "opencv-python": Purpose("cv2", "Gymnasium's preprocessing of Atari frames"),
+    "minigrid": Purpose("minigrid", "MiniGrid and BabyAI"),
+    "minatar": Purpose("minatar", "MinAtar"),
+    "gymnasium-robotics": Purpose("gymnasium_robotics", "mazes with goals"),
+    "envpool": Purpose("envpool", "1,125 environments in C++, in batches"),
+    "minari": Purpose("minari", "recorded episodes"),
+    "wandb": Purpose("wandb", "tracker"),
+    "mlflow-skinny": Purpose("mlflow", "tracker"),
+    "alembic": Purpose("alembic", "the SQLite store of mlflow"),
+    "sqlalchemy": Purpose("sqlalchemy", "the SQLite store of mlflow"),
+    "trackio": Purpose("trackio", "tracker"),
+    "tensorboard": Purpose("tensorboard", "tracker"),
+    "imageio-ffmpeg": Purpose("imageio_ffmpeg", "a program that writes MP4"),
+    "starlette": Purpose("starlette.applications", "the server of `view`"),
+    "uvicorn": Purpose("uvicorn", "the server of `view`"),
+    "onnx": Purpose("onnx", "export to ONNX"),
+    "onnxruntime": Purpose("onnxruntime", "compares an ONNX file with the policy; `enjoy` with it"),
+    "onnxscript": Purpose("onnxscript", "torch's exporter to ONNX"),
+    "huggingface-hub": Purpose("huggingface_hub", "`push` and `pull`"),
+    "ray": Purpose("ray", "clusters; schedulers of a search on a cluster"),
+    "optuna": Purpose("optuna", "TPE, importance of searched keys"),
+    "mkdocs-material": Purpose("mkdocs", "the site"),
+    "httpx": Purpose("httpx", "tests of `view`"),
+    "hypothesis": Purpose("hypothesis", "tests with generated specs and observations"),
+    "ipykernel": Purpose("ipykernel", "runs the notebook in a test"),
+    "nbclient": Purpose("nbclient", "runs the notebook in a test"),
+    "pytest": Purpose("pytest", "tests"),
+    "pytest-timeout": Purpose("pytest_timeout", "tests that hang end"),
+    "pytest-xdist": Purpose("xdist", "tests in several processes"),
+    "safetensors": Purpose("safetensors", "compares files of weights in tests; slm_lab reads and writes them itself"),
+    "import-linter": Purpose("importlinter", "import contracts"),
+    "mypy": Purpose("mypy", "types; its stubs say which systems lack a function"),
+    "pandas-stubs": Purpose("", "types of pandas"),
+    "ruff": Purpose("", "format and lint"),
+    "build": Purpose("build", "`make wheel`"),
+    "twine": Purpose("twine", "checks the description of the package"),
+}
+_CORE = "core"
+
+
+def requirements() -> dict[str, list[str]]:
+    """Return the packages that pyproject.toml names → the extras that name them, or "core"."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found: dict[str, list[str]] = {}
+    for extra, texts in {_CORE: project["dependencies"], **project["optional-dependencies"]}.items():
+        for text in texts:
+            requirement = Requirement(text)
+            if canonicalize_name(requirement.name) != "slm-lab" and (extra == _CORE or not _is_core(requirement, project)):
+                found.setdefault(_shown(requirement), []).append(extra)
+    return found
+
+
+def _is_core(requirement: Requirement, project: Mapping[str, list[str]]) -> bool:
+    return not requirement.extras and any(Requirement(text).name == requirement.name for text in project["dependencies"])
+
+
+def _shown(requirement: Requirement) -> str:
+    return requirement.name + (f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else "")
+
+
+def table() -> str:
+    """Measure, and return the table."""
+    everything = requirements()
+    empty = _seconds("pass")
+    lines = ["| package | extra | what for | size, MB | with what it needs | import, s |", "|---|---|---|---|---|---|"]
+    core = set().union(*(_closure(Requirement(name)) for name, extras in everything.items() if _CORE in extras))
+    for text, extras in everything.items():
+        requirement = Requirement(text)
+        purpose = PURPOSES[canonicalize_name(requirement.name)]
+        if requirement.extras:
+            purpose = (
+                Purpose("", f"the environments of {', '.join(sorted(requirement.extras))}") if requirement.name == "gymnasium" else purpose
+            )
+        closure = _closure(requirement) - (set() if _CORE in extras else core)
+        if _installed(requirement.name) is None:
+            cells = ["", "", ""]
+        else:
+            took = "" if not purpose.module else f"{max(_seconds(f'import {purpose.module}') - empty, 0.0):.2f}"
+            own = 0.0 if requirement.extras and _CORE in everything.get(requirement.name, ()) else _size([requirement.name])
+            cells = [_megabytes(own), _megabytes(_size(closure | ({requirement.name} if own else set()))), took]
+        lines.append(f"| {text} | {', '.join(extras)} | {purpose.text} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _installed(name: str) -> Distribution | None:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _closure(requirement: Requirement) -> set[str]:
+    """Return the installed packages that a requirement needs, with itself."""
+    found, open_, seen = set[str](), [requirement], set[tuple[str, frozenset[str]]]()
+    while open_:
+        one = open_.pop()
+        key = (canonicalize_name(one.name), frozenset(one.extras))
+        if key in seen or (installed := _installed(one.name)) is None:
+            continue
+        seen.add(key)
+        found.add(key[0])
+        for text in installed.requires or ():
+            child = Requirement(text)
+            if child.marker is None or any(child.marker.evaluate({"extra": extra}) for extra in ("", *one.extras)):
+                open_.append(child)
+    return found
+
+
+def _size(names: Iterable[str]) -> float:
+    """Return the bytes of the files of packages, without byte-code."""
+    total = 0
+    for name in names:
+        installed = _installed(name)
+        for file in (installed.files if installed is not None else None) or ():
+            if not file.name.endswith(".pyc") and (path := Path(str(file.locate()))).is_file():
+                total += path.stat().st_size
+    return total
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.0f}" if size >= 10e6 else f"{size / 1e6:.1f}"
+
+
+def _seconds(code: str) -> float:
+    """Return the processor seconds of a new process that runs `code`: the median of three, after one that compiles."""
+    taken = []
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return median(taken[1:])
+
+
+def rows(page: str) -> list[str]:
+    """Return the packages in the table of a page, without its header."""
+    found = _TABLE.search(page)
+    assert found is not None
+    return [line.split(" | ")[0].removeprefix("| ") for line in found[0].splitlines() if line.startswith("| ")][1:]
+
+
+if __name__ == "__main__":
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(_TABLE.sub(lambda match: f"{match[1]}{table()}\n{match[2]}", page), encoding="utf-8")

@@ -1,0 +1,45 @@
+"""PYPI.md, the description of the package on an index: README.md with links that work outside the repository.
+
+A link to a file of the repository becomes absolute if pyproject.toml has the key project.urls.Repository, else plain text. The part of
+README.md between `<!-- checkout -->` and `<!-- end of checkout -->` is about the source code: the first such part is replaced by the
+installation of the package, the others are left out.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BRANCH = "main"
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
+_CHECKOUT = re.compile(r"<!-- checkout -->.*?<!-- end of checkout -->", re.DOTALL)
+_COMMENT = re.compile(r"^<!-- .* -->\n\n?", re.MULTILINE)
+_INSTALL = """\
+```bash
+pip install slm-lab
+slm-lab demo.json ppo_cartpole train
+```
+
+trains PPO on CartPole in two *sessions*, which are training runs with different seeds (10–20 s). A *frame*, below, is one step of one
+environment. Python 3.11 or newer is needed."""
+
+
+def text() -> str:
+    """Return the page."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+    return page((ROOT / "README.md").read_text(encoding="utf-8"), urls.get("Repository"))
+
+
+def page(readme: str, repository: str | None) -> str:
+    """Return the page for a README, with links into a repository, or without if it is None."""
+
+    def link(match: re.Match[str]) -> str:
+        image, label, target = match.groups()
+        if repository is None:
+            return "" if image else label
+        return f"{image}[{label}]({repository.rstrip('/')}/{'raw' if image else 'blob'}/{BRANCH}/{target})"
+
+    plain = _COMMENT.sub("", _CHECKOUT.sub("", _CHECKOUT.sub(_INSTALL, readme, count=1))).replace(".venv/bin/slm-lab", "slm-lab")
+    return re.sub(r"\n{3,}", "\n\n", _LINK.sub(link, plain))

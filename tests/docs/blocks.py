@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"`(\w+\.json)`[^`]*$")
 _LOOP = re.compile(r"^\s*for (\w+) in (.*); do$|^\s*done$")
+_REDIRECTION = re.compile(r"\d?>")
+_ASSIGNMENT = re.compile(r"[A-Z_]+=\S*$")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def commands(block: Block) -> list[str]:
     """Return the command lines of a shell block; of a loop those with the first value of its variable."""
     lines, values = list[str](), dict[str, str]()
     for raw in block.text.replace("\\\n", " ").splitlines():
-        line = raw.partition(" #")[0].strip()
+        line = raw.partition(" #")[0].strip().removeprefix("$ ")
         if loop := _LOOP.match(line):
             if loop[1]:
                 values[loop[1]] = loop[2].split()[0]
@@ -49,3 +52,14 @@ def commands(block: Block) -> list[str]:
         if line:
             lines.append(line)
     return lines
+
+
+def words_of(line: str) -> list[str]:
+    """Return the words of a command line, without variables that are set for it (`NAME=value command …`) and redirections."""
+    words = [word for word in shlex.split(line) if not _REDIRECTION.match(word)]
+    while _ASSIGNMENT.match(words[0]):
+        del words[0]
+    return words
+
+
+ALL = [block for page in PAGES for block in blocks(page)]

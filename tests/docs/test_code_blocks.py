@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import pytest
 
 from slm_lab.cli.entry import main
@@ -18,32 +15,13 @@ from slm_lab.cli.parser import COMMANDS, check_options_apply, make_parser
 from slm_lab.spec.load.files import SPEC_FOLDER, is_study, parse_json
 from slm_lab.spec.load.loader import load_spec, load_specs
 from slm_lab.spec.load.study_file import load_study
-from tests.docs.blocks import PAGES, ROOT, Block, blocks, commands
+from tests.docs.blocks import ALL, ROOT, Block, commands, words_of
 
-ALL = [block for page in PAGES for block in blocks(page)]
 SPECS = [block for block in ALL if block.language == "json"]
 SCRIPTS = {
     block.page: [one for one in ALL if one.page == block.page and one.language == "python"] for block in ALL if block.language == "python"
 }
 LINES = list(dict.fromkeys((block.page, line) for block in ALL if block.language in ("bash", "sh") for line in commands(block)))
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the pages tell the reader to write, as the current folder."""
-    for block in ALL:
-        first = block.text.partition("\n")[0]
-        if block.language == "python" and first.startswith("# ") and first.endswith(".py"):
-            (tmp_path / first[2:]).write_text(block.text, encoding="utf-8")
-        if block.language == "json" and block.file and block.text.startswith("{"):
-            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in [path.stem for path in tmp_path.glob("*.py")]:
-        sys.modules.pop(name, None)
-    gym.registry.pop("Line-v0", None)
-    return tmp_path
 
 
 def skip_without_its_package(text: str) -> None:
@@ -83,7 +61,7 @@ def _merged(spec: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("page", "line"), LINES, ids=lambda text: text)
 def test_commands_are_accepted(page: str, line: str, place: Path) -> None:
     skip_without_its_package(line)
-    words = shlex.split(line)
+    words = words_of(line)
     if words[0] == "make":
         assert f"\n{words[1]}: " in (ROOT / "Makefile").read_text(encoding="utf-8")
     elif words[1] == "-m":
@@ -112,10 +90,11 @@ SHOWN = "ppo_cartpole_2026_01_31_120000"
 """Run folder in the pages."""
 
 
+TRAININGS = [line for _, line in LINES if line not in OF_RUNS and (" train" in line or " check " in line)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", [line for _, line in LINES if line not in OF_RUNS and (" train" in line or " check " in line)], ids=lambda text: text
-)
+@pytest.mark.parametrize("line", TRAININGS, ids=lambda text: text)
 def test_commands_run(line: str, place: Path) -> None:
     skip_without_its_package(line)
     words = _words(line)
@@ -195,7 +174,7 @@ def test_commands_about_runs_run(line: str, place: Path) -> None:
 
 def _words(line: str) -> list[str]:
     """Return the words after the program's name."""
-    words = shlex.split(line)
+    words = words_of(line)
     if words[0] == "python":
         assert words[1] == "run_lab.py"
         return words[2:]

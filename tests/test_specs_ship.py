@@ -121,6 +121,7 @@ def trained() -> dict[tuple[object, ...], tuple[Path, str]]:
 def test_benchmark_has_published_budget(where: tuple[Path, str]) -> None:
     """The learning rate of on-policy algorithms ends with the frames."""
     spec = load(*where)
+    assert spec.env.name in BUDGETS or "Masked" in spec.env.name, "BUDGETS lacks this env"
     masked = (200_000, 8 if spec.agent.algorithm.on_policy else 4, 500)
     budget = masked if spec.env.name.endswith("MaskedCartPole-v1") else BUDGETS[spec.env.name]
     if isinstance(spec.agent.algorithm, PQNSpec):  # in place of a replay buffer, many envs

@@ -169,6 +169,8 @@ def _diagnostics(section: Section, name: str) -> Iterator[str]:
         return
     yield from ("## Diagnostics", "", "Columns of the tables, beside [those of every algorithm](results.md#columns):", "")
     yield from ("| column | mean over the updates since the row before |", "|---|---|")
+    if missing := [column for column in algorithm.diagnostics if column not in DIAGNOSTICS]:
+        raise ValueError(f"DIAGNOSTICS in tools/component_pages.py does not say what the column {missing[0]!r} of {name} means")
     yield from (f"| `{column}` | {DIAGNOSTICS[column]} |" for column in algorithm.diagnostics)
     yield ""
 

@@ -155,6 +155,49 @@ MINARI = """{
   }
 }
 """
+OWN_ENV = '''
+import gymnasium as gym
+import numpy as np
+
+
+class Line(gym.Env):
+    """Walk along a line to its end."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = 0.0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.position += 0.1 if action == 1 else -0.1
+        return self._observation(), float(self.position >= 0.95), abs(self.position) >= 0.95, False, {}
+
+    def render(self):
+        picture = np.full((64, 192, 3), 255, np.uint8)
+        column = int(96 + 90 * self.position)
+        picture[24:40, column - 4 : column + 4] = 0
+        return picture
+
+    def _observation(self):
+        return np.array([np.clip(self.position, -1.0, 1.0)], np.float32)
+
+
+gym.register(id="Line-v0", entry_point=Line, max_episode_steps=100)
+'''
+OWN_SPEC = SPEC.replace("my_cartpole", "line").replace("CartPole-v1", "line_env:Line-v0")
+OWN_STEPS = (
+    Step(("slm-lab", "check", "line.json", "--build"), "line"),
+    Step(("slm-lab", "line.json", "line", "train"), "report.html"),
+    Step(("slm-lab", "enjoy@latest", "--episodes", "2", "--video"), ".mp4"),
+)
+"""An environment of the user's own, with the extra `video`."""
 
 
 def walk(wheel: Path, python: str, folder: Path) -> int:
@@ -165,13 +208,14 @@ def walk(wheel: Path, python: str, folder: Path) -> int:
     (here / "my_spec.json").write_text(SPEC)
     (here / "wrong.json").write_text(SPEC.replace("gamma", "gama"))
     (here / "demonstrations.json").write_text(MINARI)
-    failed = 0
-    install = (str(binaries / "python"), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), str(wheel))
-    for words in ((python, "-m", "venv", str(folder / "venv")), install):
-        failed += _run(words, here, Step(words, ""))
+    (here / "line_env.py").write_text(OWN_ENV)
+    (here / "line.json").write_text(OWN_SPEC)
+    install = ("python", "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"))
     hints = tuple(Step(words, f"slm-lab[{extra}]", 2) for extra, words in EXTRAS.items())
-    for step in (*STEPS, *hints):
+    begin, failed = time.monotonic(), int(_run((python, "-m", "venv", str(folder / "venv")), here, Step((), "")))
+    for step in (Step((*install, str(wheel)), ""), *STEPS, *hints, Step((*install, f"{wheel}[video]"), ""), *OWN_STEPS):
         failed += _run((str(binaries / step.words[0]), *step.words[1:]), here, step)
+    sys.stdout.write(f"{time.monotonic() - begin:6.1f} s  in all; {failed} failed\n")
     return failed
 
 

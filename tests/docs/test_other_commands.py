@@ -1,4 +1,4 @@
-"""Every command of README.md and docs/ is run by a test, or listed here with the reason why not; complete specs are trained."""
+"""Every command of README.md and docs/ is run by a test, or listed in left_out.py with the reason why not; complete specs are trained."""
 
 from __future__ import annotations
 
@@ -18,22 +18,11 @@ import pytest
 from slm_lab.cli.entry import main
 from slm_lab.spec.load.files import is_study, parse_json
 from tests.docs.blocks import ALL, ROOT, Block, commands, words_of
+from tests.docs.left_out import LEFT_OUT
 from tests.docs.test_code_blocks import OF_RUNS, STUDIES, TRAININGS, _small, skip_without_its_package
 from tests.experiment.hub_server import TOKEN, Hub
 
 LINES = list(dict.fromkeys(line for block in ALL if block.language in ("bash", "sh", "console") for line in commands(block)))
-LEFT_OUT = {
-    "make *": "installs packages; tests read the Makefile only for the name of the target",
-    "pip install *": "installs packages",
-    "hf auth login": "asks for a token of the Hugging Face Hub",
-    "* ray get-auth-token *": "starts a cluster of several machines; tests/experiment/cluster has one on this machine",
-    "* ray start *": "starts a cluster of several machines; tests/experiment/cluster has one on this machine",
-    "kubectl *": "needs Kubernetes",
-    "* --cluster auto *": "needs a running cluster; tests/experiment/cluster has one on this machine",
-    "* python -m bench.speed*": "compares two checkouts for an hour",
-    "python -m bench.speed*": "installs other libraries, and measures for hours",
-}
-"""Pattern of a command line → the reason why it is not run here."""
 ELSEWHERE = {*TRAININGS, *STUDIES, *OF_RUNS}
 """Lines that tests/docs/test_code_blocks.py runs."""
 VIEWS = [line for line in LINES if " view" in line and line not in ELSEWHERE]

@@ -236,5 +236,10 @@ def close_all(context: ChildContext) -> None:
     time.sleep(1000)
 
 
+def close_all_and_wait(context: ChildContext) -> None:
+    os.closerange(3, 256)
+    time.sleep(1000)
+
+
 def exit_0(context: ChildContext) -> None:
     sys.exit(0)

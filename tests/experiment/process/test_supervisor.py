@@ -26,6 +26,7 @@ from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.process import THREAD_LIMITS
+from slm_lab.lib.system import VARIABLE
 from slm_lab.spec.report import SpecError
 from tests.experiment.commands import alive, gone
 from tests.experiment.process import light, targets
@@ -547,6 +548,15 @@ def test_a_child_that_closes_its_connection(parent: LocalExecutor) -> None:
     messages, end = run(parent, targets.close_all)
     assert (messages, end.code) == ([], 1)
     assert "closed file descriptors" in end.output
+
+
+def test_a_child_that_closes_its_connection_and_goes_on(parent: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the pipe shows a death: it is ended, and the reason is not a lack of memory."""
+    monkeypatch.setenv(VARIABLE, "pidfd")
+    monkeypatch.setattr(supervisor, "_EXIT_SECONDS", 0.2)
+    messages, end = run(parent, targets.close_all_and_wait)
+    assert (messages, end.code) == ([], -signal.SIGKILL)
+    assert end.reason == "closed file descriptors that it did not open"
 
 
 def test_a_child_that_calls_exit(parent: LocalExecutor) -> None:

@@ -27,6 +27,8 @@ _TICK = 0.5
 """Maximum seconds between two checks of heartbeats and deadlines."""
 _END_SECONDS = 10.0
 """Seconds that a child has to exit after its target has returned."""
+_EXIT_SECONDS = 2.0
+"""Seconds that a process may take to exit after its pipe was closed, without descriptors of processes."""
 _REAP_SECONDS = 5.0
 """Seconds that the system has to end a killed process."""
 _UNKNOWN = 255
@@ -172,11 +174,22 @@ class LocalTask(Task):
             os.ftruncate(self._printed, 0)
             os.write(self._printed, last)
 
+    def _has_exited(self) -> bool:
+        """Wait for the exit of a process whose pipe is closed. Code in the process may have closed the pipe, which looks like its death."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while self._process.exitcode is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
     def end(self) -> None:
         """Kill the process if it is running, and all processes that it started; reap it and read its last messages."""
         if self._process is None:
             return
         overdue = not wait([self._death], 0)
+        if not overdue and not has("pidfd") and not self._has_exited():
+            overdue, self.kill_reason = True, "closed file descriptors that it did not open"
         if overdue:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -343,7 +343,7 @@ def _check_net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report
             report.fail((*location, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
     if isinstance(net, SimbaV2NetSpec):
         why = "the weights of each output have norm 1"
-        _defaults_only(net, ("actor_init_std", "critic_init_std"), location, why, report)
+        _reject_non_defaults(net, ("actor_init_std", "critic_init_std"), location, why, report)
     if isinstance(net, HydraMLPNetSpec):
         _check_hydra(net, location, report)
     if isinstance(net, ConvNetSpec):
@@ -464,7 +464,7 @@ def _check_demonstrations(spec: Spec, report: Report) -> None:
     if algorithm.offline:
         why = f"{algorithm.name} learns from all of meta.demonstrations, and collects nothing"
         if isinstance(memory, ReplaySpec):
-            _defaults_only(memory, ("max_size", "use_cer", "demonstration_fraction"), ("agent", "memory"), why, report)
+            _reject_non_defaults(memory, ("max_size", "use_cer", "demonstration_fraction"), ("agent", "memory"), why, report)
     elif algorithm.on_policy or not algorithm.learns:
         learners = ", ".join(name for name, model in ALGORITHMS.items() if not model.on_policy)
         report.fail(location, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")

@@ -124,20 +124,20 @@ class TrackerLink:
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with self.log.open("ab") as log, self.log.open("ab") as lock:
-            fd = lock.fileno()
-            fcntl.flock(fd, fcntl.LOCK_SH)  # before the process runs, so that `wait_for_trackers` does not miss it
+            locked = lock.fileno()
+            fcntl.flock(locked, fcntl.LOCK_SH)  # before the process runs, so that `wait_for_trackers` does not miss it
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": path},
-                pass_fds=(fd,),
+                pass_fds=(locked,),
                 start_new_session=True,  # a signal to this process or its group does not reach it
             )
         for fd in self._fds:
             os.set_blocking(fd, False)
-        self._write({**about, "lock": fd, "file": str(self.log.absolute().with_suffix(".json")), "limit": END_SECONDS})
+        self._write({**about, "lock": locked, "file": str(self.log.absolute().with_suffix(".json")), "limit": END_SECONDS})
 
     @property
     def _fds(self) -> tuple[int, int]:

@@ -78,14 +78,14 @@ class SpecContract:
             def on_step(self, episodes: list[Episode]) -> None:
                 stop.requested = stop.requested or 2 * self.context.clock.frame >= spec.env.max_frame
 
-        straight = self._trained(tmp_path_factory).paths
+        straight, data = self._trained(tmp_path_factory).paths, tmp_path / "stopped"  # a fixture may write to tmp_path
         try:
-            slm_lab.Trial(spec, tmp_path, observers=[Half], stop=stop).run()
+            slm_lab.Trial(spec, data, observers=[Half], stop=stop).run()
         except Interrupted:
             pass
         else:
             raise AssertionError("the run was not stopped: it has too few steps")
-        (folder,) = tmp_path.iterdir()
+        (folder,) = data.iterdir()
         slm_lab.Trial.resume(folder).run()
         if self.exact:
             assert _rows(folder) == _rows(straight.root)

@@ -50,7 +50,7 @@ PURPOSES = {
     "minigrid": Purpose("minigrid", "MiniGrid and BabyAI"),
     "minatar": Purpose("minatar", "MinAtar"),
     "gymnasium-robotics": Purpose("gymnasium_robotics", "mazes with goals"),
-    "envpool": Purpose("envpool", "1,125 environments in C++, in batches"),
+    "envpool": Purpose("envpool", "environments in C++, in batches"),
     "minari": Purpose("minari", "recorded episodes"),
     "wandb": Purpose("wandb", "tracker"),
     "mlflow-skinny": Purpose("mlflow", "tracker"),

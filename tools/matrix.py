@@ -65,7 +65,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE", help=f"by default {' '.join(CASES)}")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
-    parser.add_argument("--extra", default="test", help="extra of pyproject.toml that is installed, by default test")
+    parser.add_argument("--extra", default="test", help="extra of pyproject.toml that is installed, by default test; none: only the core")
     parser.add_argument("--jobs", default="2", help="processes of the quick tests")
     arguments = parser.parse_args()
     for name in arguments.cases:
@@ -119,7 +119,8 @@ def _install(case: Case, uv: Path, extra: str) -> str:
         subprocess.run([f"python{case.python}", "-m", "venv", str(case.folder)], check=True)
     resolution = "lowest-direct" if case.name.endswith("lowest") else "highest"
     python = case.folder / "bin" / "python"
-    good, said, seconds = case.run([uv, "pip", "install", "--python", python, "--resolution", resolution, f"{ROOT}[{extra}]"], "install")
+    package = str(ROOT) if extra == "none" else f"{ROOT}[{extra}]"
+    good, said, seconds = case.run([uv, "pip", "install", "--python", python, "--resolution", resolution, package], "install")
     if not good:
         case.failed = True
         return f"FAILED: {_last(said)}"

@@ -19,7 +19,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     copy = tmp_path_factory.mktemp("source") / "slm_lab"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(copy)], check=True)
-    code = "from setuptools import build_meta as b; import sys; b.build_sdist(sys.argv[1]); b.build_wheel(sys.argv[1])"
+    code = "import sys; from setuptools import build_meta as b; folder = sys.argv[1]; b.build_sdist(folder); b.build_wheel(folder)"
     subprocess.run([sys.executable, "-c", code, str(folder)], cwd=copy, check=True, capture_output=True)
     return folder
 

@@ -72,6 +72,7 @@ def hydra(*hid_layers: Any) -> dict[str, Any]:
         (SAC | {"agent.net.type": "DuelingMLPNet"}, "agent.net.type"),
         (SAC | {"agent.net": {"type": "SimbaV2Net", "actor_init_std": 0.1}}, "agent.net.actor_init_std"),
         ({"agent.net": {"type": "SimbaV2Net", "critic_init_std": 1.0}}, "agent.net.critic_init_std"),
+        (SAC | {"agent.net": {"type": "SimbaV2Net"}, "agent.algorithm.spectral_norm": True}, "agent.algorithm.spectral_norm"),
         (DSAC | {"agent.algorithm.num_atoms": 1}, "agent.algorithm.num_atoms"),
         (DSAC | {"agent.algorithm.v_min": 5.0}, "agent.algorithm.v_min"),
         (SAC | {"agent.critic_net": {"type": "RecurrentNet"}}, "agent.critic_net.type"),

@@ -96,8 +96,8 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
         report.fail(
             (*ALGORITHM, "log_alpha_min"), f"must be below log_alpha_max ({algorithm.log_alpha_max:g}), not {algorithm.log_alpha_min:g}"
         )
-    if isinstance(algorithm, SoftActorCriticSpec) and "initial_alpha" in algorithm.model_fields_set:
-        least, most = math.exp(algorithm.log_alpha_min), math.exp(algorithm.log_alpha_max)
+    if isinstance(algorithm, SoftActorCriticSpec) and "initial_alpha" in algorithm.model_fields_set and algorithm.fixed_alpha is None:
+        least, most = (math.exp(min(bound, 700.0)) for bound in (algorithm.log_alpha_min, algorithm.log_alpha_max))  # without overflow
         if not least <= algorithm.initial_alpha <= most:
             allowed = f"from exp(log_alpha_min) = {least:.4g} to exp(log_alpha_max) = {most:.4g}"
             report.fail((*ALGORITHM, "initial_alpha"), f"must be {allowed}, not {algorithm.initial_alpha:g}")
@@ -342,6 +342,8 @@ def _check_net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report
         if "seq_len" in net.model_fields_set and net.seq_len > rollout:
             report.fail((*location, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
     if isinstance(net, SimbaV2NetSpec):
+        if getattr(algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
+            report.fail((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
         why = "the weights of each output have norm 1"
         _reject_non_defaults(net, ("actor_init_std", "critic_init_std"), location, why, report)
     if isinstance(net, HydraMLPNetSpec):

@@ -73,9 +73,14 @@ def check_goal_rewards(spec: EnvSpec, threshold: float | None, env: Env, step: V
     """
     if env.info.observation.goals is None:
         return
-    goals = [step.last_obs_N[step.valid_N, begin:end] for begin, end in env.info.observation.goals]
+    achieved_KG, desired_KG = (step.last_obs_N[step.valid_N, begin:end] for begin, end in env.info.observation.goals)
     given_K = RewardNormalizer(spec, 1, 1.0)(step.reward_N[step.valid_N])
-    expected_K = goal_reward(spec, threshold)(*goals).reward_K
+    rewards = goal_reward(spec, threshold)
+    try:
+        expected_K = rewards(achieved_KG, desired_KG).reward_K
+    except Exception as error:  # of the env's own code
+        message = f"missing; {spec.name}: compute_reward of a batch of goals and an empty info raised {type(error).__name__}: {error}"
+        raise SpecError(spec.name, [Problem(KEY, f"{message}; give the distance within which a goal is reached", "missing")]) from error
     wrong_K = np.flatnonzero(~np.isclose(given_K, expected_K, rtol=1e-3, atol=1e-4))
     if not len(wrong_K):
         return
@@ -84,10 +89,9 @@ def check_goal_rewards(spec: EnvSpec, threshold: float | None, env: Env, step: V
         notice(f"{KEY}: the agent learns from these rewards ({expected} in the first step), not from those of {spec.name} ({given})")
         return
     wrapped = f" without env.wrappers ({', '.join(wrap.name for wrap in spec.wrappers)})" if spec.wrappers else ""
-    message = (
-        f"missing; {spec.name} returned the reward {given}, but its compute_reward{wrapped} {expected}: other goals have no such reward"
-    )
-    raise SpecError(spec.name, [Problem(KEY, f"{message}; give the distance within which a goal is reached", "missing")])
+    message = f"missing; {spec.name} returned the reward {given} where its compute_reward{wrapped} returns {expected}, so"
+    why = "the rewards of other goals are unknown; give the distance within which a goal is reached"
+    raise SpecError(spec.name, [Problem(KEY, f"{message} {why}", "missing")])
 
 
 def _check_wrappers(spec: EnvSpec) -> None:

@@ -249,10 +249,16 @@ def test_all_rewards_of_a_batch_have_one_scale(caplog: pytest.LogCaptureFixture)
 def test_rewards_that_compute_reward_does_not_return_are_refused_by_path() -> None:
     ((path, message),) = problems(spec({**GOAL, "unit": 10.0}))
     assert path == "agent.memory.goal_threshold"
-    assert "tests.env.toys:Goal-v0 returned the reward -10, but its compute_reward -1" in message
+    assert "tests.env.toys:Goal-v0 returned the reward -10 where its compute_reward returns -1" in message
     ((path, message),) = problems(spec({**GOAL, "wrappers": [PREFIX + "HalfInStep"]}))
     assert path == "agent.memory.goal_threshold"
-    assert "but its compute_reward without env.wrappers (tests.env.toys:HalfInStep) -1" in message
+    assert "its compute_reward without env.wrappers (tests.env.toys:HalfInStep) returns -1" in message
+
+
+def test_an_error_of_compute_reward_is_a_problem_of_the_spec() -> None:
+    ((path, message),) = problems(spec({**GOAL, "reads_info": True}))
+    assert path == "agent.memory.goal_threshold"
+    assert "raised KeyError: 'known'" in message
 
 
 @pytest.mark.parametrize("threshold", [None, 0.5])

@@ -283,13 +283,16 @@ class Growing(Course):
 
 
 class Goal(gym.Env[dict[str, np.ndarray], int]):
-    """Episodes of 5 steps on a line. The reward is `unit` times compute_reward, which is 0 at the goal and −1 elsewhere."""
+    """Episodes of 5 steps on a line. The reward is `unit` times compute_reward, which is 0 at the goal and −1 elsewhere.
 
-    def __init__(self, unit: float = 1.0) -> None:
+    With `reads_info`, compute_reward needs an entry of `info`.
+    """
+
+    def __init__(self, unit: float = 1.0, reads_info: bool = False) -> None:
         part = spaces.Box(-10, 10, (1,), np.float32)
         self.observation_space: Any = spaces.Dict({"achieved_goal": part, "desired_goal": part, "observation": part})
         self.action_space: Any = spaces.Discrete(2)
-        self.unit = unit
+        self.unit, self.reads_info = unit, reads_info
 
     def _observe(self) -> dict[str, np.ndarray]:
         at = np.array([self._at], np.float32)
@@ -302,10 +305,11 @@ class Goal(gym.Env[dict[str, np.ndarray], int]):
 
     def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         self._at, self._t = self._at + action, self._t + 1
-        reward = self.unit * float(self.compute_reward(np.array([self._at]), np.array([9.0]), {}))
+        reward = self.unit * float(self.compute_reward(np.array([self._at]), np.array([9.0]), {"known": True}))
         return self._observe(), reward, False, self._t == 5, {}
 
     def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> np.ndarray:
+        assert not self.reads_info or info["known"]
         return np.asarray((achieved_goal == desired_goal).all(-1) - 1.0)
 
 

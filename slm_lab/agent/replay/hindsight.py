@@ -19,8 +19,9 @@ class HindsightReplay(Replay):
     """Replay of complete episodes; k of k + 1 transitions of a batch, on average, get another goal (Algorithm 1).
 
     That goal was achieved in the same episode: after the transition itself (future), at the end (final), or at any time (episode).
-    Termination is that which the env would have returned for it. All rewards of a batch, also those of the real goals, are computed by one
-    function of achieved and desired goal, so that they have one scale. An episode is stored when it ends, since its goals are known then.
+    Its termination is that of the new goal if the env has `compute_terminated`, else as recorded. All rewards of a batch, also those of the
+    real goals, are computed by one function of achieved and desired goal, so that they have one scale. An episode is stored when it ends,
+    since its goals are known then.
     """
 
     def __init__(self, spec: HindsightReplaySpec, info: EnvInfo, *arguments: Any, **keywords: Any) -> None:

@@ -166,11 +166,11 @@ def _page(folder: Path) -> Path:
 
 
 def write_page(study: Study, folder: Path) -> None:
-    """Write the table and the figures of the page that belongs to a folder of results; nothing if there are none, or no section for them."""
+    """Write the table and the figures of the page that belongs to a folder of results, if there are any and a section for them."""
     if not results_of(study, folder):
         return
     if f"<!-- study {study.name} -->" not in _page(folder).read_text(encoding="utf-8"):
-        sys.stderr.write(f"{_page(folder)} has no section for the study: add <!-- study {study.name} --> and <!-- end of study -->\n")
+        sys.stderr.write(f"{_page(folder)} has no section for it: add <!-- study {study.name} --> and <!-- end of study -->\n")
         return
     _page(folder).write_text(with_table(study, folder), encoding="utf-8")
     figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()

@@ -122,7 +122,7 @@ dependencies: $(TEST) $(CHECK) $(RELEASE)
 	$(BIN)/python tools/dependencies.py
 
 hooks: $(CHECK)
-	$(INSTALL) pre-commit
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pre-commit
 	$(BIN)/pre-commit install
 
 container: # runs the steps of Containerfile in a temporary folder, without a container engine

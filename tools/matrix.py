@@ -81,7 +81,7 @@ def main() -> int:
     text = table(cases)
     (HOME / "table.md").write_text(text, encoding="utf-8")
     sys.stdout.write(f"\n{text}")
-    return int(any(case.failed for case in cases))
+    return int(any(case.failed for case in cases) or not any(case.versions for case in cases))
 
 
 def _uv() -> Path:
@@ -96,6 +96,7 @@ def _uv() -> Path:
 def _try(case: Case, uv: Path, arguments: argparse.Namespace) -> None:
     if shutil.which(f"python{case.python}") is None or not _works(case.python):
         case.results["install"] = "left out: this Python is not on the PATH"
+        case.failed = arguments.cases is not CASES  # asked for by name
         return
     steps = {
         "install": lambda: _install(case, uv, arguments.extra),
@@ -153,7 +154,9 @@ def _train(case: Case) -> str:
 
 
 def _test(case: Case, jobs: str) -> str:
-    good, said, seconds = case.run([case.folder / "bin/python", "-m", "pytest", "-q", "-n", jobs], "test")
+    good, said, seconds = case.run(
+        [case.folder / "bin/python", "-m", "pytest", "-q", "-n", jobs, "--ignore", "tests/package/test_constraints.py"], "test"
+    )
     case.failed |= not good
     return f"{said.strip().splitlines()[-1] if said.strip() else 'FAILED'} ({seconds:.0f} s)"
 

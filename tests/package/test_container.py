@@ -29,3 +29,7 @@ def test_the_files_that_it_copies(tmp_path: Path) -> None:
 def test_a_file_that_is_ignored(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"copies README\.md, which \.containerignore leaves out"):
         Steps(tmp_path, index=False).run("COPY", "README.md ./")
+
+
+def test_docker_ignores_the_same_files() -> None:
+    assert (ROOT / ".dockerignore").read_text() == (ROOT / ".containerignore").read_text()

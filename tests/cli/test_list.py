@@ -63,7 +63,8 @@ def test_every_spec_that_ships_by_the_file_that_run_takes(listed: Listed) -> Non
     assert len(found) == len(list(spec_summaries())) > 80
     assert all(name in spec_names(file) for file, name in found)
     assert ["ppo_cartpole", "PPO", "80k", "CartPole-v1"] in [line.split() for line in lines]
-    assert "  async_sac_humanoid          SoftActorCritic  50M   Humanoid-v5" in lines, "a spec in the v4 form, with an old id"
+    old = ["async_sac_humanoid", "SoftActorCritic", "50M", "Humanoid-v5"]
+    assert old in [line.split() for line in lines], "a spec in the v4 form, with an old id"
     assert max(map(len, lines)) <= 80
 
 

@@ -38,19 +38,22 @@ class Entry(NamedTuple):
 
 
 def list_names(words: list[str], arguments: Namespace) -> int:
-    """Print one list. Without KIND, print the number of entries of each list, or with --search the matches in all lists."""
-    search = [word for given in arguments.search or () for word in given.split()]
+    """Print one list, or its entries that contain the words after KIND or --search.
+
+    Without KIND, print the number of entries of each list, or with --search the matches in all lists.
+    """
+    search = [word for given in (*words[1:], *(arguments.search or ())) for word in given.split()]
+    words = words[:1]
     if arguments.search is not None and not search:
         raise UsageError("--search is empty; expected words to look for, such as: list envs --search pong")
-    if len(words) > 1:
-        raise UsageError(f"too many arguments after list {words[0]}: {' '.join(words[1:])}; to look for words, write --search")
     if words and words[0] not in KINDS:
         raise UsageError(f"unknown list '{words[0]}'{did_you_mean(words[0], KINDS)} (lists: {', '.join(KINDS)})")
     if not words and not search:
         if arguments.json:
             return print_json({kind: {"entries": len(list(make())), "description": text} for kind, (make, text) in KINDS.items()})
         lines = [f"slm-lab list {kind:<12}{len(list(make())):>5} {text}" for kind, (make, text) in KINDS.items()]
-        return print_result("\n".join([*lines, "slm-lab list … --search WORD … shows only entries that contain all these words"]))
+        lines.append("slm-lab list KIND WORD … shows only entries that contain all these words; list --search WORD … looks in all lists")
+        return print_result("\n".join(lines))
     kinds = words or list(KINDS)
     found = {kind: list(KINDS[kind][0]()) for kind in kinds}
     shown = {kind: [entry for entry in entries if entry.contains(search)] for kind, entries in found.items()}

@@ -75,7 +75,7 @@ COMMANDS = {
     "retro_analyze": Command("slm_lab.cli.results:retro_analyze", "retro_analyze {RUN ... | latest}", ("data_dir",)),
     "list": Command(
         "slm_lab.cli.list_names:list_names",
-        "list [specs | studies | algorithms | nets | memories | envs] [--search WORD ...] [--json]",
+        "list [specs | studies | algorithms | nets | memories | envs] [WORD ...] [--json]",
         ("search", "json"),
     ),
     "view": Command("slm_lab.cli.view:view", "view [DATA_DIR] [--port N] [--no-browser]", ("data_dir", "port", "no_browser")),

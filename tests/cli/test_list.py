@@ -130,6 +130,10 @@ def test_search_takes_all_words_in_any_case(listed: Listed) -> None:
     assert "memories" not in everywhere
 
 
+def test_words_after_the_kind_are_searched(listed: Listed) -> None:
+    assert listed("specs", "pong", "ppo") == listed("specs", "--search", "pong", "ppo")
+
+
 def test_overview(listed: Listed) -> None:
     text = listed()
     assert [line.split()[2] for line in text.splitlines()[:6]] == ["specs", "studies", "algorithms", "nets", "memories", "envs"]

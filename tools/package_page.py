@@ -2,7 +2,7 @@
 
 A link to a file of the repository becomes absolute if pyproject.toml has the key project.urls.Repository, else plain text. The part of
 README.md between `<!-- checkout -->` and `<!-- end of checkout -->` is about the source code: the first such part is replaced by the
-installation of the package, the others are left out.
+installation of the package, the others are left out. Without links, the table of the documentation is left out too.
 """
 
 from __future__ import annotations
@@ -42,4 +42,6 @@ def page(readme: str, repository: str | None) -> str:
         return f"{image}[{label}]({repository.rstrip('/')}/{'raw' if image else 'blob'}/{BRANCH}/{target})"
 
     plain = _COMMENT.sub("", _CHECKOUT.sub("", _CHECKOUT.sub(_INSTALL, readme, count=1))).replace(".venv/bin/slm-lab", "slm-lab")
+    if repository is None:
+        plain = re.sub(r"^## Documentation\n.*?(?=^## )", "", plain, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", _LINK.sub(link, plain))

@@ -19,7 +19,8 @@ def test_no_link_is_relative() -> None:
         page = package_page.page(README, repository)
         assert re.findall(r"\]\((?!https?:)[^)]*\)", page) == []
         assert "<!--" not in page
-        assert "make demo" not in page
+        assert "`make " not in page
+        assert ("## Documentation" in page) == (repository is not None)
 
 
 def test_links_and_parts() -> None:

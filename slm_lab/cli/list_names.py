@@ -52,7 +52,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
         if arguments.json:
             return print_json({kind: {"entries": len(list(make())), "description": text} for kind, (make, text) in KINDS.items()})
         lines = [f"slm-lab list {kind:<12}{len(list(make())):>5} {text}" for kind, (make, text) in KINDS.items()]
-        lines.append("slm-lab list KIND WORD … shows only entries that contain all these words; list --search WORD … looks in all lists")
+        lines.append("slm-lab list KIND WORD … shows only entries that contain all these words")
         return print_result("\n".join(lines))
     kinds = words or list(KINDS)
     found = {kind: list(KINDS[kind][0]()) for kind in kinds}

@@ -117,7 +117,7 @@ def _simba_v2_body(spec: SimbaV2NetSpec, obs: ObservationSpace, role: str) -> Bo
     """Build the net of arXiv:2502.15280, section 4, without its normalisation of observations (env.normalize_obs) and output layer."""
     flatten, size = _flatten(obs)
     blocks = [UnitBlock(spec.width, spec.blocks) for _ in range(spec.blocks)]
-    return Body(nn.Sequential(*flatten, UnitEmbedding(size, spec.width), *blocks, UnitTop(spec.width)), spec.width)
+    return Body(nn.Sequential(*flatten, UnitEmbedding(size, spec.width), *blocks, UnitTop(spec.width, spec.width)), spec.width)
 
 
 class Heads(nn.Module):

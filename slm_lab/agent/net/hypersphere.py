@@ -87,9 +87,9 @@ class UnitBlock(nn.Module):
 class UnitTop(nn.Module):
     """s ⊙ W h, the layer before an output layer."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.linear, self.scaler = UnitLinear(width, width), Scaler(width, 1.0, 1.0)
+        self.linear, self.scaler = UnitLinear(n_in, n_out), Scaler(n_out, 1.0, 1.0)
 
     def forward(self, h_BF: Tensor) -> Tensor:
         return self.scaler(self.linear(h_BF))

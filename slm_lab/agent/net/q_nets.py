@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from slm_lab.agent.net.actor_critic_net import ActorHead, actor_chain
 from slm_lab.agent.net.body import Body, RecurrentBody, build_body
+from slm_lab.agent.net.hypersphere import UnitTop
 from slm_lab.agent.net.layers import activation, init_layer, init_output, linear_layer
 from slm_lab.agent.net.passes import direct
 from slm_lab.agent.net.passes.direct import CriticsPass, DirectChain, DirectPass, PassNet, chain
@@ -23,7 +24,7 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import FLOAT32, LinearFunction, MatmulMode
 from slm_lab.agent.ops.masks import ActionMask, MaskedPass
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.spec.models.net import SHAPED, ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec
+from slm_lab.spec.models.net import SHAPED, ConvNetSpec, DuelingConvNetSpec, DuelingMLPNetSpec, MLPNetSpec, NetSpec, SimbaV2NetSpec
 from slm_lab.spec.report import Problem, SpecError
 
 
@@ -143,8 +144,11 @@ class QCritic(nn.Module):
         self.joint = nn.Sequential()
         if self.action_after_body:
             act = activation(getattr(spec, "hid_layers_activation", "relu"))
-            self.joint = nn.Sequential(nn.Linear(features + actions, features), act)
-            init_layer(self.joint[0], init_fn, type(act).__name__.lower())
+            if isinstance(spec, SimbaV2NetSpec):
+                self.joint = nn.Sequential(UnitTop(features + actions, features), act)
+            else:
+                self.joint = nn.Sequential(nn.Linear(features + actions, features), act)
+                init_layer(self.joint[0], init_fn, type(act).__name__.lower())
         self.head = nn.Linear(features, outputs if actions else action.nvec[0])
         init_output(self.head, spec, spec.critic_init_std)
         if spectral:  # only the last hidden layer: optimal values are not smooth (Gogianu et al. 2021)

@@ -52,7 +52,7 @@ SB3_BASES = {
 
 
 def code_lines(file: Path) -> int:
-    """Return the number of lines with code."""
+    """Return the number of lines that contain code."""
     text = file.read_text(encoding="utf-8")
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):

@@ -56,7 +56,7 @@ def modules_of(used: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def uses(folder: Path) -> dict[str, set[str]]:
-    """Return the symbols that some systems lack → the files below `folder` that use them."""
+    """Return a dict from each symbol that some systems lack to the files below `folder` that use it."""
     found = defaultdict[str, set[str]](set)
     for path in sorted(folder.rglob("*.py")):
         if path.name != "system.py":

@@ -68,8 +68,8 @@ def goal_reward(spec: EnvSpec, threshold: float | None) -> GoalReward:
 def check_goal_rewards(spec: EnvSpec, threshold: float | None, env: Env, step: VecStep) -> None:
     """Compare the rewards of one step with those of `goal_reward`. Args: step: with raw rewards and observations.
 
-    With a threshold, a difference is a notice: the agent learns from the rewards that the threshold gives to all transitions. Raises
-    SpecError for a difference without one: `compute_reward` then leaves out a part of the rewards.
+    With a threshold, a difference only causes a notice, because all rewards of a batch are computed from the threshold. Without one, it
+    raises SpecError, because rewards of other goals cannot be computed: `compute_reward` does not return the rewards of the env.
     """
     if env.info.observation.goals is None:
         return

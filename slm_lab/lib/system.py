@@ -56,15 +56,15 @@ FEATURES: dict[Name, Feature] = {
     "fallocate": Feature(
         _LINUX,
         _attributes(os, "posix_fallocate"),
-        "reserves shared memory before it is used, so that a lack of memory is an error message",
+        "reservation of shared memory before it is used, so that a lack of memory is reported as an error",
         "the file is only extended: without enough memory a process is killed by SIGBUS later",
         frozenset({"os.posix_fallocate"}),
     ),
     "pidfd": Feature(
         _LINUX,
         _attributes(os, "pidfd_open"),
-        "notices the end of a process that is not a child of this process",
-        "the pipe of multiprocessing to each child; a child asks every 0.5 s whether its parent is alive",
+        "detection of the end of a process that is not a child of this process",
+        "the pipe that multiprocessing opens to each child; a child checks every 0.5 s whether its parent is alive",
         frozenset({"os.pidfd_open"}),
     ),
     "proc": Feature(
@@ -84,7 +84,7 @@ FEATURES: dict[Name, Feature] = {
     "forkserver": Feature(
         _LINUX,
         lambda: has("pidfd") and has("proc"),
-        "starts child processes in about 0.02 s each as copies of one process that has loaded torch (`meta.start_method`); uses pidfd "
+        "start of child processes in about 0.02 s each, as copies of one process that has loaded torch (`meta.start_method`); uses pidfd "
         "and proc",
         "spawn: each child loads torch itself, in about 2 s",
         frozenset({"multiprocessing.forkserver"}),
@@ -114,7 +114,7 @@ FEATURES: dict[Name, Feature] = {
     "signals": Feature(
         _POSIX,
         _attributes(signal, "pthread_sigmask", "pthread_kill", "siginterrupt", "SIGURG"),
-        "delays Ctrl-C while a process starts; interrupts an env that blocks",
+        "delay of Ctrl-C while a process starts; interruption of an env that blocks",
         "no delay; an env that blocks is only reported",
         frozenset(
             f"signal.{name}"
@@ -131,14 +131,14 @@ FEATURES: dict[Name, Feature] = {
     "sysconf": Feature(
         _POSIX,
         _attributes(os, "sysconf", "statvfs"),
-        "the memory of the machine; tells a read-only file system from a lack of permission",
+        "the memory of the machine; distinction of a read-only file system from a lack of permission",
         "memory counts as unlimited; the message says no permission",
         frozenset({"os.sysconf", "os.statvfs", "os.ST_RDONLY"}),
     ),
     "display": Feature(
         "Linux without a display",
         lambda: sys.platform == "linux",
-        "chooses EGL or OSMesa to draw MuJoCo; tells whether a window or browser can be opened; loads OpenGL for EnvPool",
+        "choice of EGL or OSMesa to render MuJoCo; check whether a window or browser can be opened; OpenGL for EnvPool",
         "the library's own choice; a display is assumed",
         frozenset({"sys.platform", "os.name"}),
     ),

@@ -13,7 +13,7 @@ from slm_lab.agent.algorithm.distributional_sac import DistributionalSAC
 from slm_lab.agent.ops.projection import lower_distribution
 from tests.agent.helpers import CONTINUOUS, MLP, drive
 from tests.agent.test_gradients import autograd, step_gradient
-from tests.agent.test_soft_actor_critic import Scripted, build, move_target, transitions, with_alpha
+from tests.agent.test_soft_actor_critic import Scripted, build, prepared, transitions
 
 ROWS, ALPHA, GAMMA, LOW, HIGH, Z = 6, 0.3, 0.9, -1.0, 2.0, 7
 ATOMS = np.linspace(LOW, HIGH, Z)
@@ -21,12 +21,8 @@ SIMBA = {"name": "SimbaV2Net", "width": 8, "optim_spec": {"name": "Adam", "lr": 
 
 
 def algorithm_of(**keys: Any) -> DistributionalSAC:
-    keys = {"num_atoms": Z, "v_min": LOW, "v_max": HIGH, "gamma": GAMMA, **keys}
-    algorithm = build(CONTINUOUS, name="DistributionalSAC", **keys)[0].algorithm
+    algorithm = prepared("DistributionalSAC", ALPHA, **{"num_atoms": Z, "v_min": LOW, "v_max": HIGH, "gamma": GAMMA, **keys})
     assert isinstance(algorithm, DistributionalSAC)
-    torch.manual_seed(3)
-    move_target(algorithm)
-    with_alpha(algorithm, ALPHA)
     return algorithm
 
 
@@ -40,10 +36,10 @@ def target_by_hand(p_Z: np.ndarray, reward: float, terminated: float, cost: floa
     """Move each atom to r + γ (z − α log π), and divide its probability between its neighbours."""
     target = np.zeros(Z)
     for p, z in zip(p_Z, ATOMS, strict=True):
-        place = (np.clip(reward + GAMMA * (1.0 - terminated) * (z - cost), LOW, HIGH) - LOW) / (ATOMS[1] - ATOMS[0])
-        left = min(int(place), Z - 2)
-        target[left] += p * (left + 1 - place)
-        target[left + 1] += p * (place - left)
+        position = (np.clip(reward + GAMMA * (1.0 - terminated) * (z - cost), LOW, HIGH) - LOW) / (ATOMS[1] - ATOMS[0])
+        left = min(int(position), Z - 2)
+        target[left] += p * (left + 1 - position)
+        target[left + 1] += p * (position - left)
     return target
 
 

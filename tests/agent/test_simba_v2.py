@@ -62,7 +62,7 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def twin(net: torch.nn.Module, prefix: str, x: np.ndarray, width: int = 12, blocks: int = 2) -> np.ndarray:
-    """Features of a body, written from the paper."""
+    """Compute the features of a body in numpy, from the equations of the paper."""
     w = {name.removeprefix(f"{prefix}."): value.numpy().astype(np.float64) for name, value in net.state_dict().items()}
     x = unit(np.concatenate([x, np.full((len(x), 1), 3.0)], 1))
     x = unit(w["0.scaler.gain"] * (x @ w["0.linear.weight"].T))

@@ -287,6 +287,15 @@ def with_alpha(algorithm: SoftActorCritic, alpha: float) -> SoftActorCritic:
     return algorithm
 
 
+def prepared(name: str, alpha: float, **keys: Any) -> Any:
+    """Return an algorithm for continuous actions with a target net that differs from the critics, and a given temperature."""
+    algorithm = build(CONTINUOUS, name=name, **keys)[0].algorithm
+    torch.manual_seed(3)
+    move_target(algorithm)
+    with_alpha(algorithm, alpha)
+    return algorithm
+
+
 def target_of(algorithm: SoftActorCritic) -> TargetNet[Any]:
     assert algorithm.target is not None
     return algorithm.target

@@ -15,18 +15,14 @@ from slm_lab.agent.net.q_nets import SeparateCritics
 from slm_lab.agent.ops.targets import truncated_mixture
 from tests.agent.helpers import CONTINUOUS, MLP, drive
 from tests.agent.test_gradients import autograd, step_gradient
-from tests.agent.test_soft_actor_critic import Scripted, build, move_target, transitions, with_alpha
+from tests.agent.test_soft_actor_critic import Scripted, build, prepared, transitions
 
 C, M, DROPPED, ROWS, ALPHA, GAMMA = 3, 4, 1, 6, 0.3, 0.9
 
 
 def algorithm_of(**keys: Any) -> TQC:
-    keys = {"num_critics": C, "num_quantiles": M, "dropped_quantiles": DROPPED, "gamma": GAMMA, **keys}
-    algorithm = build(CONTINUOUS, name="TQC", **keys)[0].algorithm
+    algorithm = prepared("TQC", ALPHA, **{"num_critics": C, "num_quantiles": M, "dropped_quantiles": DROPPED, "gamma": GAMMA, **keys})
     assert isinstance(algorithm, TQC)
-    torch.manual_seed(3)
-    move_target(algorithm)
-    with_alpha(algorithm, ALPHA)
     return algorithm
 
 

@@ -20,7 +20,7 @@ from slm_lab.spec.load.files import is_study, parse_json
 from tests.docs.blocks import ALL, ROOT, Block, commands, words_of
 from tests.docs.left_out import LEFT_OUT
 from tests.docs.test_code_blocks import OF_RUNS, STUDIES, TRAININGS, _small, skip_without_its_package
-from tests.experiment.hub_server import TOKEN, Hub
+from tests.experiment.hub_server import Hub, running_hub
 
 LINES = list(dict.fromkeys(line for block in ALL if block.language in ("bash", "sh", "console") for line in commands(block)))
 ELSEWHERE = {*TRAININGS, *STUDIES, *OF_RUNS}
@@ -39,16 +39,8 @@ def test_what_is_left_out_is_still_there() -> None:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A server in place of the Hugging Face Hub."""
-    constants = pytest.importorskip("huggingface_hub.constants")
-    server = Hub()
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield server
-    server.shutdown()
-    server.server_close()
+    with running_hub(tmp_path, monkeypatch) as server:
+        yield server
 
 
 def train() -> None:

@@ -7,9 +7,14 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+import pytest
 
 TOKEN = "hf_good"
 
@@ -157,3 +162,18 @@ class Handler(BaseHTTPRequestHandler):
                 case "deletedFile":
                     del repo.files[value["path"]]
         self.reply({"commitUrl": f"{self.server.url}/{name}/commit/{repo.sha}", "commitOid": repo.sha})
+
+
+@contextmanager
+def running_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Run a server in place of the Hugging Face Hub; the token and the cache of this user are replaced by those in `folder`."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    server = Hub()
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    yield server
+    server.shutdown()
+    server.server_close()

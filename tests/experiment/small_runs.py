@@ -86,7 +86,7 @@ PAIRS = [(name, engine) for name in RUNS for engine in ENGINES]
 
 
 def body_of(name: str, engine: str) -> dict[str, Any]:
-    """The run in an engine: "shared" and "synced" are modes of meta.distributed with two Sessions, the others modes of meta.sampler."""
+    """Return the body of a spec that trains a run with an engine: a mode of meta.distributed (shared, synced) or of meta.sampler."""
     body = deepcopy(RUNS[name])
     if engine in ("shared", "synced"):
         body["meta"] |= {"distributed": engine, "max_session": 2}

@@ -17,7 +17,7 @@ from slm_lab.cli import main
 from slm_lab.experiment.deploy import hub as deploy_hub
 from slm_lab.experiment.deploy.load import load_agent
 from slm_lab.experiment.files import tensor_file
-from tests.experiment.hub_server import TOKEN, Hub, Repo
+from tests.experiment.hub_server import TOKEN, Hub, Repo, running_hub
 from tests.experiment.test_load import trained
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -35,15 +35,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """The server; the files and the token of this user are not those of the machine's."""
-    server = Hub()
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield server
-    server.shutdown()
-    server.server_close()
+    with running_hub(tmp_path, monkeypatch) as server:
+        yield server
 
 
 @pytest.fixture

@@ -95,8 +95,8 @@ class MetaSpec(SpecModel):
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None
-    """Restart a process that makes no progress for this many seconds, or end it with an error once max_restart is reached; default: 300 for
-    rollout workers, never for a Session."""
+    """Seconds without progress after which a process is restarted or, after max_restart restarts, ended with an error; default: 300 for
+    rollout workers, no limit for Sessions."""
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User observers, each "package.module:Class", a subclass of slm_lab.Observer, which is called with steps, updates and rows."""
     track: list[Literal["wandb", "mlflow", "trackio", "tensorboard"]] = []

@@ -48,7 +48,7 @@ class OptimSpec(NamedClass):
     name: str = "Adam"
     """Name of the optimizer; other keys are its arguments."""
     lr: PositiveReal | None = None
-    """Learning rate; default: torch's default of the optimizer (Adam 0.001, RMSprop 0.01, …)."""
+    """Learning rate; default: that of the torch optimizer (Adam 0.001, RMSprop 0.01, …)."""
 
     @property
     def rate(self) -> float:

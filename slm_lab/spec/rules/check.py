@@ -340,16 +340,21 @@ def _check_net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report
     if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
         rollout = agent.rollout_len
         if "seq_len" in net.model_fields_set and net.seq_len > rollout:
-            report.fail((*location, "seq_len"), f"must be at most the rollout of {rollout} steps, not {net.seq_len}")
+            report.fail((*location, "seq_len"), f"must be at most {rollout}, the length of a rollout, not {net.seq_len}")
     if isinstance(net, SimbaV2NetSpec):
-        if getattr(algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
-            report.fail((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
-        why = "the weights of each output have norm 1"
-        _reject_non_defaults(net, ("actor_init_std", "critic_init_std"), location, why, report)
+        _check_simba_v2(agent, net, location, report)
     if isinstance(net, HydraMLPNetSpec):
         _check_hydra(net, location, report)
     if isinstance(net, ConvNetSpec):
         _check_convolutions(net, location, report)
+
+
+def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, report: Report) -> None:
+    """Reject keys that would change the norm of the weights."""
+    if getattr(agent.algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
+        report.fail((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
+    why = "the weights of each output have norm 1"
+    _reject_non_defaults(net, ("actor_init_std", "critic_init_std"), location, why, report)
 
 
 def _check_convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import signal
@@ -44,11 +45,22 @@ def _attributes(module: object, *names: str) -> Callable[[], bool]:
     return lambda: all(hasattr(module, name) for name in names)
 
 
+def _permitted(name: str, *args: object) -> bool:
+    """Return whether a function of os that opens a descriptor exists and can be called here: a sandbox or an old kernel may refuse it."""
+    if not hasattr(os, name):
+        return False
+    try:
+        os.close(getattr(os, name)(*args))
+    except OSError as error:  # others, such as too many open files, say nothing about the function
+        return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES)
+    return True
+
+
 _LINUX, _POSIX = "Linux", "Linux, macOS"
 FEATURES: dict[Name, Feature] = {
     "memfd": Feature(
         _LINUX,
-        _attributes(os, "memfd_create"),
+        lambda: _permitted("memfd_create", "slm_lab"),
         "memory that processes share: arrays, heartbeats, output of child processes",
         "an unlinked file in the temporary folder",
         frozenset({"os.memfd_create"}),
@@ -62,7 +74,7 @@ FEATURES: dict[Name, Feature] = {
     ),
     "pidfd": Feature(
         _LINUX,
-        _attributes(os, "pidfd_open"),
+        lambda: _permitted("pidfd_open", os.getpid()),
         "detection of the end of a process that is not a child of this process",
         "the pipe that multiprocessing opens to each child; a child checks every 0.5 s whether its parent is alive",
         frozenset({"os.pidfd_open"}),

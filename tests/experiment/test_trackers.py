@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
+import fcntl
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -188,6 +191,23 @@ def test_a_tracker_that_blocks(saved: RunPaths, fake: Fake, caplog: pytest.LogCa
     wait_for_trackers(saved, 0, ["wandb"], [0])
     assert not is_running(saved.tracker(0, "wandb", "log"))
     assert "it did not finish within 1 s" in caplog.messages[-1]
+
+
+@pytest.mark.parametrize(("code", "tries"), [(errno.EAGAIN, 3), (errno.EACCES, 3), (errno.ENOLCK, 1)])
+def test_waits_only_for_a_lock_that_is_taken(code: int, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks reports another error, at the first attempt."""
+    errors = [OSError(code, os.strerror(code))] * 2
+
+    def lockf(*_: object) -> None:
+        made.append(1)
+        if errors:
+            raise errors.pop()
+
+    made = list[int]()
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    trackers.take_turn(0)
+    assert len(made) == tries
 
 
 @pytest.mark.slow

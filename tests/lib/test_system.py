@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -51,6 +52,46 @@ def test_a_value_that_is_no_feature(monkeypatch: pytest.MonkeyPatch) -> None:
         assert system.unknown_feature() is None
     monkeypatch.setenv(VARIABLE, "memfd,pidfds")
     assert (system.unknown_feature() or "").startswith("SLM_LAB_PORTABLE: unknown feature 'pidfds'; allowed: 1, or some of memfd, ")
+
+
+@linux
+@pytest.mark.parametrize(("code", "permitted"), [(errno.EPERM, False), (errno.ENOSYS, False), (errno.EMFILE, True)])
+def test_a_sandbox_refuses_a_function(code: int, permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert has("pidfd") == has("forkserver") == permitted
+    assert has("memfd")
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert has("memfd") == permitted
+
+
+SANDBOX = """
+import ctypes, struct, sys
+# Seccomp: load the number of the system call; is it pidfd_open (434)? then EPERM, else allow it
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 434), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+if libc.prctl(22, 2, program) != 0:
+    sys.exit(77)
+from slm_lab.cli import main
+sys.exit(main(["demo.json", "ppo_cartpole", "train", "--data-dir", sys.argv[1], "--set", "env.max_frame=2000"]))
+"""
+
+
+@linux
+@pytest.mark.slow
+def test_a_run_in_a_sandbox(tmp_path: Path) -> None:
+    """The two sessions of the demo are processes, which the sandbox does not let anyone watch by descriptor."""
+    done = subprocess.run([sys.executable, "-c", SANDBOX, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    if done.returncode == 77:
+        pytest.skip("this system has no seccomp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (saved,) = tmp_path.rglob("ppo_cartpole_spec.json")
+    assert '"start_method": "spawn"' in saved.read_text(), "the fork server needs it"
 
 
 @linux

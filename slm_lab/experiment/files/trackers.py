@@ -254,13 +254,16 @@ def is_running(log: Path) -> bool:
 def take_turn(fd: int | None) -> None:
     """Wait until no other process has the turn (lockf, which is independent of flock), and take it until this process ends.
 
-    The process of an earlier start of the run, which may still be uploading, has it. Returns after END_SECONDS in any case.
+    The process of an earlier start of the run, which may still be uploading, has it. Returns after END_SECONDS in any case, and at once on
+    a file system without locks.
     """
     deadline = time.monotonic() + END_SECONDS
     while fd is not None and time.monotonic() < deadline:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # it is taken
+        except (BlockingIOError, PermissionError):  # it is taken: POSIX allows both EAGAIN and EACCES
             time.sleep(0.1)
+        except OSError:  # such as ENOLCK
+            return
         else:
             return

@@ -10,7 +10,10 @@ from bench.benchmarks import DOCS, LEARNING_CURVES, PAGES, SHORT_TABLES, results
 from slm_lab.spec.load.study_file import differing, load_study
 from slm_lab.spec.models.spec import SPEC_VERSION
 
+with_results = pytest.mark.skipif(not PAGES["benchmarks"].results.exists(), reason="the source distribution has no results of benchmarks")
 
+
+@with_results
 def test_the_exercise_is_that_of_its_results() -> None:
     page = PAGES["a3c_vs_a2c"]
     study = load_study(page.file, "a3c_vs_a2c")
@@ -23,6 +26,7 @@ def test_the_exercise_is_that_of_its_results() -> None:
     assert line.split("|")[6].split()[0] == f"{sum(finals) / 16:.4g}"
 
 
+@with_results
 def test_the_table_of_synchronous_and_asynchronous_runs_is_that_of_its_results() -> None:
     page = PAGES["sync_async"]
     study = load_study(page.file, "sync_async")
@@ -46,6 +50,7 @@ def test_the_tables_of_learning_curves_are_those_of_their_results(name: str) -> 
         assert f"<!-- study {name} -->" not in text
 
 
+@with_results
 def test_scores_are_those_of_their_results() -> None:
     page = PAGES["benchmarks"]
     study, text = load_study(page.file, "benchmarks"), (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8")

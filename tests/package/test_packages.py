@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -45,3 +47,16 @@ def test_what_is_wrong_with_a_wheel_is_reported(dist: Path, tmp_path: Path) -> N
         f"{wheel.name}: lacks slm_lab/py.typed",
         f"{wheel.name}: has slm_lab/left_over.py, which git does not track",
     ]
+
+
+@pytest.mark.slow
+def test_the_source_distribution_passes_its_tests(dist: Path, tmp_path: Path) -> None:
+    """Those that read files other than modules."""
+    (source,) = dist.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/package", "tests/docs"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout

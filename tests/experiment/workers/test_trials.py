@@ -29,6 +29,7 @@ from slm_lab.experiment.run.engine import SessionsJob, run_inline
 from slm_lab.experiment.run.trial import Trial, TrialResult
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.log import logger
+from slm_lab.lib.system import has
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -36,7 +37,8 @@ from tests.experiment.commands import PATIENCE, Command, alive, frame_of, until
 from tests.experiment.workers.conftest import source_of, weights_of, worker_spec
 from tests.experiment.workers.test_session import DQN, REPLAY
 
-SOON = 10.0
+SOON = 10.0 if has("forkserver") else 20.0
+"""Seconds; child processes that are spawned load torch, in about 2 s each."""
 CENTRAL = {"inference": "central"}
 ONE_WORKER = {"num_workers": 1, "num_envs_per_worker": 4}
 ENDLESS = {"max_frame": 10**9}

@@ -23,5 +23,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(tmp_path)
     for name in [path.stem for path in tmp_path.glob("*.py")]:
         sys.modules.pop(name, None)
-    gym.registry.pop("Line-v0", None)
+    for name in ("Line-v0", "Catch-v0"):
+        gym.registry.pop(name, None)
     return tmp_path

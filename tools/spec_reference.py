@@ -145,6 +145,7 @@ EXAMPLES: dict[str, Any] = {
     "cross_entropy": 0.8,
     "initial_error": "greatest",
     "epsilon": 1e-4,
+    "goal_threshold": 0.05,
     "beta": {"name": "linear_decay", "start_val": 0.4, "end_val": 1.0, "end_step": 100_000},
     "layer_norm": True,
     "batch_norm": True,
@@ -458,7 +459,7 @@ def _short(value: Any) -> Any:
 
 def example(section: Section, key: str) -> Any:
     """Return an example value: from EXAMPLES, else the most frequent non-default value in the shipped specs, else the default."""
-    if key in EXAMPLES and not (key == "name" and section.path != "agent"):
+    if key in EXAMPLES and _is_allowed(section, key, EXAMPLES[key]) and not (key == "name" and section.path != "agent"):
         return EXAMPLES[key]
     defaults = [model.model_fields[key].default for model in section.models.values() if key in model.model_fields]
     given = [value for path, values in _shipped().items() if _matches(section, path, key) for value in values]

@@ -99,15 +99,18 @@ def test_a_page_of_a_component_is_complete(section: Section, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("section", "name"), COMPONENTS, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_example_of_a_page_can_be_built(section: Section, name: str) -> None:
-    """And it is one of the component."""
-    (block,) = (block for block in blocks(DOCS / page_of(section, name)) if block.language == "json")
-    (spec,) = load_specs(parse_json(block.text))
-    session = Session(spec).build()
-    session.close()
-    agent = session.spec.agent
-    assert agent.net is not None or name == "Random"
-    assert name in (agent.algorithm.name, agent.memory.name, getattr(agent.net, "name", ""))
+def test_the_examples_of_a_page_can_be_built(section: Section, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And they are of the component; their recorded episodes are those of docs/learning_curves."""
+    monkeypatch.chdir(DOCS / "learning_curves")
+    texts = [block.text for block in blocks(DOCS / page_of(section, name)) if block.language == "json" and block.text.startswith("{")]
+    assert texts
+    for text in texts:
+        (spec,) = load_specs(parse_json(text))
+        session = Session(spec).build()
+        session.close()
+        agent = session.spec.agent
+        assert agent.net is not None or name == "Random"
+        assert name in (agent.algorithm.name, agent.memory.name, getattr(agent.net, "name", ""))
 
 
 def test_code_of_equations_exists() -> None:

@@ -158,12 +158,13 @@ def twin_box(space: spaces.Box, value: np.ndarray, stacked: bool) -> np.ndarray:
     inner = value.shape[1:] if stacked else value.shape
     if len(inner) == 4:
         inner = inner[1:]
-    low, high, whole = float(np.min(space.low)), float(np.max(space.high)), space.dtype.kind in "biu"
+    low, high, whole, bools = float(np.min(space.low)), float(np.max(space.high)), space.dtype.kind in "biu", space.dtype.kind == "b"
     if len(inner) in (2, 3):
         last = len(inner) == 3 and channels_are_last(inner)
         sides = inner if len(inner) == 2 else inner[:2] if last else inner[1:]
         is_image = (low, high) == (0, 255) if whole else (low, high) in ((0, 1), (-1, 1), (0, 255)) and len(inner) == 3
-        if not (whole and len(inner) == 3):
+        is_image = is_image or (bools and len(inner) == 3)
+        if bools or not (whole and len(inner) == 3):
             is_image = is_image and min(sides) >= 7
         if is_image:
             frames = [*value.reshape(-1, *inner)]

@@ -205,7 +205,10 @@ def test_spec_builds_without_a_notice_and_trains(where: tuple[Path, str], caplog
             sets += ["agent.algorithm.training_frequency=16"]
         case ReplayAlgorithmSpec():
             sets += ["agent.algorithm.training_start_step=32", "agent.memory.batch_size=16", "agent.algorithm.training_frequency=32"]
-            sets += ["agent.algorithm.training_iter=1"]
+            sets += [
+                "agent.algorithm.training_iter=1",
+                *(["agent.algorithm.policy_delay=1"] if hasattr(full.agent.algorithm, "policy_delay") else []),
+            ]
             sets += ["agent.net.update_frequency=16"] if full.agent.net is not None and full.agent.net.update_frequency > 16 else []
     if full.search is not None and "batch_size__choice" in full.search["agent"].get("memory", {}):
         sets += ["search.agent.memory.batch_size__choice=[16,32]"]

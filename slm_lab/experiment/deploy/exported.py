@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from slm_lab.agent.net.body import Body, RecurrentBody
 from slm_lab.agent.net.layers import Unpack
 from slm_lab.agent.ops.distributions import ActionDistribution
-from slm_lab.agent.ops.masks import masked
+from slm_lab.agent.ops.masks import MASKED
 from slm_lab.env.layout import BoxLayout
 from slm_lab.env.nested_actions import action_leaves
 from slm_lab.env.spaces import action_columns, box_scale, leaves, observation_codec
@@ -63,7 +63,10 @@ class ExportedPolicy(nn.Module):
         self.body: Body = copy.deepcopy(policy.net.actor_body)
         self.state_size = self.body.state_size
         self.entries = [entry for entry in _entries(agent) if entry.use != "critic"]
-        self.masked = any(entry.use == "mask" for entry in self.entries)
+        mask = next((entry for entry in self.entries if entry.use == "mask"), None)
+        self.masked = mask is not None
+        self.unmasked = 0 if mask is None else self.distribution.param_dim - math.prod(mask.space.shape or ())
+        """Number of parameters, the last ones, that the mask does not concern."""
         self.packed = len(self.entries) > 1 and any(entry.is_image for entry in self.entries)
         if self.packed:
             first = next(iter(self.body.layers), None)
@@ -100,7 +103,8 @@ class ExportedPolicy(nn.Module):
     def _act(self, features_BF: Tensor, mask_BA: Tensor | None) -> tuple[Tensor, ...]:
         params_BP = self.head(features_BF)
         if mask_BA is not None:
-            params_BP = masked(params_BP, mask_BA != 0)
+            valid_BP = nn.functional.pad(mask_BA != 0, (0, self.unmasked), value=True)  # a trace cannot compare sizes, as `masked` does
+            params_BP = torch.where(valid_BP, params_BP, MASKED)
         action_B = self.decode(self.distribution.env_action(self.distribution.mode(params_BP)))
         return *action_B, all_params(self.distribution, params_BP)
 

@@ -31,51 +31,49 @@ class GoalOutcome(NamedTuple):
     """bool [K]; None: as recorded, since the env does not say."""
 
 
-GoalReward = Callable[[np.ndarray, np.ndarray], GoalOutcome]
-"""(achieved goals [K, G], desired goals [K, G]) → outcomes."""
-
-
-def goal_reward(spec: EnvSpec, threshold: float | None) -> GoalReward:
-    """Return the function that rewards goals.
+class GoalReward:
+    """Rewards and terminations of a batch of goals: (achieved goals [K, G], desired goals [K, G]) → GoalOutcome.
 
     Args: threshold: distance up to which a goal is reached, with reward 0 there and −1 elsewhere; None: the env's own `compute_reward`
-    and, if it has one, `compute_terminated`, as in Gymnasium-Robotics, called with a batch.
+    and, if it has one, `compute_terminated`, as in Gymnasium-Robotics, called with a batch. These are methods of an env of its own, which
+    `close` closes.
 
     Raises SpecError if the env has no `compute_reward`, or a wrapper for rewards.
     """
-    _check_wrappers(spec)
-    rewards = RewardNormalizer(spec, 1, 1.0)
-    if threshold is not None:
 
-        def by_distance(achieved_KG: np.ndarray, desired_KG: np.ndarray) -> GoalOutcome:
-            near_K = np.linalg.norm(achieved_KG - desired_KG, axis=1) <= threshold
-            return GoalOutcome(rewards(near_K - 1.0), None)
+    def __init__(self, spec: EnvSpec, threshold: float | None) -> None:
+        _check_wrappers(spec)
+        self.threshold = threshold
+        self._name, self._scaled = spec.name, RewardNormalizer(spec, 1, 1.0)
+        self._env: Any = _unwrapped_env(spec) if threshold is None else None
 
-        return by_distance
-    env = _unwrapped_env(spec)
-    ends = getattr(env, "compute_terminated", None)
-
-    def by_env(achieved_KG: np.ndarray, desired_KG: np.ndarray) -> GoalOutcome:
-        reward_K = np.asarray(env.compute_reward(achieved_KG, desired_KG, {}), np.float64)
+    def __call__(self, achieved_KG: np.ndarray, desired_KG: np.ndarray) -> GoalOutcome:
+        if self.threshold is not None:
+            near_K = np.linalg.norm(achieved_KG - desired_KG, axis=1) <= self.threshold
+            return GoalOutcome(self._scaled(near_K - 1.0), None)
+        reward_K = np.asarray(self._env.compute_reward(achieved_KG, desired_KG, {}), np.float64)
         if reward_K.shape != (len(achieved_KG),):
-            raise ValueError(f"{spec.name}: compute_reward returned {list(reward_K.shape)} for a batch of {len(achieved_KG)} goals")
-        terminated_K = None if ends is None else _terminations(ends, achieved_KG, desired_KG)
-        return GoalOutcome(rewards(reward_K), terminated_K)
+            raise ValueError(f"{self._name}: compute_reward returned {list(reward_K.shape)} for a batch of {len(achieved_KG)} goals")
+        ends = getattr(self._env, "compute_terminated", None)
+        return GoalOutcome(self._scaled(reward_K), None if ends is None else _terminations(ends, achieved_KG, desired_KG))
 
-    return by_env
+    def close(self) -> None:
+        """Close the env of its own."""
+        if self._env is not None:
+            self._env.close()
 
 
-def check_goal_rewards(spec: EnvSpec, threshold: float | None, env: Env, step: VecStep) -> None:
-    """Compare the rewards of one step with those of `goal_reward`. Args: step: with raw rewards and observations.
+def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecStep) -> None:
+    """Compare the rewards of one step of an env that has goals with those computed from goals.
+
+    Args: step: with raw rewards and observations.
 
     With a threshold, a difference only causes a notice, because all rewards of a batch are computed from the threshold. Without one, it
     raises SpecError, because rewards of other goals cannot be computed: `compute_reward` does not return the rewards of the env.
     """
-    if env.info.observation.goals is None:
-        return
+    assert env.info.observation.goals is not None
     achieved_KG, desired_KG = (step.last_obs_N[step.valid_N, begin:end] for begin, end in env.info.observation.goals)
     given_K = RewardNormalizer(spec, 1, 1.0)(step.reward_N[step.valid_N])
-    rewards = goal_reward(spec, threshold)
     try:
         expected_K = rewards(achieved_KG, desired_KG).reward_K
     except Exception as error:  # of the env's own code
@@ -85,7 +83,7 @@ def check_goal_rewards(spec: EnvSpec, threshold: float | None, env: Env, step: V
     if not len(wrong_K):
         return
     given, expected = (f"{reward_K[wrong_K[0]]:g}" for reward_K in (given_K, expected_K))
-    if threshold is not None:
+    if rewards.threshold is not None:
         notice(f"{KEY}: the agent learns from these rewards ({expected} in the first step), not from those of {spec.name} ({given})")
         return
     wrapped = f" without env.wrappers ({', '.join(wrap.name for wrap in spec.wrappers)})" if spec.wrappers else ""

@@ -12,7 +12,7 @@ import torch
 import slm_lab
 from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.env.bit_flip import BitFlip
-from slm_lab.env.goals import _terminations, goal_reward
+from slm_lab.env.goals import GoalReward, _terminations
 from slm_lab.env.make import make_env
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
@@ -20,7 +20,7 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import HindsightReplaySpec
 from slm_lab.spec.report import SpecError
 from slm_lab.testing.spec_contract import SpecContract
-from tests.env.toys import PREFIX
+from tests.env.toys import PREFIX, Goal
 
 BITS = "slm_lab.env.bit_flip:BitFlip-v0"
 
@@ -31,7 +31,7 @@ def memory(num_envs: int = 1, capacity: int = 100, **keys: Any) -> HindsightRepl
     info = EnvInfo(num_envs, space, ActionSpace("discrete", (2,)), max_frame=10_000)
     spec = HindsightReplaySpec(name="HindsightReplay", max_size=capacity, **{"batch_size": 64, **keys})
     found = HindsightReplay(spec, info, Clock(), np.random.default_rng(0))
-    found.goal_reward = goal_reward(EnvSpec(name="any", max_frame=1), 0.5)
+    found.goal_reward = GoalReward(EnvSpec(name="any", max_frame=1), 0.5)
     return found
 
 
@@ -111,7 +111,7 @@ def test_a_termination_of_the_env_replaces_the_recorded_one() -> None:
 
 def test_reward_and_termination_of_the_env_itself() -> None:
     """Two bits by hand: the goal 01 is reached by one transition, 11 by none."""
-    reward = goal_reward(EnvSpec(name=BITS, max_frame=1, n=2, reward_scale=2.0), None)
+    reward = GoalReward(EnvSpec(name=BITS, max_frame=1, n=2, reward_scale=2.0), None)
     outcome = reward(np.array([[0.0, 1.0], [0.0, 1.0]], np.float32), np.array([[0.0, 1.0], [1.0, 1.0]], np.float32))
     assert outcome.reward_K.tolist() == [0.0, -2.0]
     assert outcome.terminated_K is not None
@@ -161,7 +161,7 @@ def test_a_saved_memory_goes_on_with_its_open_episodes() -> None:
 # ---- in specs
 
 
-def spec(env: dict[str, Any] | None = None, name: str = "HindsightReplay", **keys: Any) -> slm_lab.Spec:
+def spec(env: dict[str, Any] | None = None, name: str = "HindsightReplay", *, eval_episodes: int = 0, **keys: Any) -> slm_lab.Spec:
     net = {"name": "MLPNet", "hid_layers": [64], "hid_layers_activation": "tanh", "optim_spec": {"name": "Adam", "lr": 0.003}}
     agent = {
         "algorithm": {"name": "DQN", "gamma": 0.95, "training_frequency": 4, "training_start_step": 100},
@@ -169,9 +169,8 @@ def spec(env: dict[str, Any] | None = None, name: str = "HindsightReplay", **key
         "net": net | {"update_type": "polyak", "polyak_coef": 0.02},
     }
     raw = {"agent": agent, "env": {"name": BITS, "n": 4, "num_envs": 2, "max_frame": 600, **(env or {})}}
-    return slm_lab.load_spec(
-        {"her": raw | {"meta": {"random_seed": 5, "log_frequency": 100, "save_replay": True, "eval_episodes": 0}}}, "her"
-    )
+    meta = {"random_seed": 5, "log_frequency": 100, "save_replay": True, "eval_episodes": eval_episodes}
+    return slm_lab.load_spec({"her": raw | {"meta": meta}}, "her")
 
 
 class TestContract(SpecContract):
@@ -207,11 +206,11 @@ def test_normalisers_are_refused(key: str) -> None:
 def test_fetch_needs_the_distance_at_which_a_goal_is_reached() -> None:
     pytest.importorskip("envpool")
     with pytest.raises(SpecError, match=r"agent\.memory\.goal_threshold: missing; FetchReach-v4 has no compute_reward"):
-        goal_reward(EnvSpec(name="FetchReach-v4", max_frame=1), None)
+        GoalReward(EnvSpec(name="FetchReach-v4", max_frame=1), None)
     env = make_env(EnvSpec(name="FetchReach-v4", max_frame=1), 0, num_envs=4)
     assert env.info.observation.goals is not None
     (begin, end), (other, last) = env.info.observation.goals
-    reward = goal_reward(EnvSpec(name="FetchReach-v4", max_frame=1), 0.05)
+    reward = GoalReward(EnvSpec(name="FetchReach-v4", max_frame=1), 0.05)
     env.reset()
     for _ in range(60):  # the function gives the env's own rewards for the env's own goals
         step = env.step(env.sample())
@@ -244,6 +243,27 @@ def test_all_rewards_of_a_batch_have_one_scale(caplog: pytest.LogCaptureFixture)
     caplog.clear()
     assert replayed(0.5, reward_scale=0.25) == replayed(None, reward_scale=0.25) == ({-0.25}, {-0.25, 0.0})
     assert not [text for text in caplog.messages if "goal" in text]
+
+
+@pytest.mark.parametrize("episodes", [0, 2])
+def test_every_env_is_closed(episodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the one whose compute_reward is called, that of the trial step, and those for evaluation."""
+    made, closed = list[Goal](), list[Goal]()
+    new = Goal.__init__
+
+    def counted(env: Goal, *arguments: Any, **keywords: Any) -> None:
+        new(env, *arguments, **keywords)
+        made.append(env)
+
+    monkeypatch.setattr(Goal, "__init__", counted)
+    monkeypatch.setattr(Goal, "close", lambda env: closed.append(env))
+    session = slm_lab.Session(spec({**GOAL, "max_frame": 200}, eval_episodes=episodes))
+    session.build()
+    goals = session.learners[0].agent.replay.goal_reward  # type: ignore[attr-defined]
+    assert goals._env in made
+    assert goals._env not in closed
+    session.run()
+    assert sorted(map(id, closed)) == sorted(map(id, made))  # each once
 
 
 def test_rewards_that_compute_reward_does_not_return_are_refused_by_path() -> None:

@@ -19,7 +19,7 @@ from slm_lab.agent.build import build_agent, check_arithmetic
 from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.agent.torch_settings import TorchSettings, cpu_name, resolve_matmul
-from slm_lab.env.goals import goal_reward
+from slm_lab.env.goals import GoalReward
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
@@ -142,7 +142,7 @@ class SessionParts:
         if context.store is not None:
             context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
         self._check_memory(learner)
-        self._closing.pop()  # the source now closes the env
+        self._closing.remove(env.close)  # the source now closes it
         kind = OfflineSource if self.spec.agent.algorithm.offline else LocalSource
         source = kind(env, learner, context.stop, context.beat)
         self._closing.append(source.close)
@@ -220,7 +220,8 @@ class SessionParts:
             data = load_demonstrations(spec, info)
             agent.algorithm.use_demonstrations(data if normalizers.obs is None else normalized(data, normalizers.obs))
         if isinstance(memory, HindsightReplay):
-            memory.goal_reward = goal_reward(spec.env, memory.threshold)
+            memory.goal_reward = rewards = GoalReward(spec.env, memory.threshold)
+            self._closing.append(rewards.close)
 
     def _make_eval_env(self, seed: int, num_envs: int) -> Env:
         """Build the env to evaluate in. The error of one that the spec does not ask for names the key that switches evaluation off."""

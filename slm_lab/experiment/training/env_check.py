@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 
 import slm_lab
-from slm_lab.env.goals import check_goal_rewards
+from slm_lab.env.goals import GoalReward, check_goal_rewards
 from slm_lab.env.make import make_env
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.vec import Env
@@ -38,14 +38,26 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
         env = make_env(spec.env, seed, num_envs=num_envs, training=False, minimal_num_envs=True, input=spec.agent.input)
         try:
             step = _trial_step(env, spec, beat)
-            if spec.agent.algorithm.learns and isinstance(memory := spec.agent.memory, HindsightReplaySpec):
-                check_goal_rewards(spec.env, memory.goal_threshold, env, step)
+            if spec.agent.algorithm.learns and isinstance(spec.agent.memory, HindsightReplaySpec):
+                _check_goals(spec, env, step)
         finally:
             beat(CLOSING)
             close_env(env.close)
             beat(BUILDING)
     finally:
         set_rng_state(saved, device)
+
+
+def _check_goals(spec: Spec, env: Env, step: VecStep) -> None:
+    """Compare rewards with those computed from goals, if the env has goals."""
+    assert isinstance(spec.agent.memory, HindsightReplaySpec)
+    if env.info.observation.goals is None:
+        return
+    rewards = GoalReward(spec.env, spec.agent.memory.goal_threshold)
+    try:
+        check_goal_rewards(spec.env, rewards, env, step)
+    finally:
+        close_env(rewards.close)
 
 
 def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:

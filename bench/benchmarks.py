@@ -57,7 +57,16 @@ FIGURES = {
     "hindsight": {"hindsight": "returns_vs_frames"},
     "behaviour_cloning": {},
     "demonstrations": {"demonstrations": "returns_vs_frames"},
-    "dm_control": {"dm_control": "returns_vs_frames"},
+    "dm_control": {
+        "cartpole_balance": "returns_vs_frames_CartpoleBalance-v1",
+        "cartpole_swingup": "returns_vs_frames_CartpoleSwingup-v1",
+        "reacher_easy": "returns_vs_frames_ReacherEasy-v1",
+        "ball_in_cup_catch": "returns_vs_frames_BallInCupCatch-v1",
+        "finger_spin": "returns_vs_frames_FingerSpin-v1",
+        "walker_stand": "returns_vs_frames_WalkerStand-v1",
+        "walker_walk": "returns_vs_frames_WalkerWalk-v1",
+        "cheetah_run": "returns_vs_frames_CheetahRun-v1",
+    },
     "metaworld": {"metaworld": "returns_vs_frames"},
     "jumanji": {"snake": "returns_vs_frames_Jumanji/Snake-v1", "game2048": "returns_vs_frames_Jumanji/Game2048-v1"},
 }

@@ -55,6 +55,7 @@ FIGURES = {
     "continuous_control": {"pendulum": "returns_vs_frames_Pendulum-v1", "halfcheetah": "returns_vs_frames_HalfCheetah-v5"},
     "recurrent_sac": {"recurrent_sac": "returns_vs_frames"},
     "hindsight": {"hindsight": "returns_vs_frames"},
+    "fetch_reach": {"fetch_reach": "returns_vs_frames"},
     "behaviour_cloning": {},
     "demonstrations": {"demonstrations": "returns_vs_frames"},
     "dm_control": {
@@ -68,7 +69,7 @@ FIGURES = {
         "cheetah_run": "returns_vs_frames_CheetahRun-v1",
     },
     "metaworld": {"metaworld": "returns_vs_frames"},
-    "jumanji": {"snake": "returns_vs_frames_Jumanji/Snake-v1", "game2048": "returns_vs_frames_Jumanji/Game2048-v1"},
+    "jumanji": {"snake": "returns_vs_frames_Jumanji_Snake-v1", "game2048": "returns_vs_frames_Jumanji_Game2048-v1"},
 }
 """Study → image file in the folder of its page → name of the figure."""
 LEARNING_CURVES = tuple(FIGURES)[2:]

@@ -127,6 +127,9 @@ FAULTS = {
         ("env.max_frame=20000", f"{ALGORITHM}.name=VanillaDQN", f"{LR}=0.05", f"{ALGORITHM}.gamma=1", "agent.net.clip_grad_val=1e9"),
         ("values", "gradients"),
     ),
+    "atoms of C51 up to 10": Training(
+        "rainbow_cartpole", "rainbow_cartpole", ("env.max_frame=20000", f"{ALGORITHM}.v_max=10"), ("value_range",)
+    ),
     "learning rate decays in an eighth of the run": Training(
         *DEMO, (SHORT, 'agent.net.lr_scheduler_spec={"name": "LinearToMin", "frame": 5000, "min_factor": 0.01}'), ("learning_rate",)
     ),

@@ -27,10 +27,11 @@ SPECS = Path(doctor.__file__).parents[2] / "spec"
 FILES = {
     "ppo": "demo",
     "dqn": "benchmark/dqn/dqn_cartpole",
+    "c51": "benchmark/rainbow/rainbow_cartpole",
     "appo": "benchmark/appo/appo_cartpole",
     "a3c": "benchmark/a3c/a3c_gae_cartpole",
 }
-NAMES = {"ppo": "ppo_cartpole", "dqn": "dqn_cartpole", "appo": "appo_cartpole", "a3c": "a3c_gae_cartpole"}
+NAMES = {"ppo": "ppo_cartpole", "dqn": "dqn_cartpole", "c51": "rainbow_cartpole", "appo": "appo_cartpole", "a3c": "a3c_gae_cartpole"}
 BODIES = {kind: dump_spec(load_spec(SPECS / f"{file}.json", NAMES[kind]))[NAMES[kind]] for kind, file in FILES.items()}
 ROWS = 20
 LR, ALGORITHM = "agent.net.optim_spec.lr", "agent.algorithm"
@@ -53,6 +54,7 @@ HEALTHY: dict[str, Values] = {
 OF_KIND: dict[str, dict[str, Values]] = {
     "ppo": {"entropy": list(np.linspace(0.69, 0.3, ROWS)), "approx_kl": 0.01, "clip_fraction": 0.1, "explained_variance": 0.8},
     "dqn": {"q_mean": 50.0, "td_error": 1.0},
+    "c51": {"q_mean": 50.0},
     "appo": {"lag_mean": 10.0, "lag_masked": 0.0, "rollout_busy": 0.6, "inference_busy": 0.3, "learner_busy": 0.6},
     "a3c": {"staleness": 1.0},
 }
@@ -128,6 +130,14 @@ CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values]
     "time_limit": ("ppo", {"epi_truncated": 1.0, "epi_len_max": 24.0}, {}, {"epi_truncated": 1.0, "epi_len_max": 26.0}, {}),
     "truncation": ("ppo", {"epi_len_max": 200.0}, {}, {"epi_len_max": 200.0, "epi_truncated": half(0.0, 0.01)}, {}),
     "reward_scale": ("ppo", {"current_return": 10_100.0}, {}, {"current_return": 9_900.0}, {}),
+    # γ = 0.99 over 100 steps: (1 − 0.99^100) / (1 − 0.99) = 63.4 steps count, 158.5 of 250
+    "value_range": (
+        "c51",
+        {"current_return": 250.0},
+        {f"{ALGORITHM}.v_max": 158.0},
+        {"current_return": 250.0},
+        {f"{ALGORITHM}.v_max": 159.0},
+    ),
     "replay_ratio": (
         "dqn",
         {"opt_step": list(range(8100, 8100 * ROWS + 1, 8100))},
@@ -183,6 +193,16 @@ def test_a_rule_fires_beyond_its_threshold_only(rule: str, tmp_path: Path) -> No
     if kind == "appo":
         del body["env"]["num_envs"]  # follows from the number of workers
     load_spec({NAMES[kind]: body}, NAMES[kind], [str(setting(found)).removeprefix("--set ")])  # raises if the change is invalid
+
+
+def test_returns_below_the_atoms(tmp_path: Path) -> None:
+    """Costs: the lower end is too high. Rewards that are normalised have another scale than the returns."""
+    sets = {"env.max_frame": 1000 * ROWS, f"{ALGORITHM}.v_max": 100.0, f"{ALGORITHM}.v_min": -100.0}
+    found = of_rule(diagnose(make_run(tmp_path / "low", {"current_return": -250.0}, "c51", sets, others=0)), "value_range")
+    assert found is not None
+    assert (found.key, found.value) == (f"{ALGORITHM}.v_min", -200.0)
+    result = examine(make_run(tmp_path / "normalised", {"current_return": -250.0}, "c51", sets | {"env.normalize_reward": True}, others=0))
+    assert "value_range" not in {*result.checked, *result.not_checked}
 
 
 def test_rules_that_read_the_checkpoint(tmp_path: Path) -> None:

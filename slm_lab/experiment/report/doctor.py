@@ -26,7 +26,7 @@ Subject = TypeVar("Subject", Session, Case)
 
 
 RULES: tuple[Callable[[Session], Finding | None], ...] = (
-    *(rules.discount, rules.time_limit, rules.truncation, rules.reward_scale, rules.observation_scale),
+    *(rules.discount, rules.time_limit, rules.truncation, rules.reward_scale, rules.value_range, rules.observation_scale),
     *(rules.replay_ratio, rules.policy_lag, rules.staleness),
     *(learning.clipping, learning.entropy_high, learning.dead_units, learning.large_updates, learning.small_updates),
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),

@@ -128,6 +128,11 @@ class Case:
             raise NotApplicable(f"the spec has no {path}")
         return path, value
 
+    def require_raw_rewards(self) -> None:
+        """Raise NotApplicable unless the agent learns from the rewards of the env, up to env.reward_scale."""
+        changed = self.setting("env.normalize_reward") or self.setting("env.clip_reward") or self.setting("env.reward_scale") == "sign"
+        concerns(not changed and not str(self.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
+
     @property
     def horizon(self) -> float:
         """1 / (1 − γ): the number of steps over which rewards count, infinite for γ = 1."""

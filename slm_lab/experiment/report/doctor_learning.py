@@ -242,8 +242,7 @@ def values(session: Session) -> Finding | None:
     possible one as the sign of divergence.
     """
     case, value = session.case, session.second_half("q_mean")
-    scaled = case.setting("env.normalize_reward") or case.setting("env.clip_reward") or case.setting("env.reward_scale") == "sign"
-    concerns(not scaled and not str(case.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
+    case.require_raw_rewards()
     returns = np.abs(session.column("return_new").curve.value) * case.number("env.reward_scale", 1.0)
     bound = 2.0 * max(float(returns.max()), 1.0) + _entropy_bonus(session)
     if abs(value.median) <= bound:

@@ -99,8 +99,7 @@ def reward_scale(session: Session) -> Finding | None:
     (arXiv:2005.12729), on reward normalisation.
     """
     case = session.case
-    handled = case.setting("env.normalize_reward") or case.setting("env.clip_reward") or case.setting("env.reward_scale") == "sign"
-    concerns(not handled and not str(case.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
+    case.require_raw_rewards()
     length, scale = session.episode_length, case.number("env.reward_scale", 1.0)
     target = scale * abs(session.returns.median) * min(1.0, case.horizon / length)
     if target < MAX_TARGET:
@@ -115,6 +114,33 @@ def reward_scale(session: Session) -> Finding | None:
         "normalise rewards" if on_policy else "scale rewards down",
         "env.normalize_reward" if on_policy else "env.reward_scale",
         True if on_policy else rounded(100.0 * scale / target),
+        frames=session.returns.frames,
+    )
+
+
+def value_range(session: Session) -> Finding | None:
+    """The discounted return of an episode lies outside of the atoms v_min to v_max of a categorical critic, which cannot represent it.
+
+    It is computed as if rewards were spread evenly over the episode. Bellemare et al. 2017 (arXiv:1707.06887), equation 7: the projection
+    clips targets to the range, so that all returns beyond an end are equal.
+    """
+    case = session.case
+    low, high = case.number("agent.algorithm.v_min"), case.number("agent.algorithm.v_max")
+    concerns(not math.isnan(low), "the critic has no atoms")
+    case.require_raw_rewards()
+    length, gamma = session.episode_length, case.number("agent.algorithm.gamma", 0.99)
+    counted = 1.0 if gamma >= 1.0 else (1.0 - gamma**length) / (length * (1.0 - gamma))  # mean of γ^t over the episode
+    value = case.number("env.reward_scale", 1.0) * session.returns.median * counted
+    if low <= value <= high:
+        return None
+    return Finding(
+        "Returns lie outside of what the critic can represent",
+        "warning",
+        f"returns of {number_text(session.returns.median)} in episodes of {number_text(length)} steps: discounted returns of about "
+        f"{number_text(value)}; the atoms go from {number_text(low)} to {number_text(high)}",
+        "widen the range of the atoms",
+        f"agent.algorithm.{'v_max' if value > high else 'v_min'}",
+        rounded(1.5 * value),
         frames=session.returns.frames,
     )
 

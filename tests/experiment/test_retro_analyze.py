@@ -47,6 +47,7 @@ def tables(paths: RunPaths) -> dict[str, tuple[bytes, int]]:
     ("env", "meta"),
     [
         ({}, {"max_session": 2}),
+        pytest.param({}, {"eval_episodes": 2}, marks=pytest.mark.slow),
         pytest.param({}, {"rigorous_eval": 2, "eval_frequency": 500}, marks=pytest.mark.slow),
         pytest.param({"max_frame": 10_000_000}, {"max_seconds": 1.0, "log_frequency": 2000}, marks=pytest.mark.slow),
         (
@@ -54,7 +55,7 @@ def tables(paths: RunPaths) -> dict[str, tuple[bytes, int]]:
             {"sampler": {"serial_mode": True, "num_workers": 2, "num_envs_per_worker": 4, "num_policies": 2}, "log_frequency": 500},
         ),
     ],
-    ids=["two sessions", "evaluation", "max_seconds", "two policies"],
+    ids=["two sessions", "evaluation", "rigorous evaluation", "max_seconds", "two policies"],
 )
 def test_what_is_rebuilt_equals_what_the_run_wrote(env: Any, meta: Any, make_spec: MakeSpec, tmp_path: Path) -> None:
     result = Trial(make_spec(env=env, meta=meta), tmp_path).run()

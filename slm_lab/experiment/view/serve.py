@@ -35,7 +35,12 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     Raises UserError if the folder does not exist, a package is missing or the port cannot be used.
     """
     _check_folder(data_dir)
-    index = Index(DataFolder(data_dir))
+    # the page shows what is wrong with a damaged file; on the terminal each request would repeat it
+    with capture_notices(lambda text: None):
+        _serve(Index(DataFolder(data_dir)), data_dir, port, say, browser)
+
+
+def _serve(index: Index, data_dir: Path, port: int | None, say: Callable[[str], object], browser: bool) -> None:
     threading.Thread(target=index.changes, daemon=True, name="first list").start()  # while modules are imported and the browser starts
     try:
         import uvicorn
@@ -62,8 +67,7 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     if browser:
         _open(url, number, say)
     freeze_objects()
-    # the page shows what is wrong with a damaged file; on the terminal each request would repeat it
-    with capture_notices(lambda text: None), suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[opened])
 
 

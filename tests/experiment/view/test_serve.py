@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -74,19 +73,21 @@ def test_it_serves_on_the_loopback_address_until_ctrl_c(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
     command = [sys.executable, "-c", "from slm_lab.cli import console; console()", "view", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as process:
-        assert process.stdout is not None
-        address = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
-        assert address is not None
-        assert "ssh -L" in process.stdout.readline()  # there is no display
-        time.sleep(0.3)
-        with urllib.request.urlopen(f"{address[0]}api/runs", timeout=20) as found:
-            assert found.status == 200
-        other = next(
-            (one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET) if one[4][0] != "127.0.0.1"), None
-        )
-        if other is not None:
-            with socket.socket() as outside:
-                assert outside.connect_ex((str(other), int(address[1]))) != 0
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
-        assert process.stdout.read() == ""
+        try:
+            assert process.stdout is not None
+            address = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
+            assert address is not None
+            assert "ssh -L" in process.stdout.readline()  # there is no display
+            with urllib.request.urlopen(f"{address[0]}api/runs", timeout=60) as found:
+                assert found.status == 200
+            other = next(
+                (one[4][0] for one in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET) if one[4][0] != "127.0.0.1"), None
+            )
+            if other is not None:
+                with socket.socket() as outside:
+                    assert outside.connect_ex((str(other), int(address[1]))) != 0
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            assert process.stdout.read() == ""
+        finally:
+            process.kill()  # otherwise the end of the block would wait for it

@@ -16,7 +16,7 @@ import pytest
 from slm_lab.cli import main
 from slm_lab.experiment.report.run import load_run
 from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, unavailable_reason
-from slm_lab.spec.load.files import spec_summaries
+from slm_lab.spec.load.files import SPEC_FOLDER, raw_specs, spec_summaries
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.spec import Spec
@@ -26,6 +26,17 @@ HERE = [name for name in KNOWN if current_id(name) == name and unavailable_reaso
 GAMES = [f"ALE/{game}-v5" for game in ("Pong", "Breakout", "MontezumaRevenge")]
 MINIGRID = ["minigrid:MiniGrid-Empty-5x5-v0", "minigrid:BabyAI-GoToObj-v0"]
 Made = Callable[..., Spec]
+TEMPLATE = {
+    "agent": {
+        "name": "DQN",
+        "algorithm": {"name": "DQN", "training_frequency": 4, "training_start_step": 100},
+        "memory": {"name": "Replay", "batch_size": 32, "max_size": 1000},
+        "net": {"name": "MLPNet", "hid_layers": [8], "update_type": "polyak", "update_frequency": 8, "polyak_coef": 0.01},
+    },
+    "env": {"name": "CartPole-v1", "max_frame": 1000},
+    "meta": {"eval_frequency": 500},
+}
+"""A spec with two keys that have no effect."""
 
 
 @pytest.fixture
@@ -121,12 +132,29 @@ def test_other_names_of_algorithms(made: Made) -> None:
 
 @pytest.mark.slow
 def test_every_spec_that_ships_is_a_template(made: Made, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """For an env with its kind of actions."""
-    names = {name: algorithm for _, name, algorithm, _, _ in spec_summaries()}
-    for name, algorithm in names.items():
-        discrete = "discrete" in ALGORITHMS[algorithm].action_kinds
-        spec = made("--env", "Acrobot-v1" if discrete else "Pendulum-v1", "--like", name)
+    """For an env with its kind of actions. Those that need recorded episodes or goals are refused."""
+    for file, name, algorithm, _, _ in spec_summaries():
+        model, agent = ALGORITHMS[algorithm], raw_specs(SPEC_FOLDER / file)[name]["agent"]
+        memory = (agent[0] if isinstance(agent, list) else agent).get("memory", {})
+        words = ("--env", "Acrobot-v1" if "discrete" in model.action_kinds else "Pendulum-v1", "--like", name)
+        goals, episodes = memory.get("name") == "HindsightReplay", model.offline or "demonstration_fraction" in memory
+        if goals or episodes:
+            assert main(["new", str(tmp_path / "refused.json"), *words]) == 2, name
+            assert ("HindsightReplay needs" if goals else "recorded episodes") in capsys.readouterr().err
+            continue
+        spec = made(*words)
         assert spec.agent.algorithm.name == algorithm, name
+
+
+def test_keys_without_effect_are_not_written(made: Made, tmp_path: Path) -> None:
+    """Without a notice: the user has not given them."""
+    (template := tmp_path / "template.json").write_text(json.dumps({"old": TEMPLATE}))
+    spec = made("--env", "Acrobot-v1", "--like", f"{template}:old")
+    assert spec.agent.net is not None
+    assert (spec.agent.net.update_type, spec.agent.net.polyak_coef) == ("polyak", 0.01)
+    assert "update_frequency" not in spec.agent.net.model_fields_set
+    assert "eval_frequency" not in spec.meta.model_fields_set
+    assert "max_session" in spec.meta.model_fields_set
 
 
 def test_a_spec_as_template(made: Made, tmp_path: Path) -> None:

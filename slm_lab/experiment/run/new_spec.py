@@ -30,7 +30,7 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.compat.env_ids import KNOWN, current_id, short_name, unavailable_reason
 from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS
 from slm_lab.spec.load.files import SPEC_FOLDER, parse_json, raw_specs, spec_summaries
-from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.loader import load, load_spec, notify
 from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.base import ExtensionError, find_model, is_extension
 from slm_lab.spec.models.env import EnvSpec
@@ -187,7 +187,9 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     body = _spec_dict(template, env_section, info)
     label = body["agent"]["name"]
     name = name or f"{label.lower()}_{short_name(env)}"
-    short = load_spec({name: body}, name)
+    loaded = load({name: body}, name)
+    notify([note for note in loaded.notes if not note.endswith("; ignored")])  # a key without effect is not written
+    (short,) = loaded.specs
     spec = complete(short, info.observation.has_images, info.action.kind)
     command = f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train"
     text = commented_text(spec, command) if comments else strict_text(spec, file)
@@ -401,7 +403,7 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
     pdtype = agent["algorithm"].get("action_pdtype")
     if pdtype is not None and (pdtype in _DISCRETE_PDTYPES) != (info.action.kind == "discrete"):
         del agent["algorithm"]["action_pdtype"]
-    for key in ("run", "random_seed"):
+    for key in ("run", "random_seed", *(() if meta.get("rigorous_eval") else ("eval_frequency",))):
         meta.pop(key, None)
     meta = {"max_session": _SESSIONS, "log_frequency": max(500, min(10_000, int(frames) // 100)), **meta}
     return {"agent": {"name": agent.pop("name"), **agent}, "env": env, "meta": meta}

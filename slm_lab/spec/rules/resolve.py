@@ -64,7 +64,7 @@ class _Draft:
 
         Args: by: keys that the new value depends on. If a search varies one of these keys, the value is kept, and each trial replaces it.
         """
-        if by and _is_searched(self.spec, *by):
+        if self._is_kept(by):
             return
         if note.startswith("has no effect"):
             self.report.ineffective(path, note)
@@ -75,11 +75,18 @@ class _Draft:
         self.spec = value
 
     def ignore(self, location: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
-        """Reset each of `keys` to its default; add a note that gives the reason if its value was different. Args: by: as in `set`."""
+        """Reset each of `keys` to its default, as if it were absent; add a note that gives the reason if its value was different.
+
+        Args: by: as in `set`.
+        """
         model = value_of(self.spec, location)
         for key, field in type(model).model_fields.items():
-            if key in keys and getattr(model, key) != field.default:
-                self.set((*location, key), field.default, f"has no effect: {why}; ignored", by)
+            if key in keys and getattr(model, key) != field.default and not self._is_kept(by):
+                self.set((*location, key), field.default, f"has no effect: {why}; ignored")
+                value_of(self.spec, location).model_fields_set.discard(key)  # of a copy
+
+    def _is_kept(self, by: Sequence[KeyPath]) -> bool:
+        return bool(by) and _is_searched(self.spec, *by)
 
 
 def resolve(spec: Spec, report: Report) -> Spec:

@@ -136,6 +136,15 @@ class Backend(ABC):
     """Whether step and reset return new arrays that are not modified later."""
     checks: bool = False
     """Whether step and reset always return arrays of the right shapes and types; if not, `Env` checks them."""
+    agents: tuple[str, ...] = ()
+    """Names of the agents of each env, in the order of its rows: row = env · len(agents) + agent, so that the batches of observations,
+    rewards and actions have num_envs · len(agents) rows. Empty: one agent per env, and one row."""
+    acts_N: np.ndarray | None = None
+    """With several agents, bool [N]: the rows whose action the next step uses, as of the last reset or step; other actions are ignored.
+    None: all rows."""
+    present_N: np.ndarray | None = None
+    """With several agents, bool [N]: the rows whose agent takes part in the episode, as of the last reset or step. An agent that is absent
+    (it has left, or has not come yet) does not act, and its row is a dummy. None: all rows."""
     max_steps: int | None = None
     """Steps until truncation if the backend knows better than the registration."""
     observation_space: gym.Space[Any]

@@ -156,6 +156,7 @@ class EnvInfo:
     """Description of an env for its agent."""
 
     num_envs: int
+    """Number of rows: of envs, or of the agents of all envs together."""
     observation: ObservationSpace
     action: ActionSpace
     backend: str = "sync"
@@ -164,9 +165,16 @@ class EnvInfo:
     """Frames collected in total."""
     time_limit: int | None = None
     """Maximum steps of an episode; None if not limited."""
+    agents: tuple[str, ...] = ()
+    """Names of the agents of each env, whose rows follow each other; empty: one agent per env."""
     spaces: dict[str, Any] | None = field(default=None, compare=False)
     """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict): with them
     observations can be encoded and actions decoded without the env."""
+
+    @property
+    def frames(self) -> int:
+        """Number of frames of a vector step: one per env, however many agents it has."""
+        return self.num_envs // max(1, len(self.agents))
 
 
 class Episode(NamedTuple):
@@ -201,7 +209,10 @@ class VecStep(NamedTuple):
     valid_N: np.ndarray
     """bool [N]: false where the row is not a transition (the dummy row of NEXT_STEP autoreset)."""
     episodes: list[Episode]
-    """Episodes that finished in this step."""
+    """Episodes that finished in this step, of each agent."""
+    acts_N: np.ndarray | None = None
+    """With several agents, bool [N]: the rows whose action the next step uses; None: all. Other rows wait for their turn, or their agent
+    is absent."""
 
 
 class ActOut(NamedTuple):

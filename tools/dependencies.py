@@ -51,6 +51,8 @@ PURPOSES = {
     "minatar": Purpose("minatar", "MinAtar"),
     "gymnasium-robotics": Purpose("gymnasium_robotics", "mazes with goals"),
     "envpool": Purpose("envpool", "environments in C++, in batches"),
+    "pettingzoo": Purpose("pettingzoo", "environments with several agents"),
+    "mpe2": Purpose("mpe2", "particles that cooperate or compete"),
     "minari": Purpose("minari", "recorded episodes"),
     "wandb": Purpose("wandb", "tracker"),
     "mlflow-skinny": Purpose("mlflow", "tracker"),

@@ -91,9 +91,9 @@ class Agent:
         for trainer in self._counting:
             trainer.count_call()
 
-    def evaluator(self, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return a function (obs_N, first_N) → action_N: the current policy (or its mode) at the end value of explore_var, with its own
-        hidden state and random stream."""
+    def evaluator(self, deterministic: bool = False) -> Callable[..., np.ndarray]:
+        """Return a function (obs_N, first_N, acts_N = None) → action_N, see Policy.evaluator: the current policy (or its mode) at the end
+        value of explore_var, with its own hidden state and random stream."""
         if self._shared is not None:
             self._shared.refresh()
         self.policy.explore_var = self.final_explore_var or 0.0

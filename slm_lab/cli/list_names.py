@@ -178,7 +178,11 @@ def _first_sentence(model: type) -> str:
 def _envs() -> Iterator[Entry]:
     from slm_lab.spec.compat.env_ids import ATARI, KNOWN, current_id, kinds_here, other_ids
 
-    backends = [name for name, package in (("ale", "ale_py"), ("envpool", "envpool")) if find_spec(package) is not None]
+    backends = [
+        name
+        for name, package in (("pettingzoo", "pettingzoo"), ("ale", "ale_py"), ("envpool", "envpool"))
+        if find_spec(package) is not None
+    ]
     vector = ", ".join(["native", *backends, "sync", "async"])
     of_kind: dict[str, list[str]] = {}
     for name, kind in KNOWN.items():
@@ -191,6 +195,7 @@ def _envs() -> Iterator[Entry]:
         for name in sorted(name for name in names if current_id(name) == name):
             yield Entry(heading, (name,), keywords="installed" if not missing else "")
     yield from _pool_envs(here.get("envpool"))
+    yield from _pettingzoo_envs()
     for module, names in other_ids().items():
         for name in names or [f"{module}:…"]:
             yield Entry(_installed(module, here.get(module)), (name,))
@@ -212,10 +217,24 @@ def _pool_envs(missing: str | None) -> Iterator[Entry]:
         ids = [name for name in env.ids if pool_id(name)]
         if not ids or env.suite in ("atari", "box2d", "classic_control", "mujoco"):
             continue
-        spaces = f"{env.observation} → {env.action}" if env.observation else ""
+        agents = f", {env.players} agents" if env.players > 1 else ""
+        spaces = f"{env.observation} → {env.action}{agents}" if env.observation else ""
         refused = f"{_REFUSED}{env.refusal}" if env.refusal else ""
         heading = f"{env.suite}, backend envpool" + (f": not installed; pip install '{missing}'" if missing else " (installed)")
         yield Entry(heading, (ids[0],), refused or spaces, " ".join((*ids, spaces, "" if missing or refused else "installed")))
+
+
+def _pettingzoo_envs() -> Iterator[Entry]:
+    """Yield an entry for each name of PettingZoo's registry and of mpe2."""
+    from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_envs, unavailable_reason
+
+    envs = {f"{PETTINGZOO}{name}": env for name, env in pettingzoo_envs().items()}
+    reasons = {name: unavailable_reason(name) for name in envs}
+    for name in sorted(envs, key=lambda name: (reasons[name] is not None, envs[name].id.rpartition("/")[0], name)):
+        family = "mpe2" if envs[name].kind == "mpe2" else f"pettingzoo {envs[name].id.partition('/')[0]}"
+        reason = reasons[name]
+        missing = None if reason is None else reason.partition("pip install '")[2].rstrip("'")
+        yield Entry(_installed(f"{family}, several agents", missing), (name,), keywords="installed" if reason is None else "")
 
 
 def _installed(what: str, missing: str | None) -> str:

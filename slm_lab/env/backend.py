@@ -42,6 +42,8 @@ class EnvRequest:
     """Entry of the observation or of the env's info with the action mask; False: none; None: not given."""
     curriculum: Curriculum | None = None
     """Values that change when an episode ends; None without env.schedule."""
+    critic_keys: tuple[str, ...] = ()
+    """Entries of the observation for the critic only."""
 
     @property
     def plain_id(self) -> str:
@@ -156,6 +158,11 @@ class Backend(ABC):
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
         """Return why this backend cannot build the target; None if it can."""
         return None
+
+    @classmethod
+    def variant(cls, target: EnvRequest) -> type[Backend]:
+        """Return the class that builds the target: this one, or a subclass for some envs."""
+        return cls
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:

@@ -34,7 +34,7 @@ _OWNED = {
     "seed": "use meta.random_seed",
     "env_seed": "use meta.random_seed, from which the seed of each env is derived",
     "max_episode_steps": "use env.max_t",
-    "max_num_players": "several agents are not supported",
+    "max_num_players": "the number of agents is that of the env",
     "base_path": "the assets of the installed package are used",
     "gym_reset_return_info": "it is always true",
     "render_mode": "use enjoy --video",
@@ -255,6 +255,11 @@ class ObservationReader:
         self._mask = found, self._infos[found]
         self.space = spaces.Dict({**(entries or {"observation": self.space}), found: spaces.MultiBinary(number_of_choices(action))})
 
+    @property
+    def mask_slot(self) -> int | None:
+        """Index of the array with the action mask of the infos; None without one."""
+        return None if self._mask is None else self._mask[1]
+
     def select(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
         """Keep only these parts and the action mask. Raises WrapperError for a key that is none."""
         self._selected = Parts(self.space, action, keys, action_mask)
@@ -342,6 +347,11 @@ class InfoTracker:
         }
         self._totals: dict[str, np.ndarray] = {}
         self._elapsed: np.ndarray | None = None
+
+    @property
+    def slots(self) -> list[int]:
+        """Indices of the arrays that are combined."""
+        return [slot for slot, _ in self._entries.values()]
 
     def add(self, state: Sequence[np.ndarray], elapsed_N: np.ndarray) -> None:
         """Add a step. Args: elapsed_N: steps of the current episodes, 1 in the first."""

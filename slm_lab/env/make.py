@@ -30,18 +30,21 @@ from slm_lab.env.gym_backends import Async, Native, OwnVector, Sync, vector_back
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.outcome import described
+from slm_lab.env.pettingzoo_backend import PettingZoo
 from slm_lab.env.single import SingleEnv, quiet_gymnasium, register_envs
 from slm_lab.env.spaces import UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import KeepParts, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
-from slm_lab.spec.compat.env_ids import package_hint, pool_id, registering_module, unavailable_reason
+from slm_lab.spec.compat.env_ids import package_hint, pettingzoo_id, pool_id, registering_module, unavailable_reason
 from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
 
-BACKENDS: dict[str, type[Backend]] = {"ale": Ale, "native": Native, "envpool": EnvPool, "sync": Sync, "async": Async}
+BACKENDS: dict[str, type[Backend]] = {
+    "ale": Ale, "native": Native, "pettingzoo": PettingZoo, "envpool": EnvPool, "sync": Sync, "async": Async,
+}  # fmt: skip
 """Name → backend, in the order in which "auto" tries them."""
 
 _LEAST_BYTES = 1024
@@ -51,7 +54,7 @@ _SHOWN = 10
 
 EXTRAS = {
     "ale_py": "atari", "cv2": "atari", "mujoco": "mujoco", "Box2D": "box2d", "box2d": "box2d", "envpool": "envpool", "minigrid": "minigrid",
-    "minatar": "minatar", "gymnasium_robotics": "robotics",
+    "minatar": "minatar", "gymnasium_robotics": "robotics", "pettingzoo": "pettingzoo", "mpe2": "pettingzoo",
 }  # fmt: skip
 """Package that an env needs → extra that installs it."""
 
@@ -87,8 +90,8 @@ def make_env(
     target = replace(find_target(spec, num_envs or spec.num_envs, threads, training), track_info=tuple(track_info))
     chosen = choose_backend(spec, target)
     _check_track_info(spec, chosen, track_info)
-    if minimal_num_envs and chosen in (Sync, Async, Ale, EnvPool):  # other backends may need the spec's number
-        target = replace(target, num_envs=min(1 if chosen.applies_wraps else 2, target.num_envs))
+    if minimal_num_envs and chosen in (Sync, Async, PettingZoo, Ale, EnvPool):  # other backends may need the spec's number
+        target = replace(target, num_envs=min(1 if chosen in (Sync, Async, PettingZoo) else 2, target.num_envs))
     backend = _build(spec, chosen, target)
     if minimal_num_envs:
         _check_scheduled(spec, target, backend)
@@ -109,8 +112,9 @@ def make_env(
     if (problem := _without_effect(spec, target, observation)) is not None:
         close_backend(backend)
         raise SpecError(spec.name, [problem])
-    name = spec.backend if spec.backend != "auto" else chosen.name
-    info = EnvInfo(target.num_envs, observation, action, name, spec.max_frame, backend.max_steps or target.max_steps, forms)
+    name, agents = spec.backend if spec.backend != "auto" else chosen.name, tuple(backend.agents)
+    rows, limit = target.num_envs * max(1, len(agents)), backend.max_steps or target.max_steps
+    info = EnvInfo(rows, observation, action, name, spec.max_frame, limit, agents, forms)
     life_loss = target.atari is not None and target.atari.life_loss
     normalizers = make_normalizers(spec, info, gamma, training)
     more: dict[str, Any] = {"life_loss": life_loss, "track_info": track_info, "curriculum": target.curriculum}
@@ -208,18 +212,23 @@ def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None,
 
 def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool = True) -> EnvRequest:
     """Look up the id and check the constructor's arguments. Raises SpecError."""
-    pool = None if ":" in spec.backend else pool_id(spec.name)
-    registration = _registration(spec) if pool is None else None
+    own, zoo = ":" in spec.backend, pettingzoo_id(spec.name)
+    pool = None if own else pool_id(spec.name)
+    registration = _registration(spec) if pool is None and zoo is None else None
     kwargs, atari = spec.kwargs, None
     if pool is not None:
         _check_pool(spec, pool)
+    elif zoo is not None:
+        if not own and (reason := unavailable_reason(spec.name)):
+            raise _problem(spec, "name", reason)
     elif is_preprocessed(spec):
         atari, kwargs = _atari(spec), {}
-    elif registration is not None and ":" not in spec.backend:  # user backends have their own
+    elif registration is not None and not own:  # user backends have their own
         _check_arguments(spec, registration)
     curriculum = _curriculum(spec, num_envs, registration, atari is not None, training)
     wraps, mask = find_wraps(spec), spec.action_mask
-    return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, wraps, action_mask=mask, curriculum=curriculum)
+    more: dict[str, Any] = {"action_mask": mask, "curriculum": curriculum, "critic_keys": tuple(spec.critic_keys or ())}
+    return EnvRequest(spec.name, registration, kwargs, num_envs, atari, spec.max_t, threads, wraps, **more)
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
@@ -245,6 +254,9 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
     for backend in BACKENDS.values():
         if backend.preferred(target) and _unsupported_reason(backend, target) is None:
             return backend
+    if pettingzoo_id(spec.name):
+        key = "schedule" if target.curriculum is not None else target.wraps[0].key.partition("[")[0]
+        raise _problem(spec, key, f"has no effect on {spec.name}, which runs in PettingZoo: {_unsupported_reason(PettingZoo, target)}")
     if target.curriculum is not None and (pool_id(spec.name) or target.vector_only):
         where = "in EnvPool" if pool_id(spec.name) else "as a vector env only"
         raise _problem(spec, "schedule", f"has no effect on {spec.name}: it runs {where}, whose envs cannot change; remove it")
@@ -259,12 +271,13 @@ def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
 
 
 def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | None:
+    fixed = pool_id(target.id) or pettingzoo_id(target.id)
     wraps = [wrap for wrap in target.wraps if not (backend.selects_parts and wrap.wrapper is KeepParts)]
     if wraps and not backend.applies_wraps:
         keys = " and ".join(dict.fromkeys(f"env.{wrap.key.partition('[')[0]}" for wrap in wraps))
-        return f"its envs cannot be wrapped ({keys})" + ("; remove it" if pool_id(target.id) else "; sync and async can")
+        return f"its envs cannot be wrapped ({keys})" + ("; remove it" if fixed else "; sync and async can")
     if target.curriculum is not None and not backend.follows_curriculum:
-        return "its envs cannot change (env.schedule)" + ("; remove it" if pool_id(target.id) else "; sync and async can")
+        return "its envs cannot change (env.schedule)" + ("; remove it" if fixed else "; sync and async can")
     if target.action_mask and not backend.finds_masks and not target.vector_only:
         return "it does not read action masks from info" + ("" if pool_id(target.id) else "; sync and async can")
     return backend.unsupported_reason(target)
@@ -388,7 +401,7 @@ def _boolean_texts(spec: EnvSpec, flags: Collection[str]) -> list[Problem]:
 def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend:
     try:
         with quiet_gymnasium():
-            return backend(target)
+            return backend.variant(target)(target)
     except WrapperError as error:
         raise _problem(spec, *error.args) from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:

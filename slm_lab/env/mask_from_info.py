@@ -97,7 +97,12 @@ def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: 
     known = isinstance(space, spaces.Dict) and not space.spaces.keys().isdisjoint(MASK_KEYS)
     if not known and not (isinstance(entry, str) and entry.startswith("gymnasium.envs.")):
         found = next(name for name in MASK_KEYS if name in info)
-        raise InvalidOutcome(f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it")
+        raise InvalidOutcome(undeclared_message(found))
+
+
+def undeclared_message(found: str) -> str:
+    """Return the message that info has an action mask of which the spec says nothing."""
+    return f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it"
 
 
 def check_vector_masks(space: spaces.Space[Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:

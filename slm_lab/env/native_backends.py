@@ -109,6 +109,11 @@ class EnvPool(Backend):
         return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
     @classmethod
+    def variant(cls, target: EnvRequest) -> type[Backend]:
+        env = pool_envs().get(_pool_config(target)[0])
+        return EnvPoolAgents if env is not None and env.players > 1 else cls
+
+    @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
         """Prefer EnvPool for ids that only it has, and if a step costs more than passing it to a thread and the import (2 s).
 
@@ -132,7 +137,7 @@ class EnvPool(Backend):
         # no limit of ours where the env's own ends the episode first
         self._limit = target.max_t or _NO_LIMIT if keeps else self.max_steps or _NO_LIMIT
         self._pool_limit = spec.config.max_episode_steps if keeps else min(self._limit + 1, _NO_LIMIT)
-        self._name, self._num_envs = name, target.num_envs
+        self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
         # two threads per core hide wake-up latency: 8 HalfCheetahs, with updates in between, take 520 µs per step instead of 620. On a
         # single core a second thread only adds context switches, 3 % of a step.
         self._threads = min(2 * target.threads, target.num_envs) if target.threads > 1 else 1
@@ -155,21 +160,28 @@ class EnvPool(Backend):
         with quiet_gymnasium(), nullcontext() if self._folder is None else chdir(self._folder.name):
             if seeds is not None or self._pool is None:
                 self._make(seeds)
-            return self._reset_rows(self._pool.all_env_ids)
+            return self._reset_rows(np.arange(self._num_envs, dtype=np.int32))
 
     def _make(self, seeds: Sequence[int] | None) -> None:
         """Create the pool, whose seeds are fixed then."""
         self.close()
-        seeding = {} if seeds is None else {"env_seed": list(seeds)}
         self._pool = import_envpool().make(
             self._name,
             env_type="gymnasium",
-            num_envs=self._num_envs,
             num_threads=self._threads,
             max_episode_steps=self._pool_limit,
-            **seeding,
+            **self._sizes(),
+            **({} if seeds is None else {"env_seed": self._pool_seeds(seeds)}),
             **self._config,
         )
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the options of the pool with numbers of envs."""
+        return {"num_envs": self._num_envs}
+
+    def _pool_seeds(self, seeds: Sequence[int]) -> list[int]:
+        """Return the seed of each env of the pool."""
+        return list(seeds)
 
     def _reset_rows(self, rows: np.ndarray) -> Any:
         """Reset some envs and return their observations."""
@@ -186,7 +198,7 @@ class EnvPool(Backend):
         # `pool.step` without building trees and dicts: 319 µs instead of 433 for 8 HalfCheetahs
         if self._command is None:
             self._command = pool._from(action)
-            keys = list(pool._state_keys)
+            keys = self._keys
             self._slots = {name: keys.index(name) for name in ("reward", "done", "elapsed_step")}
             self._cut = TruncationReader(keys) if self._suite in OWN_LIMIT_SUITES else None
             self._lives = keys.index("info:lives") if self._atari else None
@@ -211,14 +223,168 @@ class EnvPool(Backend):
         return RawStep(obs, reward, terminated, truncated | late, final, lives)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
-        keys = getattr(self._pool, "_state_keys", ())
-        infos = {key.removeprefix("info:"): values for key, values in zip(keys, self._state, strict=False) if key.startswith("info:")}
+        infos = {key.removeprefix("info:"): values for key, values in zip(self._keys, self._state, strict=False) if key.startswith("info:")}
         return {**row_info(infos, row), **self._tracked.of(row)}
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = self._command = None
+
+
+_CHANCE = ("Backgammon-v1",)
+"""Games of pgx with chance in their steps. In the others the random stream of an env is used by its resets only."""
+
+
+class EnvPoolAgents(EnvPool):
+    """EnvPool's envs with several agents: games whose players act in turn (pgx), and vehicles that act at once (highway).
+
+    EnvPool returns such envs in the order in which they have finished, and waits until a batch is full, also if only some envs are reset.
+    Therefore the pool has spare envs, as many again, which fill the batches in which some envs are reset.
+    A game is saved as the seed of its env, the number of resets since then and the moves so far, and restored by playing them again.
+    """
+
+    def __init__(self, target: EnvRequest) -> None:
+        super().__init__(target)
+        games, count = self._suite == "pgx", pool_envs()[self._name].players
+        self.agents = tuple(f"{'player' if games else 'vehicle'}_{index}" for index in range(count))
+        self._at = {key: slot for slot, key in enumerate(self._keys)}
+        self._turns, self._crashed = self._at.get("info:current_player"), self._at.get("info:players.crashed")
+        self._spread = self._tracked.slots
+        self._envs_N = np.arange(target.num_envs)
+        self._turn_N, self._over_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.bool_)
+        """Which player acts next, and whether the episode has ended, so that the next step resets the env."""
+        self._replays = games and self._name not in _CHANCE
+        self._seeds: list[int] | None = None
+        self._resets_N, self._length_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.int64)
+        """Resets since the env was seeded, and moves of the running game."""
+        self._moves_NL = np.zeros((target.num_envs, 64), np.int32)
+        """Moves of the running games, in their first `_length_N` columns; the last column is never one of them."""
+
+    def _sizes(self) -> dict[str, int]:
+        return {"num_envs": 2 * self._num_envs, "batch_size": self._num_envs}
+
+    def _pool_seeds(self, seeds: Sequence[int]) -> list[int]:
+        return [*seeds, *seeds]
+
+    def _make(self, seeds: Sequence[int] | None) -> None:
+        super()._make(seeds)
+        self._seeds = None if seeds is None else list(seeds)
+        self._resets_N[:] = 0
+
+    def _reset_rows(self, rows: np.ndarray) -> Any:
+        """Reset some envs, in ascending order, and return the observations of their agents."""
+        self._fill(len(rows))
+        obs = super()._reset_rows(rows)
+        self._resets_N[rows] += 1
+        self._length_N[rows] = 0
+        return obs
+
+    def _fill(self, count: int) -> None:
+        """Reset as many spare envs as a batch with `count` envs lacks."""
+        if count < self._num_envs:
+            self._pool._reset(np.arange(self._num_envs, 2 * self._num_envs - count, dtype=np.int32))
+
+    def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
+        """Return the arrays of the envs that were stepped, or reset, in the order of the envs; the action mask has a row per agent."""
+        state = list(super()._receive())
+        envs_K, count = state[self._at["info:env_id"]], len(self.agents)
+        if envs_K.max() >= self._num_envs or (envs_K[1:] < envs_K[:-1]).any():
+            order_K = envs_K.argsort()[: int((envs_K < self._num_envs).sum())]
+            rows = (order_K[:, None] * count + np.arange(count)).ravel()
+            state = [array[order_K if len(array) == len(envs_K) else rows] for array in state]
+            envs_K = state[self._at["info:env_id"]]
+        self._over_N[envs_K] = state[self._at["done"]]
+        if self._turns is not None:
+            self._turn_N[envs_K] = state[self._turns]
+            if (slot := self._read.mask_slot) is not None:
+                mask_K = state[slot].reshape(len(envs_K), -1)
+                mask = np.ones((len(envs_K), count, mask_K.shape[1]), mask_K.dtype)
+                mask[np.arange(len(envs_K)), self._turn_N[envs_K]] = mask_K
+                state[slot] = mask.reshape(-1, mask_K.shape[1])
+        for slot in self._spread:
+            if len(state[slot]) == len(envs_K):
+                state[slot] = state[slot].repeat(count, axis=0)
+        self.acts_N = self._acting()
+        return state
+
+    def _acting(self) -> np.ndarray:
+        """Return which agents act in the next step, bool [N]: none where it resets the env."""
+        acts_NA = np.zeros((self._num_envs, len(self.agents)), np.bool_)
+        if self._turns is None:
+            acts_NA[:] = ~self._over_N[:, None]
+        else:
+            acts_NA[self._envs_N, self._turn_N] = ~self._over_N
+        return acts_NA.ravel()
+
+    def step(self, action: np.ndarray) -> RawStep:
+        count = len(self.agents)
+        if self._turns is not None:  # the action of the player whose turn it is
+            action = action.reshape(self._num_envs, count)[self._envs_N, self._turn_N]
+        state = self._send(action)
+        reward, done, elapsed = (state[self._at[name]] for name in ("reward", "done", "elapsed_step"))
+        self._note_moves(self._envs_N, action, elapsed)
+        self._tracked.add(state, elapsed.repeat(count))
+        obs, truncated = self._read(state), self._none_N
+        if self._crashed is not None:
+            truncated = state[self._at["trunc"]] & ~state[self._crashed].reshape(-1, count).any(axis=1)
+        late = (elapsed >= self._limit) & ~done
+        envs, final = np.flatnonzero(late), None
+        if len(envs):
+            rows = (envs[:, None] * count + np.arange(count)).ravel()
+            final = [(int(row), row_of(obs, int(row))) for row in rows]
+            obs = _replaced(obs, rows, self._reset_rows(envs.astype(np.int32)))
+        return RawStep(obs, reward, (done & ~truncated).repeat(count), (truncated | late).repeat(count), final)
+
+    def _send(self, action: np.ndarray) -> Sequence[np.ndarray]:
+        """Step every env. Args: action: one per env, or one per vehicle."""
+        if self._command is None:
+            envs = self._envs_N.astype(np.int32)
+            self._command = [envs, envs if self._turns is not None else envs.repeat(len(self.agents)), np.empty(0, np.int32)]
+        self._command[-1] = np.ascontiguousarray(action, self._command[-1].dtype)
+        self._pool._send(self._command)
+        self._state = self._receive()
+        return self._state
+
+    def _note_moves(self, envs_K: np.ndarray, action_K: np.ndarray, elapsed_K: np.ndarray) -> None:
+        """Record the moves of a step, and the resets in it."""
+        if not self._replays:
+            return
+        if (length := int(elapsed_K.max())) >= self._moves_NL.shape[1]:
+            self._moves_NL = np.pad(self._moves_NL, ((0, 0), (0, length)))
+        self._moves_NL[envs_K, elapsed_K - 1] = action_K  # that of a reset, which is no move, is written to the last column
+        self._length_N[envs_K] = elapsed_K
+        self._resets_N[envs_K] += elapsed_K == 0
+
+    def episode_info(self, row: int) -> Mapping[str, Any]:
+        rows = self._num_envs * len(self.agents)
+        found = {key: values for key, values in zip(self._keys, self._state, strict=False) if key.startswith("info:")}
+        own = {key.removeprefix("info:"): one[row if len(one) == rows else row // len(self.agents)] for key, one in found.items()}
+        return {**own, **self._tracked.of(row)}
+
+    def rng_states(self) -> list[dict[str, Any]] | None:
+        if not self._replays or self._seeds is None:
+            return None
+        return [{"seed": seed, "resets": count} for seed, count in zip(self._seeds, self._resets_N.tolist(), strict=True)]
+
+    def set_rng_states(self, states: list[dict[str, Any]]) -> None:
+        wanted_N = np.array([one["resets"] for one in states])
+        self.reset([one["seed"] for one in states])
+        while len(envs := np.flatnonzero(self._resets_N < wanted_N)):
+            self._reset_rows(envs.astype(np.int32))
+
+    def episode_state(self) -> Any:
+        if not self._replays:
+            return None
+        return [moves[:length].tolist() for moves, length in zip(self._moves_NL, self._length_N, strict=True)]
+
+    def set_episode_state(self, state: Any) -> None:
+        for index in range(max(map(len, state))):
+            envs = np.array([env for env, moves in enumerate(state) if len(moves) > index], np.int32)
+            moves = np.array([state[env][index] for env in envs], np.int32)
+            self._fill(len(envs))
+            self._pool._send([envs, envs, moves])
+            self._note_moves(envs, moves, self._receive()[self._at["elapsed_step"]])
 
 
 def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:

@@ -14,11 +14,12 @@ import gymnasium as gym
 import numpy as np
 
 from slm_lab.env.arguments import accepted_arguments, env_creator
-from slm_lab.env.backend import EnvRequest, RawStep
+from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.envpool_suites import missing_opengl
 from slm_lab.env.make import find_target
-from slm_lab.env.native_backends import EnvPool
-from slm_lab.spec.compat.env_ids import pool_envs, pool_id
+from slm_lab.env.native_backends import EnvPool, EnvPoolAgents
+from slm_lab.env.pettingzoo_backend import PettingZoo, Result
+from slm_lab.spec.compat.env_ids import pettingzoo_id, pool_envs, pool_id
 from slm_lab.spec.models.env import EnvSpec, WrapperSpec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -38,10 +39,13 @@ class Recorder(Protocol):
 def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
     """Return a spec of the same env that is drawn in a window ("human") or, after each step, for a recorder ("rgb_array").
 
-    The backend is sync, or EnvPool for its own ids, since other backends cannot draw. Raises SpecError if the env cannot be drawn.
+    The backend is sync, or EnvPool and PettingZoo for their own ids: others cannot draw. Raises SpecError if the env cannot be drawn.
     """
     if ":" not in spec.backend and (pool := pool_id(spec.name)) is not None:
         return _rendered_pool(spec, pool, mode, recorder)
+    if ":" not in spec.backend and pettingzoo_id(spec.name) is not None:
+        find_target(spec, 1)  # raises SpecError for an env that cannot be made
+        return _drawn(spec, "DrawnPettingZoo", recorder)
     if ":" in spec.backend:
         raise SpecError(spec.name, [Problem("env.backend", f"{spec.backend} cannot draw an env; use sync")])
     target = find_target(spec, 1)
@@ -83,8 +87,13 @@ def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorde
         reason = "EnvPool needs opencv-python to open a window: pip install opencv-python"
     if reason:
         raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {reason}")])
+    return _drawn(spec, "DrawnEnvPool", recorder)
+
+
+def _drawn(spec: EnvSpec, backend: str, recorder: Recorder | None) -> EnvSpec:
+    """Return the spec of an env that a backend of this module draws, for a recorder or in a window."""
     record = [WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder})] if recorder is not None else []
-    return EnvSpec(**spec.model_dump(exclude={"wrappers", "backend"}), backend=f"{__name__}:DrawnEnvPool", wrappers=record)
+    return EnvSpec(**spec.model_dump(exclude={"wrappers", "backend"}), backend=f"{__name__}:{backend}", wrappers=record)
 
 
 _NOT_DRAWN = ("gfootball", "toy_text")
@@ -97,6 +106,10 @@ class DrawnEnvPool(EnvPool):
 
     name = ""
     applies_wraps = True
+
+    @classmethod
+    def variant(cls, target: EnvRequest) -> type[Backend]:
+        return DrawnEnvPoolAgents if super().variant(target) is EnvPoolAgents else cls
 
     def __init__(self, target: EnvRequest) -> None:
         recorders = [wrap.kwargs["recorder"] for wrap in target.wraps if wrap.wrapper is Record]
@@ -131,6 +144,37 @@ class DrawnEnvPool(EnvPool):
 
     def _begin(self) -> None:
         self._on = self._recorder is not None and self._recorder.begin_episode()
+
+
+class DrawnEnvPoolAgents(DrawnEnvPool, EnvPoolAgents):
+    """DrawnEnvPool of an env with several agents."""
+
+
+class DrawnPettingZoo(PettingZoo):
+    """PettingZoo with a single env that is drawn after each step: for the recorder of a `Record` wrapper, or else in a window."""
+
+    name = ""
+    applies_wraps = True
+
+    def __init__(self, target: EnvRequest) -> None:
+        recorders = [wrap.kwargs["recorder"] for wrap in target.wraps if wrap.wrapper is Record]
+        wraps = tuple(wrap for wrap in target.wraps if wrap.wrapper is not Record)
+        self._recorder: Recorder | None = recorders[0] if recorders else None
+        self._on, kwargs = False, {**target.kwargs, "render_mode": "rgb_array" if recorders else "human"}
+        super().__init__(replace(target, wraps=wraps, kwargs=kwargs))
+
+    def _reset(self, index: int) -> None:
+        self._on = self._recorder is not None and self._recorder.begin_episode()
+        super()._reset(index)
+
+    def _step(self, index: int, actions: Sequence[Any]) -> Result:
+        result = super()._step(index, actions)
+        env = self._games[index].env
+        if self._recorder is None:
+            env.render()
+        elif self._on:
+            self._recorder.add(np.asarray(env.render()), float(env.metadata.get("render_fps", _POOL_FPS)))
+        return result
 
 
 class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):

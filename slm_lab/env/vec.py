@@ -84,6 +84,8 @@ class Env:
         """Columns of the action mask."""
         self._valid_NA: np.ndarray | None = None
         """Which actions are valid for the last observations."""
+        self.acts_N: np.ndarray | None = None
+        """See VecStep.acts_N, as of the last reset or step."""
         self._none_N, self._all_N = np.zeros(count, bool), np.ones(count, bool)
         self._none_N.flags.writeable = self._all_N.flags.writeable = False
 
@@ -93,12 +95,19 @@ class Env:
         self._fresh_streams, self._saved_episodes = False, None
         self._return_N[:], self._begin_N[:] = 0.0, self._steps
         self._pending_N = self._lives_N = None
+        self.acts_N, present_N = self._backend.acts_N, self._backend.present_N
+        if present_N is not None and not present_N.all():
+            self._pending_N = ~present_N
         if self._normalize_reward is not None:
             self._normalize_reward.reset()
         if self._normalize_obs is not None:
-            self._normalize_obs.update(obs)
+            self._normalize_obs.update(self._acting(obs))
             obs = self._normalize_obs(obs)
         return obs
+
+    def _acting(self, obs_N: np.ndarray) -> np.ndarray:
+        """Return the observations that agents act on next: those of a row that waits or is absent are not counted in statistics."""
+        return obs_N if self.acts_N is None else obs_N[self.acts_N]
 
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
         try:
@@ -110,7 +119,7 @@ class Env:
             reraise_located(error, self.name, "reset", 0)
 
     def _env_seeds(self) -> list[int]:
-        return env_seeds(self._seed, self.info.num_envs, self._resumes)
+        return env_seeds(self._seed, self.info.frames, self._resumes)
 
     def reseed(self, seed: int) -> None:
         """Use new random streams from the next reset on."""
@@ -160,6 +169,7 @@ class Env:
 
     def _finish_step(self, raw: RawStep) -> VecStep:
         """Convert a backend's step to a VecStep."""
+        self.acts_N = self._backend.acts_N
         obs_N = self._encoded(raw.obs)
         reward_N = raw.reward_N
         self._return_N += reward_N
@@ -174,7 +184,7 @@ class Env:
             obs_N, reward_N = self._normalize_both(obs_N, reward_N)
         else:
             reward_N = reward_N.astype(np.float32)
-        return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [])
+        return VecStep(reward_N, self._none_N, self._none_N, obs_N, obs_N, self._none_N, self._all_N, [], self.acts_N)
 
     def _encoded(self, obs: Any) -> np.ndarray:
         """Convert a batch of observations to the agent's form. Raises InvalidOutcome for a number that is not in the space."""
@@ -187,7 +197,7 @@ class Env:
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Normalise observations and rewards of a step without ended episodes and dummy rows."""
         if self._normalize_obs is not None:
-            self._normalize_obs.update(obs_N)
+            self._normalize_obs.update(self._acting(obs_N))
             obs_N = self._normalize_obs(obs_N)
         return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
@@ -205,10 +215,12 @@ class Env:
         terminated_N = truncated_N = over_N = first_N = self._none_N
         episodes: list[Episode] = []
         if (dummy_N := self._pending_N) is not None:
-            valid_N, first_N = ~dummy_N, dummy_N
+            present_N = self._backend.present_N
+            valid_N, first_N = ~dummy_N, dummy_N if present_N is None else dummy_N & present_N
             reward_N = np.where(valid_N, reward_N, 0)
             self._return_N[dummy_N], self._begin_N[dummy_N] = 0.0, self._steps
-            self._pending_N = None
+            absent_N = dummy_N & ~first_N
+            self._pending_N = absent_N if absent_N.any() else None
         if ended:
             terminated_N = raw.terminated_N & valid_N
             truncated_N = raw.truncated_N & valid_N & ~terminated_N
@@ -217,7 +229,8 @@ class Env:
             last_obs, reset_N = self._last_obs(raw, obs)
             waiting_N = over_N & ~reset_N
             first_N = first_N | reset_N
-            self._pending_N = waiting_N if waiting_N.any() else None
+            if waiting_N.any():
+                self._pending_N = waiting_N if self._pending_N is None else waiting_N | self._pending_N
             last_obs, obs = self._with_masks(last_obs, over_N), self._with_masks(obs, waiting_N)
         self._check_mask(obs)
         if self._life_loss:
@@ -229,7 +242,7 @@ class Env:
             last_obs = self._finite(last_obs, terminated_N)
             if self._pending_N is not None:
                 obs = self._finite(obs, self._pending_N)
-        return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes)
+        return VecStep(reward_N, terminated_N, truncated_N, last_obs, obs, first_N, valid_N, episodes, self.acts_N)
 
     def _check_mask(self, obs: np.ndarray) -> None:
         """Store the action masks of the observations for `sample`. Raises InvalidOutcome if no action is valid."""
@@ -319,7 +332,7 @@ class Env:
         normalizer = self._normalize_obs
         if normalizer is None:
             return last_obs, obs
-        normalizer.update(obs)
+        normalizer.update(self._acting(obs))
         if last_obs is obs:
             obs = normalizer(obs)
             return obs, obs
@@ -387,6 +400,7 @@ class Env:
         self._return_N[:], self._begin_N[:] = saved["returns"], self._steps - np.asarray(saved["lengths"])
         self._pending_N = None if saved["pending"] is None else np.asarray(saved["pending"], bool)
         self._lives_N = None if saved["lives"] is None else np.asarray(saved["lives"])
+        self.acts_N = self._backend.acts_N
         return True
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -175,6 +176,17 @@ class EnvInfo:
     def frames(self) -> int:
         """Number of frames of a vector step: one per env, however many agents it has."""
         return self.num_envs // max(1, len(self.agents))
+
+    def rows_of(self, names: Collection[str]) -> np.ndarray:
+        """Return the rows of the named agents of all envs, int64 [K] ascending."""
+        chosen = np.array([i for i, agent in enumerate(self.agents) if agent in names], np.int64)
+        rows: np.ndarray = (np.arange(self.frames)[:, None] * len(self.agents) + chosen).ravel()
+        return rows
+
+    @property
+    def max_transitions(self) -> int:
+        """Maximum number of transitions collected in total."""
+        return self.max_frame * max(1, len(self.agents))
 
 
 class Episode(NamedTuple):

@@ -84,10 +84,10 @@ def test_every_env_by_what_is_installed(listed: Listed, monkeypatch: pytest.Monk
     assert {name for name in KNOWN if current_id(name) == name} <= set(words)
     assert {f"ALE/{game}-v5" for game in ATARI} <= set(words)
     assert "jax: not installed; pip install 'gymnasium[jax]'" in text
-    assert "  native, ale, envpool, sync, async" in text.splitlines()
+    assert "  native, pettingzoo, ale, envpool, sync, async" in text.splitlines()
     assert "minigrid:MiniGrid-Empty-5x5-v0" in words
     assert {"CheetahRun-v1", "MetaWorld/Reach-v3", "MiniGrid-Empty-5x5-v0", "D1Basic-v1"} <= set(words), "of EnvPool"
-    assert not {"ConnectFour-v1", "Hopper-v3", "Pong-v5"} & set(words)
+    assert not {"Hopper-v3", "Pong-v5"} & set(words)
     assert max(map(len, text.splitlines())) <= 80
     missing = ("minigrid", "Box2D")
     real = env_ids._installed
@@ -102,7 +102,7 @@ def test_envs_of_envpool(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> Non
     found = listed("envs", "--search", "CheetahRun")
     assert "dm_control, backend envpool (installed)" in found
     assert "position 8, velocity 9 → 6" in found
-    assert "several agents together (2 players)" in " ".join(listed("envs", "--search", "ConnectFour").split())
+    assert "6 × 7 × 2 bits → discrete 7, 2 agents" in " ".join(listed("envs", "--search", "ConnectFour").split())
     assert "MuJoCoPlayground/Go1Getup-v1" in listed("envs", "--search", "Go1Getup-v1")
     real = env_ids._installed
     monkeypatch.setattr(env_ids, "_installed", lambda package: package != "envpool" and real(package))

@@ -35,13 +35,13 @@ def stepped(name: str, steps: int) -> str:
 
 def _faults(env: Env, steps: int) -> Iterator[str]:
     raw: Any = env._backend
-    known = env.info.observation
+    known, rows = env.info.observation, env.info.num_envs
     obs, ended = env.reset(), 0
     for _ in range(steps):
         step = env.step(env.sample())
         ended += len(step.episodes)
         for name, batch in (("obs", step.obs_N), ("last_obs", step.last_obs_N)):
-            if batch.shape != (ENVS, *known.shape) or str(batch.dtype) != known.dtype:
+            if batch.shape != (rows, *known.shape) or str(batch.dtype) != known.dtype:
                 yield f"{name} {batch.shape} {batch.dtype}, not {known.shape} {known.dtype}"
         if known.dtype == "float32" and not np.isfinite(step.obs_N[step.valid_N]).all():
             yield "an observation is not finite"
@@ -56,7 +56,7 @@ def _faults(env: Env, steps: int) -> Iterator[str]:
     numbers = {key: value for key, value in raw.episode_info(0).items() if np.ndim(value) == 0}
     if "env_id" not in numbers:
         yield f"no info: {sorted(numbers)}"
-    if obs.shape[0] != ENVS:
+    if obs.shape[0] != rows or rows != ENVS * max(1, len(env.info.agents)):
         yield "reset"
 
 

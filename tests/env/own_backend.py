@@ -56,4 +56,15 @@ class Partial(Backend):
     """Lacks methods."""
 
 
+class Pairs(Counting):
+    """Two agents per env, of which only the second acts."""
+
+    agents = ("a", "b")
+
+    def __init__(self, target: EnvRequest) -> None:
+        super().__init__(target)
+        self.t_N = np.zeros(2 * target.num_envs, np.int64)
+        self.acts_N = np.tile([False, True], target.num_envs)
+
+
 NOT_ONE = 3

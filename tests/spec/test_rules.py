@@ -253,8 +253,6 @@ def test_a_misspelt_id_of_minatar(name: str, suggested: str) -> None:
         ("FetchReach-v3", "did you mean 'FetchReach-v4'?"),
         ("envpool:CartPol-v1", "EnvPool has no env 'CartPol-v1'; did you mean 'CartPole-v1'?"),
         ("playground/CheetahRum", "did you mean 'playground/CheetahRun'?"),
-        ("ConnectFour-v1", "several agents together (2 players), and only one"),
-        ("intersection-multi-agent-v0", "several agents together (2 vehicles), and only one"),
         ("Cig-v1", "for several players"),
         ("Jumanji/Sudoku-v0", "a file of puzzles"),
     ],
@@ -264,7 +262,7 @@ def test_ids_of_envpool_that_are_refused(name: str, words: str) -> None:
 
 
 def test_ids_of_envpool(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CheetahRun-v1", "envpool:CartPole-v1", "highway-fast-v0", "D1Basic-v1"):
+    for name in ("CheetahRun-v1", "envpool:CartPole-v1", "highway-fast-v0", "D1Basic-v1", "ConnectFour-v1", "intersection-multi-agent-v0"):
         assert env_ids.unavailable_reason(name) is None or not env_ids._installed("envpool")
     assert env_ids.pool_id("CartPole-v1") is None
     assert env_ids.pool_id("envpool:CartPole-v1") == "CartPole-v1"
@@ -292,9 +290,9 @@ def test_success_is_tracked_by_default(specs: Specs, name: str, tracked: list[st
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("pettingzoo:simple_spread_v3", "steps several agents together, which is not supported yet"),
-        ("pettingzoo.mpe.simple_spread_v3:parallel_env", "steps several agents together, which is not supported yet"),
-        ("pistonball_v6", "steps several agents together, which is not supported yet"),
+        ("mpe2.simple_spread_v3:parallel_env", "write 'pettingzoo:mpe2.simple_spread_v3:parallel_env'"),
+        ("pistonball_v6", "is an env of PettingZoo's kind, with several agents; write 'pettingzoo:pistonball_v6'"),
+        ("jaxmarl:switch_riddle", "an env in JAX with several agents, which is not supported"),
         ("brax:ant", "is an env in JAX, not one of Gymnasium; to train in it, write a gymnasium.vector.VectorEnv around it"),
         ("jumanji:Game2048-v1", "not one of Gymnasium; EnvPool has 'Game2048-v1'; to train in it"),
     ],

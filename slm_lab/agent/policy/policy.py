@@ -196,17 +196,20 @@ class Policy:
         """Return the action masks, bool [N, A], given masked outputs; None for an env without masks."""
         return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
 
-    def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """Return a function (obs_N, first_N) → the env's actions: this policy (or its mode) with its own hidden state and random stream."""
+    def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
+        """Return a function (obs_N, first_N, acts_N = None) → the env's actions: this policy (or its mode) with its own hidden state and
+        random stream. acts_N, bool [N]: the rows that act; the hidden state of others is kept."""
         policy = self.clone(rng)
         state_N: np.ndarray | None = None
 
-        def act(obs_N: np.ndarray, first_N: np.ndarray) -> np.ndarray:
+        def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
             nonlocal state_N
             if policy.state_size:
                 before_N = policy.initial_state(len(obs_N)) if state_N is None else np.where(first_N[:, None], np.float32(0.0), state_N)
                 out = policy.act(obs_N, before_N, deterministic)
                 state_N = out.state_N
+                if acts_N is not None and state_N is not None and before_N is not None:
+                    state_N = np.where(acts_N[:, None], state_N, before_N)
             else:
                 out = policy.act(obs_N, None, deterministic)
             return policy.env_action(out.action_N)

@@ -128,7 +128,7 @@ class Replay:
 
     Args:
         spec: batch_size, max_size, use_cer.
-        info: the env; space is reserved for at most info.max_frame transitions.
+        info: the env; space is reserved for at most info.max_transitions.
         clock: current frame, for schedules.
         rng: draws the batches.
         frequency: transitions between two updates. start: transitions before the first update.
@@ -155,7 +155,7 @@ class Replay:
         self.device, self.num_steps = device, num_steps
         self.batch_size, self.use_cer, self.clock, self.rng = spec.batch_size, spec.use_cer, clock, rng
         self.frequency, self.start = frequency, start
-        self.capacity = self._capacity(min(spec.max_size, -(-info.max_frame // info.num_envs) * info.num_envs), info.num_envs)
+        self.capacity = self._capacity(min(spec.max_size, -(-info.max_transitions // info.num_envs) * info.num_envs), info.num_envs)
         self.links = StepLinks(self.capacity, info.num_envs) if self._needs_links else None
         """Links to the transitions that follow; None: not needed."""
         self.nbytes = self._nbytes(info) + (0 if self.links is None else self.links.next_row.nbytes)

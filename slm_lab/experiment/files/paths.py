@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -44,12 +45,24 @@ class FileIn:
         return root / (self.name.format(stem=paths.stem) if "{stem}" in self.name else self.name)
 
 
+def number_of_policies(body: Mapping[str, Any]) -> int:
+    """Return the number of policies of each Session in a saved spec, which may be damaged."""
+    try:
+        return len(body["agent"]["policies"])
+    except (KeyError, TypeError):
+        pass
+    try:
+        return int(body["meta"]["sampler"]["num_policies"])
+    except (KeyError, TypeError, ValueError):
+        return 1
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions.
 
-    If meta.sampler trains P policies, the files of each policy (tables, graphs, checkpoints) have the number s · P + p and the name
-    s{s}_p{p}.
+    If a Session trains P policies (agent.policies, or num_policies of meta.sampler), the files of each policy (tables, graphs, checkpoints)
+    have the number s · P + p and the name s{s}_p{p}.
     """
 
     root: Path
@@ -93,8 +106,8 @@ class RunPaths:
     def policies(self) -> int:
         """Number of policies of each Session in the saved spec; 1 before the spec is saved."""
         try:
-            return int(self._saved_meta()["sampler"]["num_policies"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return number_of_policies(self._saved_spec())
+        except (OSError, ValueError):
             return 1
 
     @cached_property
@@ -105,9 +118,12 @@ class RunPaths:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
             return self.model_dir
 
-    def _saved_meta(self) -> dict[str, Any]:
+    def _saved_spec(self) -> dict[str, Any]:
         ((_, body),) = json.loads(self.spec.read_text(encoding="utf-8")).items()
-        meta: dict[str, Any] = body["meta"]
+        return dict(body)
+
+    def _saved_meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = self._saved_spec()["meta"]
         return meta
 
     def _of(self, index: int) -> str:
@@ -169,6 +185,10 @@ class RunPaths:
     def pbt(self, s: int, t: int = 0) -> Path:
         """The rounds of population-based training (CSV): one line per policy and round, with the hyperparameters."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_pbt.csv"
+
+    def elo(self, s: int, t: int = 0) -> Path:
+        """The snapshots of self-play (CSV): frame, Elo rating with its standard error, and scores of each."""
+        return self.info_dir / f"{self.stem}_t{t}_s{s}_elo.csv"
 
     def session_log(self, s: int, t: int = 0) -> Path:
         return self.log_dir / f"{self.stem}_t{t}_s{s}.log"

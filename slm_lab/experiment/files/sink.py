@@ -57,7 +57,7 @@ class RunSink:
         """Return the complete rows of a table, as text."""
         return []
 
-    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+    def append(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         """Append a row to an additional table of a Session."""
 
     def timeline(self, session: int, spans: Spans) -> None:
@@ -137,17 +137,19 @@ class LocalSink(RunSink):
             cut_table(path, frame if position is None else None, 0 if position is None else position[path.name][0])
 
     def _paths(self, session: int) -> list[Path]:
-        """Return the tables of a Session: training and evaluation of each policy, and population-based training."""
+        """Return the tables of a Session: training and evaluation of each policy, population-based training and snapshots."""
         paths, policies = self.paths, self.paths.policies
         indices = range(session * policies, (session + 1) * policies)
         modes: tuple[Mode, ...] = ("train", "eval")
-        return [*(paths.session_df(index, mode, self.trial) for index in indices for mode in modes), paths.pbt(session, self.trial)]
+        others = (paths.pbt(session, self.trial), paths.elo(session, self.trial))
+        return [*(paths.session_df(index, mode, self.trial) for index in indices for mode in modes), *others]
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         return complete_rows(self.paths.session_df(table, mode, self.trial))
 
-    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
-        self._append(self.paths.pbt(session, self.trial), columns, {column: _cell_text(column, row[column]) for column in columns})
+    def append(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+        path = self.paths.pbt(session, self.trial) if name == "pbt" else self.paths.elo(session, self.trial)
+        self._append(path, columns, {column: _cell_text(column, row[column]) for column in columns})
 
     def timeline(self, session: int, spans: Spans) -> None:
         with self.paths.timeline(session, self.trial).open("w", newline="", encoding="utf-8") as file:

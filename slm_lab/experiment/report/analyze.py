@@ -16,6 +16,7 @@ from slm_lab.experiment.report.metrics import (
     SESSION_METRICS,
     Scalars,
     Strengths,
+    average,
     consistency,
     current_return,
     is_recent,
@@ -114,6 +115,9 @@ def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES
     Args: episodes: description of the training episodes over which it is the mean.
     """
     value, sessions = metrics["current_return"], metrics["sessions"]
+    if metrics.get("elo") is not None:
+        over_sessions = f", mean of {sessions} sessions" if sessions > 1 else ""
+        return f"Elo {metrics['elo']:.0f} (newest snapshot, random actions: 0{over_sessions})"
     if value is None:
         return "no episode ended" if metrics["final_return"] is None else "no episode ended recently"
     over = ["evaluation" if metrics["evaluated"] else episodes]
@@ -189,6 +193,7 @@ class _Trial:
             "status": "failed" if self.failures else "stopped" if stopped else "done",
             **({"failed": len(self.failures), "failures": failures} if self.failures else {}),
             **sampler_metrics(train, metric_tables, policies),
+            **({} if self.spec.meta.self_play is None else {"elo": average(last_value(table, "elo") for table in train.values())}),
         }
         metrics = dict(finite(metrics))
         writer.write("metrics file not written", (paths.trial_metrics(t), partial(json_bytes, metrics, ensure_ascii=True)))

@@ -119,12 +119,13 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: in
 
     plain = spec.model_copy(update={"normalize_obs": False, "clip_obs": None, "channels": None})
     env = make_env(plain, _SEED, num_envs=_ENVS, training=False)
-    returns: list[list[float]] = [[] for _ in range(_ENVS)]
-    wanted = EPISODES // _ENVS
+    rows = env.info.num_envs
+    returns: list[list[float]] = [[] for _ in range(rows)]
+    wanted = -(-EPISODES // rows)
     try:
         env.reset()
         for _ in range(_MAX_STEPS):
-            if ended() and (complete := min(map(len, returns))) * _ENVS >= fewest:
+            if ended() and (complete := min(map(len, returns))) * rows >= fewest:
                 wanted = complete  # so that all envs have equal weight
                 break
             episodes = env.step(env.sample()).episodes

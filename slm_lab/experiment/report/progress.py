@@ -252,7 +252,8 @@ class ProgressDisplay(Display):
         }
 
     def _line(self, state: _State) -> str:
-        return f"fps {_speed(state.fps)}  return {_return(state)}  eta {self._eta(state)}"
+        shown = _return(state) if state.row.get("elo") is not None else f"return {_return(state)}"
+        return f"fps {_speed(state.fps)}  {shown}  eta {self._eta(state)}"
 
     def _eta(self, state: _State) -> str:
         """Return the remaining time at the current speed, or until meta.max_seconds, as h:mm:ss."""
@@ -262,7 +263,15 @@ class ProgressDisplay(Display):
 
 
 def _return(state: _State) -> str:
+    """Return the current return; in self-play the rating, since the return depends on the opponents."""
+    if (elo := state.row.get("elo")) is not None:
+        return f"Elo {rating_text(elo, state.row.get('elo_se'))}"
     return estimate_number(state.row.get("current_return"), state.row.get("current_return_se"))
+
+
+def rating_text(elo: float, error: float | None) -> str:
+    """Format an Elo rating with its standard error, in whole points: "842 ± 35"."""
+    return f"{elo:.0f}" if error is None else f"{elo:.0f} ± {error:.0f}"
 
 
 def _speed(fps: float) -> str:

@@ -24,7 +24,7 @@ RETURNS = {
 """Column of returns → its name in the graph of the return."""
 _QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef", "epi_truncated")
 """Columns that are not drawn if they are always 0."""
-_NOT_DRAWN = (*COUNTS, "epi_new", "current_return_se", "current_epi")
+_NOT_DRAWN = (*COUNTS, "epi_new", "current_return_se", "current_epi", "elo_se")
 
 
 class PanelSpec(NamedTuple):
@@ -41,6 +41,10 @@ _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
     "Episodes": (
         PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),
         PanelSpec("Truncated episodes", "share", ("epi_truncated",), "cut by a time limit"),
+    ),
+    "Self-play": (
+        PanelSpec("Elo rating", "points", ("elo",), "of each snapshot; 0: random actions; 400 points: 10 wins for each loss"),
+        PanelSpec("Score", "mean per game", ("score_random", "score_previous"), "1: won, 0.5: drawn, 0: lost"),
     ),
     "Policy": (
         PanelSpec("Entropy of the policy", "nats", ("entropy",), "0: the policy always takes the same action"),
@@ -95,6 +99,8 @@ _LABELS = {
     "lag_mean": "mean",
     "lag_min": "minimum",
     "lag_max": "maximum",
+    "score_random": "against random actions",
+    "score_previous": "against the previous snapshot",
     "rollout_busy": "rollout: stepping envs",
     "inference_busy": "inference: computing actions",
     "learner_busy": "learner: training",

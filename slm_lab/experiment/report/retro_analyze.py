@@ -36,7 +36,7 @@ from slm_lab.spec.models.meta import MetaSpec, SamplerSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Report, show_path, value_at
 
-_META = ("max_session", "distributed", "rigorous_eval", "eval_episodes", "max_seconds", "sampler")
+_META = ("max_session", "distributed", "rigorous_eval", "eval_episodes", "max_seconds", "sampler", "self_play")
 """Keys of meta on which the analysis depends."""
 
 

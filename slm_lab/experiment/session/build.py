@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from slm_lab.agent.agent import Agent
 from slm_lab.agent.build import build_agent, check_arithmetic
+from slm_lab.agent.policy.policy import Policy, build_policy
 from slm_lab.agent.replay.hindsight import HindsightReplay
 from slm_lab.agent.replay.replay import check_replay_memory
 from slm_lab.agent.torch_settings import TorchSettings, cpu_name, resolve_matmul
@@ -23,6 +24,7 @@ from slm_lab.env.goals import GoalReward
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Normalizers, make_normalizers
 from slm_lab.env.vec import Env
+from slm_lab.experiment.collect.agents import AgentsSource
 from slm_lab.experiment.collect.local import LocalSource
 from slm_lab.experiment.collect.offline import OfflineSource
 from slm_lab.experiment.collect.workers.source import WorkerSource
@@ -41,6 +43,7 @@ from slm_lab.experiment.training.observers.base import ObserverFactory, check_fa
 from slm_lab.experiment.training.observers.builtin import SaveTimer
 from slm_lab.experiment.training.population import Population
 from slm_lab.experiment.training.resolve import completed, resolve_inference, select_device
+from slm_lab.experiment.training.self_play import RATING_ENVS, SelfPlay
 from slm_lab.lib.clock import Clock
 from slm_lab.lib.episodes import EpisodeWindow
 from slm_lab.lib.limits import cores
@@ -49,7 +52,7 @@ from slm_lab.lib.rng import Seeds, session_seeds
 from slm_lab.lib.store import Shareable, Store
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import SpecError
+from slm_lab.spec.report import Problem, SpecError, nearest
 
 
 class SessionParts:
@@ -71,6 +74,8 @@ class SessionParts:
         self.source: ExperienceSource | None = None
         self.population: Population | None = None
         """The population of meta.sampler.pbt; None without it."""
+        self.self_play: SelfPlay | None = None
+        """The opponents of meta.self_play; None without it."""
         self._info: EnvInfo | None = None
         self._closing: list[Callable[[], None]] = []
         """Functions that release envs and processes, to be called in reverse order."""
@@ -132,21 +137,60 @@ class SessionParts:
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
         self._torch = TorchSettings()
 
-    def _build_local(self) -> LocalSource | OfflineSource:
+    def _build_local(self) -> LocalSource | OfflineSource | AgentsSource:
         context = self.context
         if context.resumed is None and not context.restart:
             check_env(self.spec, self.seeds(0).env, context.beat, device=self.device)
         env = self._make_env(self._seeded(0).env)
         self._closing.append(env.close)
-        learner = self._build_learner(0, env.info, env.normalizers)
+        learners = [self._build_learner(i, info, env.normalizers) for i, info in enumerate(self._policy_infos(env.info))]
+        self._info, learner = env.info, learners[0]
         if context.store is not None:
             context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
-        self._check_memory(learner)
-        self._closing.remove(env.close)  # the source now closes it
-        kind = OfflineSource if self.spec.agent.algorithm.offline else LocalSource
-        source = kind(env, learner, context.stop, context.beat)
+        for each in learners:
+            self._check_memory(each)
+        self._closing.remove(env.close)  # the source now closes the env
+        source = self._local_source(env, learners)
         self._closing.append(source.close)
         return source
+
+    def _policy_infos(self, info: EnvInfo) -> list[EnvInfo]:
+        """Return the info of the rows of each policy. Raises SpecError if policies and agents do not fit each other."""
+        check_agents(self.spec, info)
+        policies = self.spec.agent.policies
+        if policies is None:
+            return [info]
+        own = [tuple(agent for agent in info.agents if agent in names) for names in policies.values()]
+        return [replace(info, agents=agents, num_envs=info.frames * len(agents)) for agents in own]
+
+    def _local_source(self, env: Env, learners: list[PolicyLearner]) -> LocalSource | OfflineSource | AgentsSource:
+        stop, beat = self.context.stop, self.context.beat
+        if self.spec.agent.algorithm.offline:
+            return OfflineSource(env, learners[0], stop, beat)
+        if not env.info.agents:
+            return LocalSource(env, learners[0], stop, beat)
+        self.self_play = self._build_self_play(env, learners[0])
+        source = AgentsSource(env, learners, stop, beat, policies=self.spec.agent.policies, self_play=self.self_play)
+        if self.spec.agent.policies is not None:
+            partners: list[tuple[Sequence[str], Agent]] = [
+                (names, other.agent) for names, other in zip(self.spec.agent.policies.values(), learners, strict=True)
+            ]
+            for learner in learners:
+                learner.partners = partners
+        return source
+
+    def _build_self_play(self, env: Env, learner: PolicyLearner) -> SelfPlay | None:
+        spec, meta = self.spec, self.spec.meta
+        if meta.self_play is None:
+            return None
+        seeds, games = self.seeds(0), max(1, meta.self_play.rating_games)
+        rated = self._make_env(seeds.eval_env + 1, min(games, RATING_ENVS))
+
+        def build(rng: np.random.Generator) -> Policy:
+            with torch.random.fork_rng(devices=[]):  # the initial weights are replaced
+                return build_policy(spec.agent, env.info, rng, self.device)
+
+        return SelfPlay(meta.self_play, learner, build, rated, env.info.frames, seeds.act, self.index)
 
     def _build_workers(self) -> WorkerSource:
         context = self.context
@@ -157,6 +201,7 @@ class SessionParts:
         self._closing.append(pool.close)
         try:
             info = pool.info()
+            check_agents(spec, info)
             self._torch.restore()
         except WorkerFailed as error:
             raise UserError(f"{spec.env.name} cannot be built: {error}") from None
@@ -275,6 +320,29 @@ class SessionParts:
             shared = self.context.store is not None
             fewer = "use fewer sessions (meta.max_session)" if shared else "run fewer sessions at a time (--jobs)"
             check_replay_memory(replay.capacity, replay.nbytes, concurrent_sessions, f"; or {fewer}", replay.device)
+
+
+def check_agents(spec: Spec, info: EnvInfo) -> None:
+    """Raise SpecError for keys that need an env with several agents, or that such an env does not support."""
+    meta, name, agents = spec.meta, spec.env.name, info.agents
+    problems: list[Problem] = []
+    if meta.self_play is not None and len(agents) < 2:
+        problems.append(Problem("meta.self_play", f"needs an env with several agents, such as ConnectFour-v1; {name} has one; remove it"))
+    if meta.sampler is not None and agents:
+        why = f"does not support envs with several agents such as {name} (agents {', '.join(agents)}); remove it"
+        problems.append(Problem("meta.sampler", why))
+    if spec.agent.policies is not None and not agents:
+        problems.append(Problem("agent.policies", f"{name} has one agent without a name; remove it"))
+    for policy, names in (spec.agent.policies or {}).items() if agents else ():
+        for i, one in enumerate(names):
+            if one not in agents:
+                message = f"unknown agent {one!r}{nearest(one, agents)}; {name} has {', '.join(agents)}"
+                problems.append(Problem(f"agent.policies.{policy}[{i}]", message, "unknown"))
+    known = {one for names in (spec.agent.policies or {}).values() for one in names}
+    if spec.agent.policies is not None and not problems and (left := [one for one in agents if one not in known]):
+        problems.append(Problem("agent.policies", f"no policy acts for {', '.join(left)}; each agent of {name} needs one"))
+    if problems:
+        raise SpecError(name, problems)
 
 
 def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:

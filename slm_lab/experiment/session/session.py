@@ -183,6 +183,8 @@ class Session:
             learner.begin(self.plan.mode, sink, self.context.stop, self.context.beat)
         if self.parts.population is not None:
             self.parts.population.begin(sink)
+        if self.parts.self_play is not None:
+            self.parts.self_play.begin(sink)
         source.begin()
         for learner in self.learners:
             learner.clock.begin()  # before the tables, since resume_tables may write a row, which contains the wall time

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -31,7 +31,15 @@ _UPDATE_COST = 4.0
 """Assumed time of an off-policy update, in env steps of an evaluation; measured: 25 for DQN in CartPole, 130 for SAC in HalfCheetah."""
 _ENVS = 8
 """Number of training envs above which a frame is assumed to be faster in proportion; with 8, PPO in CartPole takes 42 µs per frame."""
-Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class Act(Protocol):
+    """Function that chooses the actions of all rows of an env."""
+
+    def __call__(self, obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None, /) -> np.ndarray:
+        """Return the actions, in the form that the env takes. Args: acts_N: see VecStep; given only if some rows wait."""
+
+
 Record = Callable[[np.ndarray, np.ndarray, VecStep, np.ndarray], None]
 """record(obs_N, action_N, step, counts_N): a step, and whether each env's episode counts."""
 
@@ -60,7 +68,7 @@ def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> Evaluati
     meta = spec.meta
     if meta.rigorous_eval:
         return EvaluationPlan(meta.rigorous_eval, meta.eval_frequency, meta.eval_deterministic)
-    episodes = meta.eval_episodes
+    episodes = 0 if meta.self_play is not None and meta.eval_episodes == "auto" else meta.eval_episodes  # a game against itself
     if episodes == "auto":
         episodes = _affordable_episodes(spec, frames, time_limit) if meta.evaluates_by_default else 0
     return EvaluationPlan(episodes, -(-frames // EVALUATIONS), True) if episodes else None
@@ -83,12 +91,36 @@ def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int
     return min(affordable, _EPISODES[-1]) if affordable >= _EPISODES[0] else 0
 
 
-def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | None = None, record: Record | None = None) -> list[float]:
+def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
+    """Return a function that lets each policy choose the actions of its rows, int64 [K]."""
+
+    def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
+        action_N: np.ndarray | None = None
+        for rows, own in policies:
+            action_K = own(obs_N[rows], first_N[rows], None if acts_N is None else acts_N[rows])
+            if action_N is None:
+                action_N = np.zeros((len(obs_N), *action_K.shape[1:]), action_K.dtype)
+            action_N[rows] = action_K
+        assert action_N is not None
+        return action_N
+
+    return act
+
+
+def play(
+    env: Env,
+    act: Act,
+    stop: Stop,
+    beat: Beat = no_beat,
+    episodes: int | None = None,
+    record: Record | None = None,
+    rows: np.ndarray | None = None,
+) -> list[float]:
     """Return raw returns of `episodes` episodes (None: one per env) in the order of envs; [] if `stop` is requested before the end.
 
-    `act(obs_N, first_N) → action_N`; `record` is called with each step. The
-    number of episodes per env is fixed before the first step: the episodes that end first are the shortest, and their mean would be
-    biased. If one does not end within MAX_STEPS, it and all later episodes of its env are left out.
+    `record` is called with each step; with `rows`, only returns of these rows are returned. The number of episodes per env is fixed before
+    the first step: the episodes that end first are the shortest, and their mean would be biased. If one does not end within MAX_STEPS, it
+    and all later episodes of its env are left out.
     """
     count = env.info.num_envs
     quota, rest = divmod(count if episodes is None else episodes, count)
@@ -106,7 +138,7 @@ def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | N
             continue
         steps += 1
         beat(EVALUATING)
-        action_N = act(obs_N, first_N)
+        action_N = act(obs_N, first_N) if env.acts_N is None else act(obs_N, first_N, env.acts_N)
         step = env.step(action_N)
         if record is not None:
             record(obs_N, action_N, step, left_N > 0)
@@ -119,4 +151,4 @@ def play(env: Env, act: Act, stop: Stop, beat: Beat = no_beat, episodes: int | N
     played = [value for of_env in returns for value in of_env]
     if len(played) < wanted:
         notice(f"evaluation: {wanted - len(played)} of {wanted} episodes did not end within {MAX_STEPS:,} steps; set env.max_t")
-    return played
+    return played if rows is None else [value for row in rows for value in returns[row]]

@@ -18,11 +18,12 @@ from slm_lab.experiment.execute.heartbeat import SAVING
 from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
 from slm_lab.experiment.plan import Stop, UserError
-from slm_lab.experiment.training.evaluate import EvaluationPlan, play
+from slm_lab.experiment.training.evaluate import Act, EvaluationPlan, joint_act, play
 from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, no_beat
 from slm_lab.experiment.training.observers.base import (
     COLUMNS,
     SAMPLER_COLUMNS,
+    SELF_PLAY_COLUMNS,
     SHARED_COLUMNS,
     EmitRow,
     Hook,
@@ -33,6 +34,7 @@ from slm_lab.experiment.training.observers.base import (
     info_column,
     mean,
     schedule_column,
+    score_column,
 )
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevChecks, ProgressReporter, SaveTimer, TimeLimit
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder
@@ -77,13 +79,18 @@ class PolicyLearner:
         self.evaluation = evaluation
         self.eval_env: Env | None = None
         """Evaluation env, with an `evaluation`."""
+        self.partners: list[tuple[Sequence[str], Agent]] | None = None
+        """The policies of an env with several agents, the learner's own included: the names of the agents of each, and its agent.
+        None: there is one policy."""
         self._eval_state: dict[str, Any] | None = None
         """State of the evaluation env before an evaluation that was interrupted."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self.recorder, self.evaluator = self._row_makers()
         modes: tuple[Mode, ...] = ("train",) if evaluation is None else ("eval",) if spec.meta.rigorous_eval else ("train", "eval")
-        self.checkpointer = Checkpointer(self.policy_bundle, self.clock, timer, modes, self._save, spec.meta.checkpoint_frequency)
+        self.checkpointer = Checkpointer(
+            self.policy_bundle, self.clock, timer, modes, self._save, spec.meta.checkpoint_frequency, spec.meta.self_play is not None
+        )
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
         """All observers, in the order of their calls, once training has begun."""
@@ -94,7 +101,11 @@ class PolicyLearner:
     def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
         """Return the observers that produce the rows of training and of evaluation."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
-        sources = (*(SHARED_COLUMNS if self.shared else ()), *(SAMPLER_COLUMNS if meta.sampler else ()))
+        sources = (
+            *(SHARED_COLUMNS if self.shared else ()),
+            *(SAMPLER_COLUMNS if meta.sampler else ()),
+            *((*SELF_PLAY_COLUMNS, *map(score_column, meta.self_play.fixed_opponents)) if meta.self_play else ()),
+        )
         scheduled = tuple(self.spec.env.schedule or ())
         own = (*map(schedule_column, scheduled), *map(info_column, meta.track_info))
         columns = (*COLUMNS, *dict.fromkeys((*sources, *agent.diagnostics, *own)))
@@ -233,9 +244,16 @@ class PolicyLearner:
         assert self.eval_env is not None
         assert self.evaluation is not None
         self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
-        act = self.agent.evaluator(deterministic=self.evaluation.deterministic)
+        own = None
+        if self.partners is None or len(self.partners) == 1:
+            act: Act = self.agent.evaluator(deterministic=self.evaluation.deterministic)
+        else:
+            rows = [self.eval_env.info.rows_of(names) for names, _ in self.partners]
+            acts = [agent.evaluator(self.evaluation.deterministic) for _, agent in self.partners]
+            act = joint_act(list(zip(rows, acts, strict=True)))
+            own = next(of_one for of_one, (_, agent) in zip(rows, self.partners, strict=True) if agent is self.agent)
         before = self.eval_env.state_dict()
-        returns = play(self.eval_env, act, self.stop, self.beat)
+        returns = play(self.eval_env, act, self.stop, self.beat, rows=own)
         if not returns:  # interrupted: a continued run evaluates again, from the state before
             self._eval_state = before
         return returns

@@ -57,6 +57,78 @@ _SHORTENED = {"ballincup": "ballincupcatch", "pointmass": "pointmasseasy"}
 """Names of MuJoCo Playground that differ from those of DeepMind Control."""
 
 
+PETTINGZOO = "pettingzoo:"
+"""Prefix of an id that names an env of PettingZoo or mpe2, or a user's class with PettingZoo's interface (module:Class)."""
+_MPE = (
+    "simple_v3", "simple_adversary_v3", "simple_crypto_v3", "simple_formation_v1", "simple_line_v1", "simple_push_v3",
+    "simple_reference_v3", "simple_speaker_listener_v4", "simple_spread_v3", "simple_tag_v3", "simple_world_comm_v3", "collect_treasure_v1",
+)  # fmt: skip
+"""Envs of mpe2."""
+_OF_ZOO = {
+    "atari/": "multi_agent_ale_py", "butterfly/pistonball": "pymunk", "classic/chess": "chess", "classic/hanabi": "shimmy",
+    "classic/leduc_holdem": "rlcard", "classic/texas_holdem": "rlcard", "sisl/multiwalker": "Box2D",
+}  # fmt: skip
+"""Beginning of an id in PettingZoo's registry → the package that these envs need."""
+
+
+class ZooEnv(NamedTuple):
+    """An env that PettingZoo or mpe2 provides."""
+
+    kind: str
+    """"parallel" or "aec": registry of PettingZoo; "mpe2": that package."""
+    id: str
+    """Id in the registry, or module of mpe2."""
+    package: str = "pettingzoo"
+    """Package that it needs."""
+
+
+def pettingzoo_envs() -> dict[str, ZooEnv]:
+    """Return a dict from each name, such as "tictactoe_v3", to its env. Imports PettingZoo; without it there are only those of mpe2."""
+    found = {name: ZooEnv("mpe2", name, "mpe2") for name in _MPE}
+    if not _installed("pettingzoo"):
+        return found
+    from pettingzoo.env_registry.registration import aec_registry, parallel_registry
+
+    for kind, registry in (("aec", aec_registry), ("parallel", parallel_registry)):  # parallel where an env is both
+        for id_ in registry:
+            package = next((package for begin, package in _OF_ZOO.items() if id_.startswith(begin)), "pettingzoo")
+            found[_zoo_name(id_)] = ZooEnv(kind, id_, package)
+    return found
+
+
+def _zoo_name(id_: str) -> str:
+    """Return the name of an id of PettingZoo: classic/tictactoe-v3 → tictactoe_v3."""
+    return re.sub(r"-v(?=\d+$)", "_v", id_.rpartition("/")[2])
+
+
+def pettingzoo_id(name: str) -> str | None:
+    """Return the id after "pettingzoo:", by its short name if it is not a user's; None for other envs."""
+    if not name.startswith(PETTINGZOO):
+        return None
+    id_ = name.removeprefix(PETTINGZOO)
+    return id_ if ":" in id_ else _zoo_name(id_)
+
+
+def _pettingzoo_reason(name: str, id_: str) -> str | None:
+    """Return why an env of PettingZoo cannot be created here; None if it can."""
+    if not _installed("pettingzoo"):
+        return f"{name} needs the package pettingzoo: pip install 'slm-lab[pettingzoo]'"
+    if ":" in id_:
+        return (
+            missing_package(id_)
+            if _MODULE.fullmatch(id_)
+            else f"must be {PETTINGZOO}NAME or {PETTINGZOO}package.module:Class, not '{name}'"
+        )
+    known = pettingzoo_envs()
+    if id_ not in known:
+        return f"PettingZoo has no env '{id_}'{nearest(id_, known)}"
+    package = known[id_].package
+    if _installed(package):
+        return None
+    extra = "slm-lab[pettingzoo]" if package == "mpe2" else f"pettingzoo[{known[id_].id.partition('/')[0]}]"
+    return f"{name} needs the package {package}: pip install '{extra}'"
+
+
 class PoolEnv(NamedTuple):
     """An env of EnvPool."""
 
@@ -73,9 +145,6 @@ class PoolEnv(NamedTuple):
     @property
     def refusal(self) -> str | None:
         """Why the env is not supported; None if it is."""
-        if self.players > 1:
-            who = "vehicles" if self.suite == "highway" else "players"
-            return f"steps several agents together ({self.players} {who}), and only one per env is supported so far"
         if self.ids[0] in ("Cig-v1", "MultiDuel-v1"):
             return "is a game for several players, which EnvPool 1.2.5 ends with a crash"
         if self.ids[-1].startswith("Sudoku-"):
@@ -191,6 +260,8 @@ def unavailable_reason(name: str) -> str | None:
         return "must be a Gymnasium id (such as CartPole-v1) or package.module:EnvId, not empty"
     if (pool := pool_id(name)) is not None:
         return _pool_reason(name, pool)
+    if (zoo := pettingzoo_id(name)) is not None:
+        return _pettingzoo_reason(name, zoo)
     if several := _other_library(name):
         return several
     if ":" in name:
@@ -205,17 +276,19 @@ def unavailable_reason(name: str) -> str | None:
     return _package_reason(name, kind)
 
 
-_SEVERAL_AGENTS = frozenset({"pettingzoo", "mpe2", "magent2", "jaxmarl"})
+_WITH_PETTINGZOO_S_INTERFACE = frozenset({"pettingzoo", "mpe2", "magent2"})
 _JAX = frozenset({"brax", "gymnax", "jumanji", "pgx", "craftax", "navix", "xminigrid", "kinetix", "mujoco_playground"})
 _PETTINGZOO_ID = re.compile(r"[a-z][a-z0-9_]*_v\d+")
 
 
 def _other_library(name: str) -> str | None:
-    """Return why an env of PettingZoo, or of a library in JAX, is not supported; None for other envs."""
+    """Return how to name an env of PettingZoo, or why an env in JAX is not supported; None for other envs."""
     module, _, id_ = name.rpartition(":")
     top = re.split(r"[.:/]", name)[0]
-    if top in _SEVERAL_AGENTS or (_PETTINGZOO_ID.fullmatch(name) and name not in _registered()):
-        return f"{name} steps several agents together, which is not supported yet"
+    if top in _WITH_PETTINGZOO_S_INTERFACE or (_PETTINGZOO_ID.fullmatch(name) and name not in _registered()):
+        return f"{name} is an env of PettingZoo's kind, with several agents; write '{PETTINGZOO}{name.removeprefix('pettingzoo.')}'"
+    if top == "jaxmarl":
+        return f"{name} is an env in JAX with several agents, which is not supported; envs of PettingZoo are"
     if top not in _JAX or not module:
         return None
     found = next((f"; EnvPool has '{known}'" for known in (id_, f"Jumanji/{id_}") if known in pool_envs()), "")

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from slm_lab.spec.models.base import PATTERN, Flag, Positive, PositiveReal, Real, SpecModel
 from slm_lab.spec.models.env_schedule import Scheduled
 
-Backend = Literal["auto", "ale", "native", "envpool", "sync", "async"] | Annotated[str, Field(pattern=f"^{PATTERN}$")]
+Backend = Literal["auto", "ale", "native", "pettingzoo", "envpool", "sync", "async"] | Annotated[str, Field(pattern=f"^{PATTERN}$")]
 
 
 class WrapperSpec(SpecModel):
@@ -40,7 +40,8 @@ class EnvSpec(SpecModel):
 
     model_config = ConfigDict(extra="allow")
     name: str
-    """Gymnasium id (CartPole-v1, ALE/Pong-v5), or package.module:EnvId, which first imports the module that registers the env."""
+    """Gymnasium id (CartPole-v1, ALE/Pong-v5), or package.module:EnvId, which first imports the module that registers the env; or
+    pettingzoo:NAME, or pettingzoo:package.module:Class, for an env of PettingZoo's kind."""
     num_envs: Positive = 1
     """Number of parallel envs."""
     max_t: Positive | None = None
@@ -59,9 +60,9 @@ class EnvSpec(SpecModel):
     reward_scale: PositiveReal | Literal["sign"] = 1.0
     """Factor of training rewards; "sign": their sign."""
     backend: Backend = "auto"
-    """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), envpool, sync or async
-    (Gymnasium; async: each env in its own process, whose random generators are seeded), or "package.module:Class" for your own; auto: the
-    first that supports the env."""
+    """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), pettingzoo, envpool, sync or
+    async (Gymnasium; async: each env in its own process, whose random generators are seeded), or "package.module:Class" for your own; auto:
+    the first that supports the env."""
 
     wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
     """Wrappers of each env, applied in this order: names, or {"name": …, arguments}: Gymnasium's own by class name ("RescaleAction"),
@@ -79,7 +80,8 @@ class EnvSpec(SpecModel):
     """Entry of the observation (a Dict), or else of the env's info, that says which actions are valid; invalid ones are never taken. false:
     none; default: action_mask or legal_action_mask, if the observation has such an entry."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
-    """Entries of a Dict observation that only the critic reads, such as privileged_state. Default: none."""
+    """Entries of a Dict observation that only the critic reads, such as privileged_state. "state" in PettingZoo's envs: the state of the
+    env, or without one the observations of all agents, which is added to the observation (a central critic). Default: none."""
 
     schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
     """A curriculum: arguments of the env's constructor (the env is built anew) or attributes of the env (set) that change when an episode

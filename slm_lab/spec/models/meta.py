@@ -51,6 +51,8 @@ class MetaSpec(SpecModel):
     its node is lost) and the parameter server."""
     sampler: SamplerSpec | None = None
     """Collect with rollout workers while a learner trains, synchronously or asynchronously; default: each Session steps its own envs."""
+    self_play: SelfPlaySpec | None = None
+    """Self-play in a game of several agents; default: the policies of agent.policies play each other as they are."""
     max_session: Positive = 1
     """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
@@ -172,6 +174,26 @@ class PBTSpec(SpecModel):
     """Maximum factor by which a perturbed hyperparameter is multiplied or divided."""
     optimize_gamma: Flag = False
     """Perturb 1 − gamma too."""
+
+
+class SelfPlaySpec(SpecModel):
+    """Train against earlier weights of the same policy, in a game of several agents. Snapshots of the weights are rated by Elo."""
+
+    pool: Positive = 10
+    """Number of snapshots that are kept as opponents: the newest."""
+    snapshot_frequency: Positive | None = None
+    """Frames between snapshots; default: a twentieth of env.max_frame."""
+    opponent: Literal["latest", "uniform", "prioritized"] = "uniform"
+    """Opponents in a game: the policy itself ("latest"), a snapshot drawn uniformly, or a snapshot drawn in proportion to (1 − p)², where
+    p is the mean score of the policy against it (arXiv:1912.06680; prioritised fictitious self-play, AlphaStar)."""
+    past_fraction: Fraction = 0.5
+    """Fraction of the games against snapshots; in all others, and with "latest", the policy plays for every agent and learns from each."""
+    rating_games: Count = 32
+    """Games of each snapshot against each of up to four opponents (uniformly random actions, and earlier snapshots), from which its Elo
+    rating is computed; random actions have the rating 0. 0: no ratings."""
+    fixed_opponents: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
+    """Scripted players that each snapshot plays for rating_games games too, each "package.module:Class", such as
+    slm_lab.env.board_players:OnePlyConnectFour; the mean scores are columns of the table of snapshots, score_CLASS."""
 
 
 class SamplerSpec(SpecModel):

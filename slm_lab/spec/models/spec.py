@@ -51,6 +51,10 @@ class AgentSpec(SpecModel):
     """The critics' network, if the algorithm has an actor and separate critics (SoftActorCritic, CrossQ, TQC, DistributionalSAC, TD3, DDPG,
     IQL); default: the same as `net`."""
 
+    policies: Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None
+    """For envs with several agents: the policies by name, each with the names of the agents that it acts for, such as {"good": ["agent_0"],
+    "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and tables. Default: one policy acts for all agents."""
+
     @property
     def nets(self) -> dict[str, NetSpec]:
         """Return the nets that the spec has, by their keys."""
@@ -148,6 +152,8 @@ class Spec(SpecModel):
     @property
     def policies(self) -> int:
         """Return the number of policies that a Session trains."""
+        if self.agent.policies is not None:
+            return len(self.agent.policies)
         return 1 if self.meta.sampler is None else self.meta.sampler.num_policies
 
 

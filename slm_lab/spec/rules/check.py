@@ -75,6 +75,28 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
         _reject_without_effect(spec, report)
     if spec.meta.sampler is not None and algorithm_known:
         _check_sampler(spec, spec.meta.sampler, report)
+    _check_agents(spec, report)
+
+
+def _check_agents(spec: Spec, report: Report) -> None:
+    """Check the keys for envs with several agents."""
+    policies, self_play = spec.agent.policies, spec.meta.self_play
+    engine = "distributed" if spec.meta.distributed else "sampler" if spec.meta.sampler is not None else None
+    for key, value in ((("agent", "policies"), policies), (("meta", "self_play"), self_play)):
+        if value is not None and engine is not None:
+            report.fail(key, f"is not supported with meta.{engine}, only with envs that each Session steps itself; remove one of them")
+    if self_play is not None and policies is not None:
+        report.fail(("meta", "self_play"), "trains one policy against its own snapshots, not those of agent.policies; remove one of them")
+    if self_play is not None and self_play.opponent == "latest" and "past_fraction" in self_play.model_fields_set:
+        report.fail(("meta", "self_play", "past_fraction"), "has no effect with the opponent 'latest'; remove it")
+    owners: dict[str, str] = {}
+    for name, agents in (policies or {}).items():
+        for i, agent in enumerate(agents):
+            if agent in owners:
+                report.fail(
+                    ("agent", "policies", name, i), f"'{agent}' is also an agent of the policy '{owners[agent]}'; expected one policy"
+                )
+            owners[agent] = name
 
 
 def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:

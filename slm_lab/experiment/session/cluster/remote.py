@@ -361,7 +361,7 @@ class RemoteSink(RunSink):
         rows: list[dict[str, str]] = self._call("rows", table, mode)
         return rows
 
-    def append(self, session: int, name: Literal["pbt"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
+    def append(self, session: int, name: Literal["pbt", "elo"], columns: tuple[str, ...], row: Mapping[str, Any]) -> None:
         self._call("append", session, name, columns, row)
 
     def timeline(self, session: int, spans: Spans) -> None:

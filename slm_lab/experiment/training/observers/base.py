@@ -46,6 +46,9 @@ SAMPLER_COLUMNS = (
 )
 """Further columns with rollout workers: policy lag of the data trained on, in gradient steps, and the share of transitions above
 max_policy_lag; shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
+SELF_PLAY_COLUMNS = ("elo", "elo_se", "score_random", "score_previous")
+"""Further columns in self-play: the Elo rating of the newest snapshot, its standard error, and its mean scores (1 for a won game, 0.5 for a
+drawn one) against random actions and the snapshot before it; then a column for each fixed opponent, see score_column."""
 MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "learner_busy")
 """Columns of times and speeds, which differ between runs that are otherwise equal."""
 
@@ -53,6 +56,11 @@ MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "lea
 def info_column(key: str) -> str:
     """Return the column of an entry of the env's `info` (meta.track_info)."""
     return f"info_{key.replace(':', '_')}"
+
+
+def score_column(path: str) -> str:
+    """Return the column of the mean score against a fixed opponent of meta.self_play, "package.module:Class"."""
+    return f"score_{path.rpartition(':')[2]}"
 
 
 def schedule_column(key: str) -> str:

@@ -47,6 +47,7 @@ class Checkpointer(Observer):
     Args:
         policy_bundle: returns what is needed to act.
         frequency: frames between numbered checkpoints; None: no such checkpoints.
+        newest: the newest weights count as the best (self-play, where the return depends on the opponents).
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Checkpointer(Observer):
         modes: Sequence[Mode],
         save: Save,
         frequency: int | None = None,
+        newest: bool = False,
     ) -> None:
         self.policy_bundle, self.clock, self.timer = policy_bundle, clock, timer
-        self.modes, self.save, self.frequency = modes, save, frequency
+        self.modes, self.save, self.frequency, self.newest = modes, save, frequency, newest
         self.best_rank = rank(None)
         self.best: dict[str, Any] | None = None
         self.interrupted = False
@@ -67,7 +69,7 @@ class Checkpointer(Observer):
     def on_row(self, row: Row) -> None:
         if row.mode in self.modes and row.values["epi_new"] and not self.interrupted:
             found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": row.mode}
-            if rank(found) > self.best_rank:
+            if self.newest or rank(found) > self.best_rank:
                 self.best_rank = rank(found)
                 self.best = {**self.policy_bundle(), **found}
         self.timer.check()

@@ -1,0 +1,133 @@
+"""What several agents cost: `python -m bench.agents [--pairs 10]`.
+
+pair: an env with two agents that act at once against two envs with one agent: the same CartPoles, rows and updates.
+connect_four: self-play without opponents (both players learn) against an env with one player that has the same games, observations, net
+and transitions per step. Both runs of a pair take place at the same time on one core; printed is the ratio of their frames per second of
+processor time, the geometric mean over the pairs with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.paired import T95, last_line, ratio
+from slm_lab.env.backend import EnvRequest, RawStep
+from slm_lab.env.gym_backends import Sync
+from slm_lab.env.native_backends import EnvPoolAgents
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Pair(Sync):
+    """Two CartPoles as the two agents of an env."""
+
+    agents = ("one", "other")
+    name = ""
+
+    def __init__(self, target: EnvRequest) -> None:
+        super().__init__(replace(target, num_envs=2 * target.num_envs))
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        return super().reset(None if seeds is None else [seed + agent for seed in seeds for agent in range(2)])
+
+
+class OnePlayer(EnvPoolAgents):
+    """ConnectFour as an env with one player, who makes all moves; the observation is that of the next move."""
+
+    name = ""
+
+    def __init__(self, target: EnvRequest) -> None:
+        super().__init__(replace(target, id="ConnectFour-v1", registration=None))
+        self.agents = ()
+
+    def _own(self, values: Any) -> Any:
+        rows = 2 * self._envs_N + self._turn_N
+        return {key: value[rows] for key, value in values.items()} if isinstance(values, dict) else values[rows]
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        self.agents = ("one", "other")
+        return self._forget(self._own(super().reset(seeds)))
+
+    def step(self, action: np.ndarray) -> RawStep:
+        self.agents = ("one", "other")
+        raw = super().step(action.repeat(2))
+        flags = (self._own(raw.reward_N), self._own(raw.terminated_N), self._own(raw.truncated_N))
+        return self._forget(RawStep(self._own(raw.obs), *flags, None))
+
+    def _forget(self, value: Any) -> Any:
+        self.agents, self.acts_N = (), None
+        return value
+
+
+def _case(algorithm: dict[str, Any], env: dict[str, Any], width: int) -> dict[str, Any]:
+    net = {"name": "MLPNet", "hid_layers": [width, width], "hid_layers_activation": "relu", "optim_spec": {"name": "Adam", "lr": 0.001}}
+    meta = {"eval_episodes": 0, "random_seed": 0}
+    return {"agent": {"algorithm": {"name": "PPO", **algorithm}, "net": net}, "env": {"name": "CartPole-v1", **env}, "meta": meta}
+
+
+_PAIR = {"time_horizon": 32, "minibatch_size": 64, "training_epoch": 4}
+_GAME = {"time_horizon": 32, "minibatch_size": 512, "training_epoch": 4}
+CASES = {
+    "pair": (
+        _case(_PAIR, {"backend": "bench.agents:Pair", "num_envs": 4, "max_frame": 40_000}, 64),
+        _case(_PAIR, {"backend": "sync", "num_envs": 8, "max_frame": 80_000}, 64),
+        2.0,
+    ),
+    "connect_four": (
+        _case(_GAME, {"name": "ConnectFour-v1", "num_envs": 64, "max_frame": 100_000}, 256),
+        _case(_GAME, {"backend": "bench.agents:OnePlayer", "num_envs": 64, "max_frame": 100_000}, 256),
+        1.0,
+    ),
+}
+"""Name → the spec with several agents, that with one agent, and the number of frames of the second for one of the first."""
+
+RUN = """
+import json, sys, time
+import slm_lab
+session = slm_lab.Session(slm_lab.load_spec({"run": json.loads(sys.argv[1])}, "run")).build()
+begin = time.process_time()
+frames = session.run().frame
+print(frames / (time.process_time() - begin))
+"""
+
+
+def start(body: dict[str, Any], core: int) -> subprocess.Popen[str]:
+    """Begin a run on a core."""
+    import json
+
+    command = ["taskset", "-c", str(core), sys.executable, "-c", RUN, json.dumps(body)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Cost of several agents.")
+    parser.add_argument("cases", nargs="*", default=list(CASES))
+    parser.add_argument("--pairs", type=int, default=10, choices=[n + 1 for n in T95])
+    arguments = parser.parse_args()
+    import torch
+
+    sys.stdout.write(f"{torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}\n")
+    for name in arguments.cases:
+        several, one, factor = CASES[name]
+        found = []
+        for number in range(arguments.pairs):
+            runs = [start(body, number % (os.cpu_count() or 1)) for body in (several, one)]
+            fps = [float(last_line(run)) for run in runs]
+            found.append(factor * fps[0] / fps[1])
+        mean, low, high = ratio(found)
+        sys.stdout.write(f"{name}: {mean:.3f} ({low:.3f} to {high:.3f}) of the frames per second with one agent\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Scripted players of EnvPool's board games, as fixed opponents of self-play (meta.self_play.fixed_opponents)."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from slm_lab.lib.records import EnvInfo
+
+Board = tuple[int, ...]
+"""Cells in row-major order: 1 the player's own stone, −1 the opponent's, 0 empty."""
+
+
+class Player:
+    """Base class of scripted players.
+
+    Args: info: of the env whose observations it gets. rng: its random stream.
+    """
+
+    def __init__(self, info: EnvInfo, rng: np.random.Generator) -> None:
+        self.info, self.rng = info, rng
+
+    def act(self, obs_N: np.ndarray) -> np.ndarray:
+        """Return the actions, in the form that `Env.step` takes, for observations [N, *shape] in the agent's form."""
+        raise NotImplementedError
+
+
+class BoardPlayer(Player):
+    """Player of a board game of two players with stones, which draws among equally good moves; a subclass defines `choose`."""
+
+    shape: tuple[int, int]
+    """Rows and columns of the board."""
+
+    def __init__(self, info: EnvInfo, rng: np.random.Generator) -> None:
+        super().__init__(info, rng)
+        rows, columns = self.shape
+        expected = 2 * rows * columns + info.action.nvec[0]
+        if info.observation.mask is None or info.observation.shape != (expected,):
+            raise ValueError(f"{type(self).__name__} plays on a board of {rows} × {columns} with an action mask only")
+
+    def act(self, obs_N: np.ndarray) -> np.ndarray:
+        """Return the actions, int64 [N], for observations [N, D]: two planes of stones, the player's own first, and the action mask."""
+        assert self.info.observation.mask is not None
+        valid_NA = obs_N[:, slice(*self.info.observation.mask)] != 0
+        planes_N = obs_N[:, : 2 * self.shape[0] * self.shape[1]].reshape(len(obs_N), -1, 2)
+        boards_N = (planes_N[..., 0] > 0).astype(int) - (planes_N[..., 1] > 0).astype(int)
+        return np.array([self._draw(tuple(board), valid_A) for board, valid_A in zip(boards_N.tolist(), valid_NA, strict=True)], np.int64)
+
+    def _draw(self, board: Board, valid_A: np.ndarray) -> int:
+        return int(self.rng.choice(self.choose(board, np.flatnonzero(valid_A).tolist())))
+
+    def choose(self, board: Board, valid: list[int]) -> list[int]:
+        """Return the actions among which to draw. Args: valid: the valid actions."""
+        raise NotImplementedError
+
+
+class PerfectTicTacToe(BoardPlayer):
+    """Draws among the moves with the best result if both play perfectly (minimax)."""
+
+    shape = (3, 3)
+
+    def choose(self, board: Board, valid: list[int]) -> list[int]:
+        values = {move: -_value(_moved(board, move)) for move in valid}
+        best = max(values.values())
+        return [move for move, value in values.items() if value == best]
+
+
+class OnePlyConnectFour(BoardPlayer):
+    """Wins if it can in this move, else prevents the opponent from winning in the next, else draws among all valid moves."""
+
+    shape = (6, 7)
+
+    def choose(self, board: Board, valid: list[int]) -> list[int]:
+        for own in (board, tuple(-cell for cell in board)):
+            winning = [column for column in valid if _four(own, _cell(board, column))]
+            if winning:
+                return winning
+        return valid
+
+
+def _moved(board: Board, move: int) -> Board:
+    """Return the board after a move, from the view of the other player."""
+    return tuple(-1 if i == move else -cell for i, cell in enumerate(board))
+
+
+_LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+
+
+@cache
+def _value(board: Board) -> int:
+    """Return the result of TicTacToe for the player to move if both play perfectly: 1, 0 or −1."""
+    if any(all(board[i] == -1 for i in line) for line in _LINES):
+        return -1
+    empty = [i for i, cell in enumerate(board) if not cell]
+    return max((-_value(_moved(board, move)) for move in empty), default=0)
+
+
+def _cell(board: Board, column: int) -> tuple[int, int]:
+    """Return the row and column of a stone dropped into a column; row 5 is the lowest."""
+    return max(row for row in range(6) if not board[7 * row + column]), column
+
+
+def _four(board: Board, cell: tuple[int, int]) -> bool:
+    """Whether an own stone in this cell makes four in a row."""
+    for step in ((0, 1), (1, 0), (1, 1), (1, -1)):
+        count = 1
+        for sign in (1, -1):
+            row, column = cell[0] + sign * step[0], cell[1] + sign * step[1]
+            while 0 <= row < 6 and 0 <= column < 7 and board[7 * row + column] == 1:
+                count, row, column = count + 1, row + sign * step[0], column + sign * step[1]
+        if count >= 4:
+            return True
+    return False

@@ -1,0 +1,229 @@
+"""Experience from envs with several agents in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from slm_lab.env.vec import Env
+from slm_lab.experiment.collect.turns import Turns
+from slm_lab.experiment.execute.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.training.experience import Beat, Experience, no_beat
+from slm_lab.experiment.training.learner import PolicyLearner
+from slm_lab.experiment.training.self_play import SelfPlay
+from slm_lab.lib.records import ActOut, VecStep
+
+
+class PolicyRows:
+    """The rows of an env that one policy acts for, with their hidden states and open transitions.
+
+    Args: rows: their indices in the env, int64 [K], ascending.
+    """
+
+    def __init__(self, learner: PolicyLearner, rows: np.ndarray, num_rows: int) -> None:
+        self.learner, self.rows = learner, rows
+        self.all = len(rows) == num_rows
+        """Whether these are all rows of the env."""
+        policy = learner.agent.policy
+        self.state_K = policy.initial_state(len(rows))
+        self.turns = Turns(len(rows), policy.state_size)
+
+    def of(self, values_N: np.ndarray) -> np.ndarray:
+        """Return the rows of values [N, …]."""
+        return values_N if self.all else values_N[self.rows]
+
+    def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
+        """Choose the actions of the rows that act, bool [K] (None: all); other rows of the output are meaningless."""
+        agent = self.learner.agent
+        if acts_K is None:
+            return agent.act(obs_K, self.state_K)
+        rows = np.flatnonzero(acts_K)
+        if not len(rows):
+            action = agent.policy.action
+            nothing = np.zeros((len(acts_K), *action.shape), action.dtype)
+            return ActOut(nothing, np.zeros(len(acts_K), np.float32), self.state_K, agent.policy.version)
+        return spread(agent.act(obs_K[rows], None if self.state_K is None else self.state_K[rows]), rows, len(acts_K), self.state_K)
+
+    def advance(
+        self,
+        obs_K: np.ndarray,
+        first_K: np.ndarray,
+        out: ActOut,
+        acts_K: np.ndarray | None,
+        step: VecStep,
+        own_K: np.ndarray | None = None,
+    ) -> Experience:
+        """Return the experience of a step, given what `act` returned before it.
+
+        Args: own_K: the rows that the policy acts for in the running episodes, bool [K]; None: all.
+        """
+        own = step if self.all else self._own(step)
+        if own_K is not None:
+            own = own._replace(episodes=[episode for episode in own.episodes if own_K[episode.env]])
+        transition = self.turns.advance(obs_K, first_K, self.state_K, out, own, acts_K)
+        if out.state_N is not None:
+            self.state_K = np.where(own.first_N[:, None], np.float32(0.0), out.state_N)
+        return Experience(0, 0, own.episodes, transition)
+
+    def _own(self, step: VecStep) -> VecStep:
+        """Return the step of these rows."""
+        rows = self.rows
+        position = {int(row): k for k, row in enumerate(rows)}
+        episodes = [episode._replace(env=position[episode.env]) for episode in step.episodes if episode.env in position]
+        obs_K = step.obs_N[rows]
+        last_obs_K = obs_K if step.last_obs_N is step.obs_N else step.last_obs_N[rows]
+        return VecStep(
+            step.reward_N[rows], step.terminated_N[rows], step.truncated_N[rows], last_obs_K, obs_K, step.first_N[rows],
+            step.valid_N[rows], episodes, None if step.acts_N is None else step.acts_N[rows],
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return hidden states and open transitions; useful only if the envs continue from the same step."""
+        state_K = None if self.state_K is None else torch.from_numpy(self.state_K.copy())
+        return {"state": state_K, "turns": self.turns.state_dict(), "rollout": self.learner.agent.rollout_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state_K = None if state["state"] is None else state["state"].numpy()
+        self.turns.load_state_dict(state["turns"])
+        self.learner.agent.load_rollout_state(state["rollout"])
+
+
+def spread(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | None) -> ActOut:
+    """Return the output for some rows as one for num_rows rows; the hidden states of the other rows are those of state_N."""
+    action_N = np.zeros((num_rows, *out.action_N.shape[1:]), out.action_N.dtype)
+    logp_N = np.zeros(num_rows, np.float32)
+    action_N[rows], logp_N[rows] = out.action_N, out.logp_N
+    if state_N is not None and out.state_N is not None:
+        state_N = state_N.copy()
+        state_N[rows] = out.state_N
+    return ActOut(action_N, logp_N, state_N, out.version)
+
+
+class AgentsSource:
+    """Steps envs with several agents; each policy acts for the rows of its agents.
+
+    Args:
+        policies: the names of the agents of each learner's policy; None: one policy acts for all agents.
+        self_play: chooses the opponents of the only policy, and acts for them; None: each agent is played by its policy.
+    """
+
+    between_rounds = True
+
+    def __init__(
+        self,
+        env: Env,
+        learners: Sequence[PolicyLearner],
+        stop: Stop,
+        beat: Beat = no_beat,
+        policies: Mapping[str, Sequence[str]] | None = None,
+        self_play: SelfPlay | None = None,
+    ) -> None:
+        self.env, self.stop, self.beat, self.self_play = env, stop, beat, self_play
+        self.backend = env.backend
+        self.learner = learners[0]
+        names = [env.info.agents] if policies is None else list(policies.values())
+        self.parts = [PolicyRows(learner, env.info.rows_of(own), env.info.num_envs) for learner, own in zip(learners, names, strict=True)]
+        self._obs_N: np.ndarray | None = None
+        """The next observations; None before the first reset."""
+        self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
+
+    @property
+    def lost_reason(self) -> str:
+        """Reason why open episodes are not saved, if they are not."""
+        return f"backend {self.backend} cannot save those of this env"
+
+    def begin(self) -> None:
+        if self._obs_N is None:
+            self.beat(RESETTING)
+            self._obs_N = self.env.reset()
+            if self.self_play is not None:
+                self.self_play.take_snapshot_if_due()
+                self.self_play.choose(self._first_N)
+
+    def __iter__(self) -> Iterator[Experience]:
+        env, stop, beat, self_play = self.env, self.stop, self.beat, self.self_play
+        while not (self.learner.finished or stop.requested):
+            if self_play is not None:
+                self_play.take_snapshot_if_due()
+            obs_N, first_N, acts_N = self._obs_N, self._first_N, self._acting()
+            assert obs_N is not None
+            inputs = [(part.of(obs_N), part.of(first_N), None if acts_N is None else part.of(acts_N)) for part in self.parts]
+            outs = [part.act(obs_K, acts_K) for part, (obs_K, _, acts_K) in zip(self.parts, inputs, strict=True)]
+            action_N = self._env_actions(outs)
+            if self_play is not None:
+                self_play.act(obs_N, env.acts_N, action_N)
+            beat(STEPPING)
+            step = env.step(action_N)
+            beat(TRAINING)
+            # set before learning from the step, so that the state can be saved afterwards
+            self._obs_N, self._first_N = step.obs_N, step.first_N
+            own_N = None if self_play is None else self_play.learner_N
+            experiences = [
+                part.advance(obs_K, first_K, out, acts_K, step, own_N)
+                for part, (obs_K, first_K, acts_K), out in zip(self.parts, inputs, outs, strict=True)
+            ]
+            if self_play is not None:
+                self_play.finish_step(step)
+            for policy, experience in enumerate(experiences):
+                self.between_rounds = policy == len(experiences) - 1
+                report = None if self_play is None else self_play.report
+                yield experience._replace(policy=policy, frames=env.info.frames, report=report)
+
+    def _acting(self) -> np.ndarray | None:
+        """Return the rows that act next and that the learning policies act for, bool [N]; None: all."""
+        acts_N = self.env.acts_N
+        if self.self_play is None:
+            return acts_N
+        own_N = self.self_play.learner_N
+        return own_N if acts_N is None else acts_N & own_N
+
+    def _env_actions(self, outs: Sequence[ActOut]) -> np.ndarray:
+        """Return the actions of all rows in the form that the env takes."""
+        actions = [part.learner.agent.policy.env_action(out.action_N) for part, out in zip(self.parts, outs, strict=True)]
+        if self.parts[0].all:
+            return actions[0]
+        action_N = np.zeros((self.env.info.num_envs, *actions[0].shape[1:]), actions[0].dtype)
+        for part, action_K in zip(self.parts, actions, strict=True):
+            action_N[part.rows] = action_K
+        return action_N
+
+    def spans(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.beat(CLOSING)
+        self.env.close()
+        if self.self_play is not None:
+            self.self_play.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        env = self.env.state_dict()
+        open_episodes = self._obs_N is not None and env["episodes"]["backend"] is not None
+        state = {"env": env, "self_play": None if self.self_play is None else self.self_play.state_dict(open_episodes)}
+        if not open_episodes:
+            return state | {"open": None}
+        return state | {
+            "open": {
+                "obs": torch.from_numpy(np.array(self._obs_N)),
+                "first": torch.from_numpy(self._first_N.copy()),
+                "policies": [part.state_dict() for part in self.parts],
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        self.env.load_state_dict(state["env"])
+        if self.self_play is not None:
+            self.self_play.load_state_dict(state["self_play"])
+        saved = state["open"]
+        if saved is None or not self.env.resume():
+            return False
+        self._obs_N, self._first_N = saved["obs"].numpy(), saved["first"].numpy()
+        for part, own in zip(self.parts, saved["policies"], strict=True):
+            part.load_state_dict(own)
+        if self.self_play is not None:
+            self.self_play.load_games(state["self_play"])
+        return True

@@ -1,0 +1,324 @@
+"""Self-play: a policy trains against snapshots of its own weights, which are rated by Elo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from slm_lab.agent.policy.policy import Policy
+from slm_lab.env.board_players import Player
+from slm_lab.env.vec import Env
+from slm_lab.experiment.execute.heartbeat import EVALUATING
+from slm_lab.experiment.files.sink import RunSink
+from slm_lab.experiment.training.experience import Beat, no_beat
+from slm_lab.experiment.training.learner import PolicyLearner
+from slm_lab.experiment.training.observers.base import SELF_PLAY_COLUMNS, score_column
+from slm_lab.lib.records import VecStep
+from slm_lab.lib.rng import generator_state, set_generator_state
+from slm_lab.spec.models.base import ExtensionError, import_class
+from slm_lab.spec.models.meta import SelfPlaySpec
+from slm_lab.spec.report import Problem, SpecError
+
+SNAPSHOTS = 20
+"""Number of snapshots of a run if meta.self_play.snapshot_frequency is absent."""
+RATING_ENVS = 16
+"""Maximum number of games that are rated at the same time."""
+_RATED_AGAINST = 2
+"""Maximum number of earlier snapshots that a snapshot plays to be rated, beside random actions and the previous snapshot."""
+_SCORE_DECAY = 0.95
+"""Decay of the mean score against a snapshot, per game: about the last 20 games count."""
+_SCALE = 400.0 / np.log(10.0)
+"""Elo points per unit of log odds."""
+BuildPolicy = Callable[[np.random.Generator], Policy]
+
+
+class Rating(NamedTuple):
+    """An Elo rating, and its standard error."""
+
+    elo: float = 0.0
+    error: float = 0.0
+
+
+def rate(score_K: Sequence[float], games_K: Sequence[int], opponent_K: Sequence[float], prior: float = 0.0) -> Rating:
+    """Return the Elo rating with the highest likelihood, given total scores against opponents with known ratings.
+
+    The expected score against an opponent is 1 / (1 + 10^((opponent − elo) / 400)) (Elo 1978). One draw against an opponent of rating
+    `prior` is added, so that a rating is finite if every game was won or lost.
+
+    Args: score_K: total score against each opponent: 1 per won game, 0.5 per drawn game. games_K: number of games. opponent_K: ratings.
+    """
+    score_J, games_J = np.array([*score_K, 0.5]), np.array([*games_K, 1.0])
+    opponent_J = np.array([*opponent_K, prior]) / _SCALE
+    low, high = float(opponent_J.min()) - 20.0, float(opponent_J.max()) + 20.0
+    for _ in range(60):  # the sum of expected scores increases with the rating
+        middle = 0.5 * (low + high)
+        expected_J = 1.0 / (1.0 + np.exp(opponent_J - middle))
+        low, high = (middle, high) if (games_J * expected_J).sum() < score_J.sum() else (low, middle)
+    information = float((games_J * expected_J * (1.0 - expected_J)).sum())
+    return Rating(float(middle * _SCALE), float(_SCALE / max(information, 1e-12) ** 0.5))
+
+
+class Snapshot:
+    """Weights of a policy at one frame, which act as an opponent."""
+
+    def __init__(self, index: int, frame: int, policy: Policy, rating: Rating = Rating(), score: float = 0.5) -> None:  # noqa: B008  # a constant
+        self.index, self.frame, self.policy, self.rating = index, frame, policy, rating
+        self.score = score
+        """Mean score of the learning policy against this snapshot in its last games."""
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"index": self.index, "frame": self.frame, "rating": tuple(self.rating), "score": self.score}
+        return {**own, "weights": self.policy.weights(), "explore_var": self.policy.explore_var}
+
+
+def game_score(reward_A: np.ndarray, player: int) -> float:
+    """Return the score of a player in a game: the mean over the others of 1 if its return is higher, 0.5 if equal, 0 if lower."""
+    others = np.delete(reward_A, player)
+    return float(np.mean(np.where(reward_A[player] > others, 1.0, np.where(reward_A[player] == others, 0.5, 0.0))))
+
+
+class SelfPlay:
+    """Chooses the opponent of each game, acts for it, and takes and rates snapshots.
+
+    Args:
+        spec: meta.self_play.
+        learner: the learning policy.
+        build: builds a policy with the nets of the spec and the given random stream.
+        env: env of the games that rate snapshots.
+        num_envs: E, number of training envs.
+        seed: of the draws of opponents and of their actions.
+        session: index of the Session, for the table of snapshots.
+    """
+
+    def __init__(
+        self, spec: SelfPlaySpec, learner: PolicyLearner, build: BuildPolicy, env: Env, num_envs: int, seed: int, session: int = 0
+    ) -> None:
+        self.spec, self.learner, self.session, self.env = spec, learner, session, env
+        self.rng = np.random.default_rng([seed, 3])
+        self._build = build
+        self.fixed = {path: build_player(path, env, self.rng) for path in spec.fixed_opponents}
+        """Scripted players that each snapshot plays."""
+        self.rated: dict[str, float] = {}
+        """Rating and scores of the newest snapshot, by column."""
+        self.frequency = spec.snapshot_frequency or max(1, learner.frames // SNAPSHOTS)
+        self.pool: list[Snapshot] = []
+        self.taken = 0
+        """Number of snapshots taken so far."""
+        self.num_agents = len(env.info.agents)
+        self.opponent_E = np.full(num_envs, -1, np.int64)
+        """Index of the snapshot that plays against the policy in each env; −1: the policy plays for every agent."""
+        self.player_E = np.zeros(num_envs, np.int64)
+        """Number of the agent that the policy plays for, in games against a snapshot."""
+        self._state_N = learner.agent.policy.initial_state(num_envs * self.num_agents)
+        self.sink: RunSink | None = None
+        """Sink of the table of snapshots; None: no table."""
+        self.stop_requested: Callable[[], bool] = lambda: False
+        self.beat: Beat = no_beat
+
+    def begin(self, sink: RunSink | None) -> None:
+        """Write the table of snapshots to the sink from now on."""
+        self.sink = sink
+
+    @property
+    def learner_N(self) -> np.ndarray:
+        """Rows that the learning policy acts for, bool [N]."""
+        own_EA: np.ndarray = (self.opponent_E < 0)[:, None] | (self.player_E[:, None] == np.arange(self.num_agents))
+        return own_EA.ravel()
+
+    def act(self, obs_N: np.ndarray, acts_N: np.ndarray | None, action_N: np.ndarray) -> None:
+        """Write the actions of snapshots, in the form that the env takes, into those of all rows."""
+        theirs_N = ~self.learner_N if acts_N is None else acts_N & ~self.learner_N
+        if not theirs_N.any():
+            return
+        opponent_N = np.repeat(self.opponent_E, self.num_agents)
+        for snapshot in self.pool:
+            rows = np.flatnonzero(theirs_N & (opponent_N == snapshot.index))
+            if len(rows):
+                out = snapshot.policy.act(obs_N[rows], None if self._state_N is None else self._state_N[rows])
+                action_N[rows] = snapshot.policy.env_action(out.action_N)
+                if self._state_N is not None:
+                    self._state_N[rows] = out.state_N
+
+    def finish_step(self, step: VecStep) -> None:
+        """Count the results of games, and choose the opponents of new games."""
+        if self._state_N is not None:
+            self._state_N[step.first_N] = 0.0
+        by_env: dict[int, dict[int, float]] = {}
+        for episode in step.episodes:
+            env, player = divmod(episode.env, self.num_agents)
+            by_env.setdefault(env, {})[player] = episode.total_reward
+        for env, of_player in by_env.items():
+            if len(of_player) == self.num_agents and self.opponent_E[env] >= 0:
+                returns_A = np.array([of_player[player] for player in range(self.num_agents)])
+                self._count(int(self.opponent_E[env]), game_score(returns_A, int(self.player_E[env])))
+        if 1 in step.first_N.tobytes():
+            self.choose(step.first_N)
+
+    def _count(self, index: int, score: float) -> None:
+        for snapshot in self.pool:
+            if snapshot.index == index:
+                snapshot.score = _SCORE_DECAY * snapshot.score + (1.0 - _SCORE_DECAY) * score
+
+    def choose(self, first_N: np.ndarray) -> None:
+        """Choose the opponents in the envs where a game begins."""
+        for env in np.flatnonzero(first_N.reshape(-1, self.num_agents).any(axis=1)):
+            self.opponent_E[env] = -1
+            if self.spec.opponent == "latest" or not self.pool or self.rng.random() >= self.spec.past_fraction:
+                continue
+            self.opponent_E[env] = self.pool[self._drawn()].index
+            self.player_E[env] = self.rng.integers(self.num_agents)
+
+    def _drawn(self) -> int:
+        """Draw the position in the pool of an opponent."""
+        if self.spec.opponent == "uniform":
+            return int(self.rng.integers(len(self.pool)))
+        weight_P = np.array([(1.0 - snapshot.score) ** 2 for snapshot in self.pool]) + 1e-3  # no snapshot is forgotten
+        return int(self.rng.choice(len(self.pool), p=weight_P / weight_P.sum()))
+
+    def take_snapshot_if_due(self) -> None:
+        """Add the current weights to the pool every `frequency` frames."""
+        if self.learner.clock.frame < self.taken * self.frequency or self.stop_requested():
+            return
+        self.beat(EVALUATING)
+        policy = self.learner.agent.policy
+        snapshot = Snapshot(self.taken, self.learner.clock.frame, self._policy(policy.weights(), policy.explore_var))
+        self._rate(snapshot)
+        self.taken += 1
+        self.pool.append(snapshot)
+        if len(self.pool) > self.spec.pool:
+            gone = self.pool.pop(0)
+            self._replace(gone.index)
+
+    def _replace(self, index: int) -> None:
+        """Let the oldest snapshot continue the running games of one that has left the pool."""
+        self.opponent_E[self.opponent_E == index] = self.pool[0].index
+
+    def _policy(self, weights: dict[str, torch.Tensor], explore_var: float) -> Policy:
+        policy = self._build(self.rng)
+        policy.load_weights(weights)
+        policy.explore_var = explore_var
+        return policy
+
+    def _rate(self, snapshot: Snapshot) -> None:
+        """Rate a snapshot by games against random actions, the previous snapshot, and up to two others, evenly spaced over the pool."""
+        games = self.spec.rating_games
+        if not games:
+            return
+        others = self.pool[:-1]
+        places = np.linspace(0, len(others) - 1, min(_RATED_AGAINST, len(others))).astype(int).tolist()
+        opponents: list[Snapshot | None] = [None, *([self.pool[-1]] if self.pool else []), *(others[place] for place in places)]
+        self.env.normalizers.copy_obs_statistics(self.learner.normalizers.state_dict())
+        scores = [match(self.env, snapshot.policy, None if one is None else one.policy, games, self.beat) for one in opponents]
+        ratings = [0.0 if one is None else one.rating.elo for one in opponents]
+        snapshot.rating = rate([sum(one) for one in scores], [len(one) for one in scores], ratings, ratings[min(1, len(ratings) - 1)])
+        found: dict[str, float] = {"elo": snapshot.rating.elo, "elo_se": snapshot.rating.error}
+        found |= {name: float(np.mean(one)) for name, one in zip(SELF_PLAY_COLUMNS[2:], scores, strict=False)}
+        for path, player in self.fixed.items():
+            found[score_column(path)] = float(np.mean(match(self.env, snapshot.policy, player, games, self.beat)))
+        self.rated = found
+        if self.sink is not None:
+            columns = ("frame", "snapshot", *SELF_PLAY_COLUMNS, *map(score_column, self.fixed))
+            values = {"frame": snapshot.frame, "snapshot": snapshot.index, **found}
+            self.sink.append(self.session, "elo", columns, {column: values.get(column) for column in columns})
+
+    def report(self) -> dict[str, float]:
+        """Return the rating of the newest snapshot and its scores; empty without ratings."""
+        return self.rated
+
+    def close(self) -> None:
+        """Release the env."""
+        self.env.close()
+
+    def state_dict(self, episodes: bool) -> dict[str, Any]:
+        """Return pool, ratings and random stream; with `episodes`, also who plays in the running games."""
+        state = {
+            "rng": generator_state(self.rng),
+            "taken": self.taken,
+            "rated": self.rated,
+            "pool": [snapshot.state_dict() for snapshot in self.pool],
+            "env": self.env.state_dict(),
+        }
+        if episodes:
+            hidden = None if self._state_N is None else torch.from_numpy(self._state_N.copy())
+            state["games"] = {"opponent": self.opponent_E.tolist(), "player": self.player_E.tolist(), "state": hidden}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_generator_state(self.rng, state["rng"])
+        self.taken, self.rated = int(state["taken"]), dict(state["rated"])
+        self.pool = [
+            Snapshot(
+                int(one["index"]), int(one["frame"]), self._policy(one["weights"], one["explore_var"]), Rating(*one["rating"]), one["score"]
+            )
+            for one in state["pool"]
+        ]
+        self.env.load_state_dict(state["env"])
+        self.env.resume()
+
+    def load_games(self, state: dict[str, Any]) -> None:
+        """Load who plays in the running games."""
+        games = state["games"]
+        self.opponent_E[:], self.player_E[:] = games["opponent"], games["player"]
+        self._state_N = None if games["state"] is None else games["state"].numpy()
+
+
+def build_player(path: str, env: Env, rng: np.random.Generator) -> Player:
+    """Build a scripted player, "package.module:Class" called with (EnvInfo, random stream). Raises SpecError if it cannot be built."""
+    try:
+        player: Player = import_class(path, Player)(env.info, rng)
+    except ExtensionError as error:
+        reason = str(error)
+    except Exception as error:
+        reason = f"{path} cannot be built for {env.name}: {type(error).__name__}: {error}"
+    else:
+        return player
+    raise SpecError(env.name, [Problem("meta.self_play.fixed_opponents", reason)])
+
+
+def match(
+    env: Env, policy: Policy, opponent: Policy | Player | None, games: int, beat: Beat = no_beat, deterministic: bool = False
+) -> list[float]:
+    """Return the scores of a policy in `games` games or more, one per env, in which it plays for each agent in turn.
+
+    Args: opponent: plays for the other agents: a policy, a scripted player, or None: uniformly random actions. deterministic: the policy
+    takes its most probable actions.
+    """
+    A, E = len(env.info.agents), env.info.frames
+    scores: list[float] = []
+    while len(scores) < games:
+        player_E = (np.arange(E) + len(scores) // E) % A
+        own_N = (player_E[:, None] == np.arange(A)).ravel()
+        scores += _play_games(env, policy, opponent, own_N, beat, deterministic)
+    return scores
+
+
+def _play_games(
+    env: Env, policy: Policy, opponent: Policy | Player | None, own_N: np.ndarray, beat: Beat, deterministic: bool
+) -> list[float]:
+    """Play one game in each env; `policy` acts for the rows own_N, bool [N]. Return its scores."""
+    A, obs_N = len(env.info.agents), env.reset()
+    state_N = policy.initial_state(len(own_N))
+    return_N, over_N = np.zeros(len(own_N)), np.zeros(len(own_N), np.bool_)
+    while not over_N.all():
+        beat(EVALUATING)
+        action_N = env.sample()
+        for one, rows_N in ((policy, own_N), (opponent, ~own_N)):
+            acting_N = rows_N & ~over_N if env.acts_N is None else rows_N & ~over_N & env.acts_N
+            rows = np.flatnonzero(acting_N)
+            if isinstance(one, Policy) and len(rows):
+                out = one.act(obs_N[rows], None if state_N is None else state_N[rows], deterministic and one is policy)
+                action_N[rows] = one.env_action(out.action_N)
+                if state_N is not None:
+                    state_N[rows] = out.state_N
+            elif one is not None and len(rows):
+                action_N[rows] = one.act(obs_N[rows])
+        step = env.step(action_N)
+        for episode in step.episodes:
+            if not over_N[episode.env]:
+                return_N[episode.env], over_N[episode.env] = episode.total_reward, True
+        obs_N = step.obs_N
+    player_E = own_N.reshape(-1, A).argmax(axis=1)
+    return [game_score(returns_A, int(player)) for returns_A, player in zip(return_N.reshape(-1, A), player_E, strict=True)]

@@ -1,0 +1,158 @@
+"""Small envs with PettingZoo's interfaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv, ParallelEnv
+
+NAMES = ["a", "b", "c"]
+
+
+class Countdown(ParallelEnv):
+    """Agent number i ends after `ends[i]` steps. Observations: number of the agent, steps so far, a number drawn at the reset.
+
+    Rewards: 10 · (number of the agent + 1) + action. The last agent comes after `comes` steps.
+    """
+
+    metadata: dict[str, Any] = {"name": "countdown"}
+
+    def __init__(self, ends: tuple[int, ...] = (1, 3, 3), masks: bool = False, state: bool = False, comes: int = 0) -> None:
+        self._comes = comes
+        self.possible_agents = NAMES[: len(ends)]
+        self._ends, self._masks, self._has_state = ends, masks, state
+        self.faults: dict[str, Any] = {}
+        self.rng = np.random.default_rng()
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1e3, 1e3, (3,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def _seen(self) -> dict[str, Any]:
+        return {name: np.array([NAMES.index(name), self.steps, self.drawn], np.float32) for name in self.agents}
+
+    def _infos(self) -> dict[str, Any]:
+        masks = {name: {"action_mask": np.array([1, 0, NAMES.index(name) > 0])} for name in self.agents}
+        return masks if self._masks else {name: {"steps": self.steps} for name in self.agents}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.agents = self.possible_agents[: -1 if self._comes else None]
+        self.steps, self.drawn = 0, int(self.rng.integers(100))
+        return self._seen(), self._infos()
+
+    def state(self) -> np.ndarray:
+        if not self._has_state:
+            return super().state()
+        return np.array([self.steps, self.drawn], np.float32)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert list(actions) == self.agents
+        self.steps += 1
+        rewards = {name: 10 * (NAMES.index(name) + 1) + action for name, action in actions.items()}
+        if self.steps == self._comes:
+            self.agents = [*self.agents, self.possible_agents[-1]]
+        terminated = {name: self.steps == self._ends[NAMES.index(name)] for name in self.agents}
+        outcome = [self._seen(), rewards, terminated, dict.fromkeys(self.agents, False), self._infos()]
+        self.agents = [name for name in self.agents if not terminated[name]]
+        for index, part in self.faults.items():
+            if index == "agents":
+                self.agents = part
+            else:
+                outcome[int(index)].update(part)
+                outcome[int(index)] = {name: value for name, value in outcome[int(index)].items() if value is not ...}
+        return tuple(outcome)
+
+
+class Shorter(Countdown):
+    """Countdown whose last agent has other actions."""
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3 if agent != self.possible_agents[-1] else 4)
+
+
+class Numbered(ParallelEnv):
+    """Agents 0 and 1, whose rewards are their actions."""
+
+    metadata: dict[str, Any] = {"name": "numbered"}
+    possible_agents = (0, 1)
+
+    def observation_space(self, agent: int) -> spaces.Space[Any]:
+        return spaces.Box(0, 1, (1,), np.float32)
+
+    def action_space(self, agent: int) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return {name: np.zeros(1, np.float32) for name in self.agents}, {}
+
+    def step(self, actions: dict[int, int]) -> Any:
+        over = dict.fromkeys(actions, False)
+        return {name: np.zeros(1, np.float32) for name in actions}, actions, over, over, {}
+
+
+class Turns(AECEnv):
+    """Agents act in the order of `order`. The sum of the actions is 4 or more: the agent that acted gets 1, the others −1, and all end.
+
+    An action 0 ends the agent that took it, if `leaves`. Observations: the sum and the number of the agent; the mask allows 1 and 2, and 0
+    if `leaves`.
+    """
+
+    metadata: dict[str, Any] = {"name": "turns"}
+
+    def __init__(self, order: str = "abb", leaves: bool = False) -> None:
+        self.possible_agents = sorted(set(order))
+        self._order, self._leaves = order, leaves
+        self.selected: str | None = None
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        mask = spaces.Box(0, 1, (3,), np.int8)
+        return spaces.Dict(action_mask=mask, observation=spaces.Box(-1e3, 1e3, (2,), np.float32))
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def observe(self, agent: str) -> Any:
+        mask = np.array([self._leaves, 1, 1], np.int8) if agent == self.agent_selection else np.zeros(3, np.int8)
+        return {"observation": np.array([self.total, NAMES.index(agent)], np.float32), "action_mask": mask}
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.total, self._turn = list(self.possible_agents), 0, 0
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self._cumulative_rewards, self.infos = dict.fromkeys(self.agents, 0.0), {name: {} for name in self.agents}
+        self.agent_selection = self._order[0]
+
+    def step(self, action: int | None) -> None:
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self.total += action
+        over = self.total >= 4
+        self.rewards = {name: 0.0 if not over else 1.0 if name == agent else -1.0 for name in self.agents}
+        if over:
+            self.terminations = dict.fromkeys(self.agents, True)
+        elif action == 0:
+            self.terminations[agent] = True
+        self._next()
+        self._deads_step_first()
+        self.agent_selection = self.selected or self.agent_selection
+
+    def _next(self) -> None:
+        while True:
+            self._turn = (self._turn + 1) % len(self._order)
+            name = self._order[self._turn]
+            if name in self.agents and (not self.terminations[name] or all(self.terminations.values())):
+                self.agent_selection = name
+                return
+
+
+def not_an_env() -> object:
+    return object()

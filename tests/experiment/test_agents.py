@@ -1,0 +1,238 @@
+"""Training with several agents: transitions of agents that act in turn, one agent as usual, exact resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slm_lab import Session, load_spec
+from slm_lab.experiment.collect.turns import Turns
+from slm_lab.experiment.training.self_play import game_score, rate
+from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
+from slm_lab.spec.report import SpecError
+from tests.experiment.small_runs import CARTPOLE, MLP, RECURRENT, REPLAYING, ROLLOUT, run
+from tests.resume.runs import bundle, differing, train
+from tests.resume.runs import rows as table
+
+DUEL = {"backend": "tests.env.turn_games:Duel"}
+TIMES = ("wall_t", "fps")
+
+
+def vec_step(
+    reward: list[float], acts: list[bool], ended: list[bool] | None = None, valid: list[bool] | None = None, obs: float = 0.0
+) -> VecStep:
+    """Return a step of two rows that terminates some of them; `obs`: their observation."""
+    over_N = np.array(ended or [False, False])
+    obs_N = np.full((2, 1), obs, np.float32)
+    valid_N = np.array(valid or [True, True])
+    return VecStep(np.array(reward, np.float32), over_N, over_N & False, obs_N, obs_N, over_N, valid_N, [], np.array(acts))
+
+
+def acted(*, rows: list[bool]) -> np.ndarray:
+    return np.array(rows)
+
+
+def out_of(left: int, right: int) -> ActOut:
+    return ActOut(np.array([left, right]), np.array([-0.1, -0.2], np.float32), None, 7)
+
+
+def test_a_reward_belongs_to_the_last_move_before_it() -> None:
+    """left moves, right moves (left receives 0.5), left moves and wins: right's only transition ends with −1."""
+    turns, first_N = Turns(2, 0), np.array([True, True])
+    obs = [np.full((2, 1), float(t), np.float32) for t in range(3)]
+
+    *_, none = turns.advance(obs[0], first_N, None, out_of(1, 0), vec_step([0.0, 0.0], [False, True], obs=1.0), acted(rows=[True, False]))
+    assert not none.valid_N.any()
+
+    seen, first, _, out, step = turns.advance(
+        obs[1], ~first_N, None, out_of(0, 2), vec_step([0.5, 0.0], [True, False], obs=2.0), acted(rows=[False, True])
+    )
+    assert step.valid_N.tolist() == [True, False]
+    assert (seen[0, 0], bool(first[0]), out.action_N[0], step.reward_N[0], step.last_obs_N[0, 0]) == (0.0, True, 1, 0.5, 2.0)
+    assert not step.terminated_N.any()
+
+    last = vec_step([1.0, -1.0], [False, True], ended=[True, True], obs=3.0)
+    seen, _, _, out, step = turns.advance(obs[2], ~first_N, None, out_of(1, 0), last, acted(rows=[True, False]))
+    assert step.valid_N.tolist() == step.terminated_N.tolist() == [True, True]
+    assert step.reward_N.tolist() == [1.0, -1.0]
+    assert seen[:, 0].tolist() == [2.0, 1.0]
+    assert out.action_N.tolist() == [1, 2]
+    assert not turns.open_N.any()
+
+
+def test_rewards_before_the_first_move_and_dummy_rows_belong_to_no_transition() -> None:
+    turns = Turns(2, 0)
+    obs_N, first_N = np.zeros((2, 1), np.float32), np.array([True, True])
+    *_, step = turns.advance(
+        obs_N, first_N, None, out_of(1, 1), vec_step([0.0, 5.0], [True, True], valid=[True, False]), acted(rows=[True, True])
+    )
+    assert step.valid_N.tolist() == [True, False]
+    *_, step = turns.advance(obs_N, first_N, None, out_of(1, 1), vec_step([1.0, 2.0], [True, True]), acted(rows=[False, True]))
+    assert (step.valid_N.tolist(), step.reward_N[1]) == ([False, True], 2.0)
+
+
+def test_rows_of_agents() -> None:
+    info = EnvInfo(6, ObservationSpace((1,)), ActionSpace("discrete", (2,)), agents=("a", "b", "c"))
+    assert info.frames == 2
+    assert info.rows_of(("b",)).tolist() == [1, 4]
+    assert info.rows_of(("c", "a")).tolist() == [0, 2, 3, 5]
+
+
+def rows(body: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    """Return the rows of a run, without times."""
+    result = Session(load_spec({"run": {**body, "env": {**body["env"], **changes}}}, "run")).run()
+    return [{key: value for key, value in row.items() if key not in TIMES} for row in result.rows]
+
+
+BATCH, PLAIN = {"name": "OnPolicyBatchReplay"}, {**MLP, "update_type": None, "polyak_coef": None}
+ONE_AGENT = {
+    "PPO": run(CARTPOLE, {"name": "PPO", **ROLLOUT}, PLAIN, BATCH, normalize_obs=True),
+    "A2C": run(CARTPOLE, {"name": "ActorCritic", "training_frequency": 8}, PLAIN, BATCH),
+    "REINFORCE": run(CARTPOLE, {"name": "Reinforce"}, PLAIN, {"name": "OnPolicyReplay"}),
+    "DQN": run(CARTPOLE, {"name": "DQN", **REPLAYING}),
+    "recurrent PPO": run(CARTPOLE, {"name": "PPO", **ROLLOUT}, {**RECURRENT, "update_type": None, "polyak_coef": None}, BATCH),
+    "recurrent DQN": run(CARTPOLE, {"name": "DQN", **REPLAYING}, RECURRENT),
+    "SIL": run(CARTPOLE, {"name": "SIL"}, PLAIN, {"name": "OnPolicyReplay"}),
+}
+
+
+@pytest.mark.parametrize("name", ONE_AGENT)
+def test_one_agent_learns_as_in_an_env_with_one_agent(name: str) -> None:
+    """Rows are equal to the digit: storage, order of random draws, losses, statistics."""
+    body = ONE_AGENT[name]
+    assert rows(body, backend="sync") == rows(body, backend="tests.env.turn_games:OneAgent")
+
+
+@pytest.mark.parametrize("name", list(ONE_AGENT))
+def test_every_algorithm_learns_a_game_of_turns(name: str) -> None:
+    body = ONE_AGENT[name]
+    found = rows({**body, "env": {**body["env"], "max_frame": 1200}}, **DUEL)
+    assert found[-1]["frame"] == 1200
+    assert found[-1]["opt_step"] > 0
+    assert np.isfinite(found[-1]["loss"])
+
+
+SELF_PLAY = {"pool": 2, "snapshot_frequency": 300, "opponent": "prioritized", "rating_games": 4}
+
+
+def duel(algorithm: str = "PPO", frames: int = 1200, **self_play: Any) -> dict[str, Any]:
+    body = ONE_AGENT[algorithm]
+    env = {**body["env"], **DUEL, "max_frame": frames, "normalize_obs": False}
+    return {**body, "env": env, "meta": {**body["meta"], "self_play": {**SELF_PLAY, **self_play}}}
+
+
+def test_a_rating_has_the_highest_likelihood() -> None:
+    """30.5 points in 40 games against a rating of 100, and the draw of the prior against 0."""
+    rating = rate([30.5], [40], [100.0])
+    expected = [1.0 / (1.0 + 10.0 ** ((other - rating.elo) / 400.0)) for other in (100.0, 0.0)]
+    assert 40 * expected[0] + expected[1] == pytest.approx(31.0)
+    information = 40 * expected[0] * (1 - expected[0]) + expected[1] * (1 - expected[1])
+    assert rating.error == pytest.approx(400.0 / np.log(10.0) / np.sqrt(information))
+    assert rate([0.5], [1], [250.0], 250.0).elo == pytest.approx(250.0)
+    assert 0 < rate([40.0], [40], [0.0]).elo < 2_000
+
+
+def test_the_score_of_a_game() -> None:
+    assert game_score(np.array([1.0, -1.0]), 0) == 1.0
+    assert game_score(np.array([0.0, 0.0]), 1) == 0.5
+    assert game_score(np.array([1.0, 2.0, 0.0]), 0) == 0.5
+
+
+def test_self_play_rates_snapshots_and_keeps_the_newest() -> None:
+    session = Session(load_spec({"run": duel()}, "run")).build()
+    result = session.run()
+    assert result.rows[-1]["elo"] is not None
+    assert session.parts.self_play is not None
+    assert [snapshot.frame for snapshot in session.parts.self_play.pool] == [600, 900]
+
+
+def test_a_policy_learns_only_from_its_own_moves_against_snapshots() -> None:
+    """With every game against a snapshot, half of the moves are the policy's."""
+    session = Session(load_spec({"run": duel(past_fraction=1.0)}, "run")).build()
+    algorithm, counts = session.agent.algorithm, []
+    learn = algorithm.learn
+
+    def counted(rollout: Any) -> Any:
+        counts.append(int(rollout.valid_TN.sum()))
+        return learn(rollout)
+
+    algorithm.learn = counted
+    session.run()
+    assert 0.35 < np.mean(counts) / (2 * 16) < 0.65
+
+
+def test_stopped_and_continued_self_play_equals_straight(tmp_path: Path) -> None:
+    """Rows, ratings, pool, running games and weights."""
+    spec = load_spec({"run": duel()}, "run")
+    _, one = train(spec, tmp_path / "straight")
+    _, other = train(spec, tmp_path / "stopped", (334, 556))
+    assert table(one.session_df(0)) == table(other.session_df(0))
+    assert len(table(one.elo(0))) == 4
+    assert table(one.elo(0)) == table(other.elo(0))
+    assert differing(bundle(one), bundle(other)) == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ({"env": {"name": CARTPOLE, "max_frame": 600}, "meta": {"self_play": {}}}, "meta.self_play"),
+        ({"env": {"name": CARTPOLE, "max_frame": 6000, **DUEL}, "meta": {"sampler": {"num_workers": 1}}}, "meta.sampler"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_by_its_path(keys: dict[str, Any], path: str) -> None:
+    spec = load_spec({"run": {"agent": {"algorithm": {"name": "PPO"}}, **keys}}, "run")
+    with pytest.raises(SpecError) as error:
+        Session(spec).build()
+    assert [problem.path for problem in error.value.problems] == [path]
+
+
+def two_policies(**policies: list[str]) -> dict[str, Any]:
+    body = duel()
+    del body["meta"]["self_play"]
+    body["meta"] |= {"eval_episodes": 2}
+    return {**body, "agent": {**body["agent"], "policies": policies}}
+
+
+def test_two_policies_learn_from_the_moves_of_their_agents(tmp_path: Path) -> None:
+    """Each has its table and its weights; in a game for two with one winner, their returns are opposite."""
+    spec = load_spec({"run": two_policies(first=["left"], second=["right"])}, "run")
+    _, paths = train(spec, tmp_path / "run")
+    one, other = (table(paths.session_df(i)) for i in range(2))
+    assert len(one) == len(other) >= 9
+    assert all(float(a["return_new"]) == -float(b["return_new"]) for a, b in zip(one, other, strict=True))
+    assert [int(row["opt_step"]) for row in one] == [int(row["opt_step"]) for row in other]
+    assert float(one[-1]["loss"]) != float(other[-1]["loss"])
+    first, second = (table(paths.session_df(i, "eval")) for i in range(2))
+    assert [float(row["return_new"]) for row in first] == [-float(row["return_new"]) for row in second]
+
+
+def test_stopped_and_continued_policies_equal_straight(tmp_path: Path) -> None:
+    spec = load_spec({"run": two_policies(first=["left"], second=["right"])}, "run")
+    _, one = train(spec, tmp_path / "straight")
+    _, other = train(spec, tmp_path / "stopped", (334, 556))
+    for i in range(2):
+        assert table(one.session_df(i)) == table(other.session_df(i))
+        assert table(one.session_df(i, "eval")) == table(other.session_df(i, "eval"))
+    assert differing(bundle(one), bundle(other)) == []
+
+
+@pytest.mark.parametrize(
+    ("policies", "path"),
+    [
+        ({"first": ["left"]}, "agent.policies"),
+        ({"first": ["left"], "second": ["rigth"]}, "agent.policies.second[0]"),
+    ],
+)
+def test_policies_must_fit_the_agents(policies: dict[str, list[str]], path: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Session(load_spec({"run": two_policies(**policies)}, "run")).build()
+    assert [problem.path for problem in error.value.problems] == [path]
+
+
+def test_an_agent_has_one_policy() -> None:
+    with pytest.raises(SpecError) as error:
+        load_spec({"run": two_policies(first=["left"], second=["right", "left"])}, "run")
+    assert [problem.path for problem in error.value.problems] == ["agent.policies.second[1]"]

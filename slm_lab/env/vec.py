@@ -207,7 +207,13 @@ class Env:
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
         for row in np.flatnonzero(invalid_N)[:1]:
-            reraise(InvalidReward(f"step returned the reward {reward_N[row]}; expected a finite number"), int(row))
+            env, agent = self._agent_of(int(row))
+            reraise(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
+
+    def _agent_of(self, row: int) -> tuple[int, str]:
+        """Return the index of the env of a row, and the name of its agent as part of a message, "" if there is one agent."""
+        agents = self.info.agents
+        return (row // len(agents), f" for {agents[row % len(agents)]}") if agents else (row, "")
 
     def _episode_end_step(self, raw: RawStep, obs: np.ndarray, ended: bool) -> VecStep:
         """Return the VecStep of a step in which an episode ended, a life may have been lost, or some rows are dummies."""
@@ -251,8 +257,9 @@ class Env:
         self._valid_NA = obs[:, self._mask] != 0
         found_N = has_action(self._valid_NA, self.info.action.nvec)
         if 0 in found_N.tobytes():
-            message = "the action mask has no valid action; at least one must be 1 until the episode ends"
-            reraise(InvalidOutcome(message), int(found_N.argmin()))
+            env, agent = self._agent_of(int(found_N.argmin()))
+            message = f"the action mask{agent} has no valid action; at least one must be 1 until the episode ends"
+            reraise(InvalidOutcome(message), env)
 
     def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
         """Make every action valid in those of these rows, where an episode has ended, whose mask is empty: no action follows there.

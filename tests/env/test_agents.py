@@ -10,6 +10,7 @@ import pytest
 from slm_lab.env import make_env
 from slm_lab.env.backend import EnvRequest, RawStep
 from slm_lab.env.native_backends import EnvPool, EnvPoolAgents
+from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.spec.compat.env_ids import pool_envs
 from slm_lab.spec.models.env import EnvSpec
 from tests.packages import needs
@@ -225,3 +226,19 @@ def test_every_game_continues(name: str) -> None:
         assert (game(name).rng_states(), game(name).episode_state()) == (None, None)
     else:
         continued(name, 150)
+
+
+def test_errors_name_env_and_agent() -> None:
+    """The second agent of the second env returns a reward that is not finite."""
+    env = make_env(EnvSpec(name="CartPole-v1", backend="tests.env.turn_games:Duel", num_envs=2, max_frame=100), 0)
+    env.reset()
+    step = env._backend.step
+
+    def broken(action: np.ndarray) -> RawStep:
+        raw = step(action)
+        raw.reward_N[3] = np.nan
+        return raw
+
+    env._backend.step = broken  # type: ignore[method-assign]
+    with pytest.raises(InvalidOutcome, match=r"env 1.*nan for right"):
+        env.step(np.zeros(4, np.int64))

@@ -12,6 +12,7 @@ import numpy as np
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.plan import Stop, UserError
 from slm_lab.experiment.report.baseline import Baseline, known_baseline, measure_baseline
+from slm_lab.experiment.report.elo import draw_elo
 from slm_lab.experiment.report.metrics import (
     SESSION_METRICS,
     Scalars,
@@ -96,6 +97,7 @@ def analyze_trial(
     with writer.drawing():
         draw_tables(writer, trial.run, trial.labels)
         draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
+        draw_elo(writer, trial.run, trial.labels)
     if baseline is None and trial.successful_tables and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
         if mean_return is not None:

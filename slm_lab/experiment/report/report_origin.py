@@ -135,6 +135,7 @@ def files(run: Run) -> list[dict[str, str]]:
         found += [(f"log: {paths.session_log(session, t).name}", paths.session_log(session, t))]
         found += [(f"timeline of the processes of session {session}", paths.timeline_graph(session, "html", t))]
         found += [(f"population-based training, session {session}", paths.session_graph(session, "pbt", "html", t=t))]
+    found += [("Elo ratings", paths.trial_graph("elo", "html", t))]
     found += [("spec", paths.spec), ("metrics", paths.trial_metrics(t))]
     return [{"label": label, "href": path.relative_to(paths.root).as_posix()} for label, path in found if path.is_file()]
 

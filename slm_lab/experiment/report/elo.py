@@ -33,7 +33,10 @@ def elo_figure(tables: Mapping[int, Snapshots], title: str, x_label: str = "fram
     ratings = Panel("Elo", lines, x_label=x_label, band="±1 standard error", height=200)
     columns = [name for name in next(iter(tables.values())) if name.startswith("score_")]
     fixed = [name for name in columns if name not in _SCORES]
-    colours = {**_SCORES, **{name: (f"against {name.removeprefix('score_')}", _FIXED_COLOURS[i % len(_FIXED_COLOURS)]) for i, name in enumerate(fixed)}}
+    colours = {
+        **_SCORES,
+        **{name: (f"against {name.removeprefix('score_')}", _FIXED_COLOURS[i % len(_FIXED_COLOURS)]) for i, name in enumerate(fixed)},
+    }
     scores = [_mean_score(list(tables.values()), name, *colours[name]) for name in columns]
     panel = Panel("score", [line for line in scores if len(line.curve.frame)], x_label, (0.0, 1.0), height=150)
     note = "Elo 0: random actions. Score per game: 1 won, 0.5 drawn, 0 lost"

@@ -97,7 +97,8 @@ def analyze_trial(
     with writer.drawing():
         draw_tables(writer, trial.run, trial.labels)
         draw_sampler(writer, trial.run, trial.labels, spec.meta.sampler)
-        draw_elo(writer, trial.run, trial.labels)
+        if spec.meta.self_play is not None:
+            draw_elo(writer, trial.run, trial.labels)
     if baseline is None and trial.successful_tables and trial.has_returns and not trial.stop_requested:
         mean_return = measure_baseline(spec.env, stop)
         if mean_return is not None:

@@ -124,6 +124,8 @@ def half(early: float, late: float) -> list[float]:
 
 
 POOR = {"current_return": 22.0, "current_return_se": 2.0}
+RATED: dict[str, Values] = {"elo_se": 30.0, "current_return": 0.0}
+SELF_PLAY = {"meta.self_play": {}}
 CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values], dict[str, Any]]] = {
     # rule: kind, columns and settings that fire, and those that just do not
     "discount": ("ppo", {}, {f"{ALGORITHM}.gamma": 0.89}, {}, {f"{ALGORITHM}.gamma": 0.91}),
@@ -168,9 +170,32 @@ CASES: dict[str, tuple[str, dict[str, Values], dict[str, Any], dict[str, Values]
     "critic": ("ppo", {"explained_variance": 0.04} | POOR, {}, {"explained_variance": half(0.06, -5.0)} | POOR, {}),
     "learning_rate": ("ppo", {"lr": [1e-3] * 13 + [1e-4] * 7}, {}, {"lr": [1e-3] * 15 + [1e-4] * 5}, {}),
     "baseline": ("ppo", {"current_return": 34.0}, {}, {"current_return": 35.0}, {}),
+    "rating": ("ppo", {"elo": [10.0] + [94.0] * 19, **RATED}, SELF_PLAY, {"elo": [10.0] + [96.0] * 19, **RATED}, SELF_PLAY),
     "bottleneck": ("appo", {"rollout_busy": 0.76, "learner_busy": 0.24}, {}, {"rollout_busy": 0.74, "learner_busy": 0.24}, {}),
     "episodes": ("ppo", {"epi": list(range(20))}, {}, {"epi": list(range(1, 21))}, {}),
 }
+
+
+@pytest.mark.parametrize(
+    ("elo", "rules"),
+    [
+        ([0.0] * 19 + [59.0], {"baseline", "rating"}),  # two standard errors above random actions
+        ([0.0] * 10 + [300.0] * 10, set()),
+        ([0.0] * 9 + [400.0] + [200.0] * 10, {"rating"}),  # it has fallen by more than 4 · √2 · 30
+    ],
+)
+def test_in_self_play_the_rating_is_judged_and_not_the_return(elo: list[float], rules: set[str], tmp_path: Path) -> None:
+    """The return is about 0 whatever is learned, and the longest game has the same length in all rows."""
+    columns = {"elo": elo, **RATED, "epi_len_max": 42.0, "explained_variance": 0.0}
+    run = make_run(tmp_path, columns, sets=SELF_PLAY, others=0)
+    run.paths.trial_metrics().write_text(json.dumps({"random_baseline": 0.0, "status": "done"}))
+    found = {finding.rule for finding in diagnose(run)} - {"seeds", "critic"}
+    assert found == rules
+
+
+def test_returns_against_policies_that_learn_are_not_judged(tmp_path: Path) -> None:
+    run = make_run(tmp_path, {"current_return": 22.0}, sets={"agent.policies": {"good": ["a"], "evil": ["b"]}}, others=1)
+    assert of_rule(diagnose(run), "baseline") is None
 
 
 def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:

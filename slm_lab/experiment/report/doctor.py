@@ -30,7 +30,7 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(rules.replay_ratio, rules.policy_lag, rules.staleness),
     *(learning.clipping, learning.entropy_high, learning.dead_units, learning.large_updates, learning.small_updates),
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
-    *(rules.baseline, rules.bottleneck, rules.episodes),
+    *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
 )
 """The rules of one session, causes before symptoms: findings of one severity are ranked in this order."""
 TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)

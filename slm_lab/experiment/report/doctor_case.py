@@ -16,6 +16,7 @@ from slm_lab.experiment.files import bundle
 from slm_lab.experiment.report.baseline import known_baseline
 from slm_lab.experiment.report.metrics import Curve, Table, curve
 from slm_lab.experiment.report.run import ALL_WORKERS, Run
+from slm_lab.spec.compat.env_ids import pool_envs
 from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.env import EnvSpec
 
@@ -115,6 +116,15 @@ class Case:
         value = self.settings.get(path)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
 
+    @cached_property
+    def has_opponents(self) -> bool:
+        """Whether other agents of the env learn too, as far as the spec shows, so that returns depend on them."""
+        pool = pool_envs().get(str(self.setting("env.name")))
+        policies = self.run.spec.get("agent", {}).get("policies")
+        return (
+            self.run.spec.get("meta", {}).get("self_play") is not None or len(policies or ()) > 1 or (pool is not None and pool.players > 1)
+        )
+
     @property
     def optim_path(self) -> str:
         """Path of the optimizer that steps the policy."""
@@ -211,6 +221,15 @@ class Session:
         found = curve(table, "current_return_se")
         late = found.value[found.frame >= self.returns.frames[0]]
         return float(np.mean(late)) if len(late) else 0.0
+
+    def require_own_return(self) -> None:
+        """Raise NotApplicable if the return depends on opponents that learn too, and says nothing about the progress of the agent."""
+        concerns(not self.case.has_opponents, "returns depend on opponents that learn too")
+
+    @property
+    def rating_error(self) -> float:
+        """Standard error of the Elo rating in self-play, the median over the second half."""
+        return self.second_half("elo_se").median
 
     def require_progress(self) -> None:
         """Raise NotMeasured before half of the frames of the run: what is poor early may be usual."""

@@ -66,14 +66,23 @@ def learning_rate_of(session: Session) -> tuple[str, float]:
 
 
 def is_at_baseline(session: Session) -> bool:
-    """Whether the return at the end is that of a random agent or lower, within two standard errors or 5 %."""
+    """Whether the return at the end is that of a random agent or lower, within two standard errors or 5 %.
+
+    In self-play: whether the Elo rating at the end is that of random actions, which is 0, or lower, within two standard errors.
+    """
     session.require_progress()
+    if "elo" in session.table:
+        return float(session.column("elo").curve.value[-1]) <= 2.0 * session.rating_error
+    session.require_own_return()
     margin = max(2.0 * session.return_error, 0.05 * abs(session.case.baseline))
     return max(session.returns.median, float(session.returns.curve.value[-1])) <= session.case.baseline + margin
 
 
 def is_poor(session: Session) -> bool:
-    """Whether the return at the end is at most half of the way from that of a random agent to the best of the run."""
+    """Whether the return at the end, in self-play the Elo rating, is at most half of the way from that of a random agent to the best."""
+    if "elo" in session.table:
+        ratings = session.column("elo").curve.value
+        return is_at_baseline(session) or float(ratings[-1]) < 0.5 * float(ratings.max())
     rows = session.column("current_return").curve.value
     base = session.case.baseline
     return is_at_baseline(session) or session.returns.median < base + 0.5 * (float(rows.max()) - base)

@@ -76,6 +76,7 @@ def truncation(session: Session) -> Finding | None:
 
     The value after the end is then taken for 0, although the episode would have gone on. Pardo et al. 2018 (arXiv:1712.00378).
     """
+    concerns(not session.case.has_opponents, "a game ends by its rules")
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
     limit = float(longest.curve.value.max())
     share = float(np.mean(longest.curve.value == limit))
@@ -248,7 +249,7 @@ def staleness(session: Session) -> Finding | None:
 
 
 def baseline(session: Session) -> Finding | None:
-    """The return at the end is that of a random agent, within two standard errors or 5 %.
+    """The return at the end is that of a random agent, within two standard errors or 5 %; in self-play the Elo rating is.
 
     Henderson et al. 2018 (arXiv:1709.06560): compare with a baseline before anything else.
     """
@@ -257,14 +258,49 @@ def baseline(session: Session) -> Finding | None:
     if not is_at_baseline(session):
         return None
     frames = session.case.number("env.max_frame", session.last_frame)
+    in_self_play = "elo" in session.table
     return Finding(
         "The agent is no better than a random one",
         "problem",
-        f"return {number_text(session.returns.median)} at the end; a random agent has {number_text(session.case.baseline)}",
+        f"Elo rating {_last_rating(session)} at the end; random actions have 0"
+        if in_self_play
+        else f"return {number_text(session.returns.median)} at the end; a random agent has {number_text(session.case.baseline)}",
         "first change what the findings above name; otherwise train for longer",
         "env.max_frame",
         int(4 * frames),
         frames=session.returns.frames,
+    )
+
+
+def _last_rating(session: Session) -> str:
+    return f"{session.column('elo').curve.value[-1]:.0f} ± {session.rating_error:.0f}"
+
+
+def rating(session: Session) -> Finding | None:
+    """In self-play, the Elo rating at the end is not above that of the first snapshot, or it has fallen, by more than chance.
+
+    Silver et al. 2018 (arXiv:1712.01815), figure 1: the rating rises during training; Vinyals et al. 2019 (AlphaStar): against the latest
+    opponent alone, strategies can be forgotten and learned again in cycles.
+    """
+    session.require_progress()
+    ratings, error = session.column("elo"), math.sqrt(2.0) * session.rating_error
+    last = session.column("elo", 0.75).median
+    peak_frame, peak = ratings.peak
+    rises, falls = last > ratings.curve.value[0] + 2.0 * error, last < peak - 4.0 * error
+    if rises and not falls:
+        return None
+    frames = session.case.number("env.max_frame", session.last_frame)
+    only_latest = session.case.setting("meta.self_play.opponent") == "latest"
+    return Finding(
+        "The rating falls" if falls else "The rating does not rise",
+        "warning",
+        f"Elo rating {last:.0f} in the last quarter; {peak:.0f} at frame {peak_frame:,}"
+        if falls
+        else f"Elo rating {last:.0f} in the last quarter, {ratings.curve.value[0]:.0f} at frame {int(ratings.curve.frame[0]):,}",
+        "play against earlier snapshots too" if only_latest else "train for longer",
+        "meta.self_play.opponent" if only_latest else "env.max_frame",
+        "uniform" if only_latest else int(4 * frames),
+        frames=ratings.frames,
     )
 
 

@@ -129,7 +129,7 @@ def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
     from slm_lab.lib.files import shown
 
     folder = str(shown(root)) if where == "latest" else where
-    options = {name: getattr(arguments, name) for name in ("checkpoint", "session", "trial", "entry", "env", "seed")}
+    options = {name: getattr(arguments, name) for name in ("checkpoint", "session", "trial", "entry", "env", "seed", "policy")}
     if not Path(folder).exists():  # as found under the data folder
         options["data-dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir
     given = ((f"--{name}", str(value)) for name, value in options.items() if value is not None)

@@ -33,7 +33,22 @@ class Command(NamedTuple):
 
 
 MODE_OPTIONS = {
-    "enjoy": ("episodes", "deterministic", "render", "video", "record", "replace", "checkpoint", "session", "trial", "entry", "env"),
+    "enjoy": (
+        "episodes",
+        "deterministic",
+        "render",
+        "video",
+        "record",
+        "replace",
+        "checkpoint",
+        "session",
+        "trial",
+        "entry",
+        "env",
+        "policy",
+        "against",
+        "human",
+    ),
     "search": ("confirm", "common_seeds"),
     "study": ("adopt", "until_decided", "max_seeds"),
 }
@@ -48,7 +63,7 @@ COMMANDS = {
     "export": Command(
         "slm_lab.cli.results:export",
         "export {folder | model | latest} [--format onnx | torch] [--out FILE | --as NAME [--replace]] [options]",
-        ("data_dir", "format", "out", "as", "replace", "checkpoint", "session", "trial", "entry", "env", "seed"),
+        ("data_dir", "format", "out", "as", "replace", "checkpoint", "session", "trial", "entry", "env", "seed", "policy"),
     ),
     "models": Command("slm_lab.cli.models:models", "models [--json]", ("data_dir", "json")),
     "push": Command("slm_lab.cli.models:push", "push NAME USER/REPO [--private]", ("data_dir", "private")),
@@ -289,7 +304,24 @@ _OPTIONS = (
     _Option("--adopt", "GLOB", {"study": "finished run folders that count as its runs"}, _REPEATED),
     _Option("--until-decided", "", {"study": "add seeds until the interval of each difference excludes 0"}),
     _Option("--max-seeds", "N", {"study": "with --until-decided: largest number of seeds of each entry (default: 32)"}),
-    _Option("--episodes", "N", {"enjoy": "number of episodes (default: 10)"}),
+    _Option("--episodes", "N", {"enjoy": "number of episodes (default: 10; --against: 100; --human: 1)"}),
+    _Option(
+        "--against",
+        "PLAYER",
+        {
+            "enjoy": "in an env with several agents, who plays for the others: random, a class of scripted players, or another run; "
+            "prints games won, drawn and lost"
+        },
+    ),
+    _Option(
+        "--human",
+        "SEAT",
+        {"enjoy": "play a board game against the agent in the terminal, as first or second (default: drawn for each game)"},
+        {"nargs": "?", "const": "random"},
+    ),
+    _Option(
+        "--policy", "NAME", {"enjoy, export": "policy of agent.policies (enjoy: default: all of them; the others are played --against)"}
+    ),
     _Option("--deterministic", "", {"enjoy": "take the mode of the action distribution instead of a sample"}),
     _Option("--render", "", {"enjoy": "draw one env in a window"}),
     _Option("--video", "", {"enjoy": "record one env as an MP4 file in the run folder"}),

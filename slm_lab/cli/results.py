@@ -37,7 +37,7 @@ def export(words: list[str], arguments: Namespace) -> int:
     from slm_lab.experiment.deploy.register import export_with_card, register
     from slm_lab.experiment.files.find import Choice, find_training, notify_if_unfinished
 
-    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed, arguments.policy)
     training = find_training(words[0], None, arguments.data_dir, choice)
     notify_if_unfinished(training.paths)
     which = arguments.checkpoint or "best"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shlex
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +14,8 @@ from slm_lab.cli.output import OK, print_result
 from slm_lab.cli.parser import MODE_OPTIONS, UsageError
 
 if TYPE_CHECKING:
+    from slm_lab.experiment.deploy.enjoy import EnjoyOptions
+    from slm_lab.experiment.files.find import Training
     from slm_lab.experiment.files.paths import RunPaths
     from slm_lab.experiment.plan import Plan
 
@@ -190,6 +193,24 @@ def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
     return saved
 
 
+def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace) -> int:
+    """Let a person play against a run, with moves from stdin."""
+    from slm_lab.experiment.deploy.human import SEATS, play_human
+
+    if arguments.human not in SEATS:
+        raise UsageError(f"invalid seat '{arguments.human}' of --human; expected first or second, or none after FILE, NAME and MODE")
+    others = {"--against": arguments.against, "--render": arguments.render, "--video": arguments.video, "--record": arguments.record}
+    if excluded := [name for name, value in others.items() if value]:
+        raise UsageError(f"--human and {excluded[0]} exclude each other: a person plays in the terminal")
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    play_human(training, options, _plan(arguments), arguments.human, sys.stdin.readline, write)
+    return OK
+
+
 def _enjoy(request: Request, arguments: Namespace) -> int:
     """Play a run with its saved spec. FILE is only used to check NAME, which may be a name in FILE followed by values of variables."""
     if arguments.jobs is not None:
@@ -214,12 +235,16 @@ def _enjoy(request: Request, arguments: Namespace) -> int:
         session=arguments.session,
         record=None if arguments.record is None else Path(arguments.record),
         replace=arguments.replace,
+        against=arguments.against,
         sets=arguments.set,
     )
-    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
+    choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed, arguments.policy)
     training = find_training(request.where, request.name, arguments.data_dir, choice)
     notify_if_unfinished(training.paths)
+    if arguments.human is not None:
+        return _play_human(training, options, arguments)
     result = summary(enjoy(training, options, _plan(arguments)))
     same = agent_words(request.where, training.paths.root, arguments)
     more = [] if options.show else [f"record it: slm-lab {shlex.join([f'enjoy@{same[0]}', *same[1:]])} --video"]
+    same += ["--policy", training.policies[0]] if arguments.policy is None and len(training.policies) > 1 else []
     return print_result("\n".join([result, *more, f"export it: slm-lab {shlex.join(['export', *same])}"]))

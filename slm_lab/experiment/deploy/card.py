@@ -70,7 +70,7 @@ def _header(name: str, known: Facts) -> str:
     lines = ["---", "library_name: slm-lab", "pipeline_tag: reinforcement-learning"]
     lines += ["# license: choose one, see https://huggingface.co/docs/hub/repositories-licenses", "tags:"]
     lines += [f"- {_quoted(tag)}" for tag in tags]
-    if known.mean_return is not None:
+    if known.mean_return is not None and spec.meta.self_play is None:  # against itself, it says nothing about the strength
         value, error, over = known.mean_return
         args = {"standard_error": error, "over": over, "frame": known.saved.get("frame")}
         env = _quoted(_env_id(spec))
@@ -94,7 +94,9 @@ def _return_text(known: Facts) -> str:
     interval = f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
     what = "mean return" if error is None else "mean return ± standard error of the mean"
     lines = [f"**Return: {interval}** ({what}, over {over}, at frame {known.saved.get('frame', 0):,})."]
-    if "ckpt-best.pt" in known.source:
+    if known.spec.meta.self_play is not None:
+        lines.append("The opponents were the policy itself and snapshots of it: a return near 0 does not mean that it plays badly.")
+    elif "ckpt-best.pt" in known.source:
         lines.append("The weights were selected by this return, so it tends to be higher than that of new episodes.")
     return " ".join(lines)
 
@@ -104,6 +106,9 @@ def _training(known: Facts) -> Iterator[tuple[str, str]]:
     versions = start.get("versions") or package_versions()
     yield "environment", f"`{_code_text(spec.env.name)}`"
     yield "algorithm", spec.agent.algorithm.name
+    if (policy := known.saved.get("policy")) is not None:
+        agents = ", ".join(f"`{_code_text(agent)}`" for agent in (spec.agent.policies or {}).get(policy, ()))
+        yield "policy", f"`{_code_text(policy)}` of agent.policies, for {agents}"
     if "frame" in known.saved:
         yield "frames", f"{known.saved['frame']:,} of {spec.env.max_frame:,} (env.max_frame)"
     yield "random seed", f"{spec.meta.random_seed} (meta.random_seed); sessions: {spec.meta.max_session}"

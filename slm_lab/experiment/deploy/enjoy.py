@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,18 @@ from slm_lab.env.render import has_display, rendered
 from slm_lab.env.spaces import action_codec, same_form, space_from_dict
 from slm_lab.env.vec import Env
 from slm_lab.experiment.deploy.facts import digest, read_saved_spec
-from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
+from slm_lab.experiment.deploy.load import LoadedAgent
+from slm_lab.experiment.deploy.players import (
+    Opponent,
+    PolicyPlayer,
+    Results,
+    check_all_played,
+    find_opponent,
+    load_players,
+    own_agents,
+    policy_parts,
+    team_score,
+)
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.paths import RunPaths
@@ -27,7 +38,7 @@ from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.report.metrics import estimate
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.training import demonstrations
-from slm_lab.experiment.training.evaluate import MAX_STEPS, play
+from slm_lab.experiment.training.evaluate import MAX_STEPS, joint_act, play
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.demonstrations import EpisodeRecorder, joined
 from slm_lab.lib.limits import cores
@@ -110,6 +121,8 @@ class VideoFile:
 
 
 EPISODES = 10
+GAMES = 100
+"""Number of episodes against an opponent."""
 MAX_ENVS = 32
 """Largest number of envs that run at a time."""
 VIDEO_FRAMES = 1_000
@@ -125,7 +138,7 @@ class EnjoyOptions:
     """Options of mode enjoy."""
 
     episodes: int | None = None
-    """Number of episodes; None: EPISODES."""
+    """Number of episodes; None: EPISODES, against an opponent without rendering GAMES."""
     deterministic: bool = False
     """Take the mode of the action distribution instead of a sample, even if meta.eval_deterministic is false."""
     show: Literal["screen", "video"] | None = None
@@ -137,8 +150,22 @@ class EnjoyOptions:
     """File to which the episodes are written as a data set for meta.demonstrations."""
     replace: bool = False
     """Whether `record` may exist."""
+    against: str | None = None
+    """Who plays for the other agents of the env, see find_opponent; None: each agent is played by its policy."""
     sets: Sequence[str] = ()
     """`--set` arguments, limited to keys that build the env."""
+
+
+class Games(NamedTuple):
+    """Results of an env with several agents."""
+
+    policy_of: dict[str, str]
+    """Name of each agent → who plays for it; "" for the only policy. Against an opponent: empty."""
+    returns: list[np.ndarray]
+    """Returns of the agents in each game, [A]."""
+    scores: list[float]
+    """Against an opponent: the mean score of the own agents in each game, from 1, better than all others, to 0."""
+    opponent: str | None = None
 
 
 class Played(NamedTuple):
@@ -154,6 +181,8 @@ class Played(NamedTuple):
     """Lowest and highest possible return of the env, if they are known."""
     recorded: Path | None = None
     """File to which the episodes were written."""
+    games: Games | None = None
+    """Results of the agents, if the env has several."""
 
 
 def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
@@ -162,18 +191,21 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
     The number of episodes per env is fixed in advance. A window or a video shows a single env. Raises SpecError or UserError.
     """
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
-    env_spec = _env_spec(spec, training.spec_file, options.sets)
+    env_spec = env_section(spec, training.spec_file, options.sets)
     if options.show == "screen" and not has_display():
         raise UserError("--render needs a display, and there is none here (DISPLAY is not set or cannot be opened); use --video")
     if options.record is not None:
         demonstrations.check_new(options.record, options.replace)
-    agent = load_trained(training, options.which, options.session, select_device(spec, plan, 0))
+    device = select_device(spec, plan, 0)
+    players = load_players(training, spec, options.which, options.session, device)
+    opponent = None if options.against is None else find_opponent(options.against, plan.data_dir, device)
+    agent = players[0].agent
     bounds = return_range({f"env.{key}": value for key, value in env_spec.model_dump(exclude_defaults=True).items()})
     video = _video(training.paths, agent, options) if options.show == "video" else None
     try:
         if options.show is not None:
             env_spec = rendered(env_spec, "human" if video is None else "rgb_array", video)
-        returns = _play(spec, env_spec, agent, options, _origin_of(training, spec, agent))
+        returns, games = _play(spec, env_spec, players, opponent, options, _origin_of(training, spec, agent))
     except BaseException as error:
         if video is not None:
             video.close(keep=False)
@@ -182,7 +214,8 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
         raise
     if video is not None:
         video.close(keep=True)
-    return Played(agent.path, agent.description, returns, video, bounds, options.record)
+    description = "\n".join(player.agent.description for player in players)
+    return Played(agent.path, description, returns, video, bounds, options.record, games)
 
 
 def _origin_of(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
@@ -190,34 +223,72 @@ def _origin_of(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, 
     return {"spec": spec.name, "digest": digest(*read_saved_spec(training.spec_file)), "checkpoint": agent.path.name}
 
 
-def _play(spec: Spec, env_spec: EnvSpec, agent: LoadedAgent, options: EnjoyOptions, note: dict[str, Any]) -> list[float]:
+def _play(
+    spec: Spec,
+    env_spec: EnvSpec,
+    players: Sequence[PolicyPlayer],
+    opponent: Opponent | None,
+    options: EnjoyOptions,
+    note: dict[str, Any],
+) -> tuple[list[float], Games | None]:
     """Return the returns of the episodes; with options.record write the episodes, and what is in `note`, to that file."""
-    seeds = session_seeds(spec.meta.random_seed, 0, 0)
-    episodes = EPISODES if options.episodes is None else options.episodes
-    num_envs = 1 if options.show is not None else min(episodes, MAX_ENVS)
-    gamma, records = spec.agent.algorithm.gamma, options.record is not None
-    input = spec.agent.input
-    raw = env_spec.model_copy(update={"normalize_obs": False, "clip_obs": None}) if records else env_spec
-    env = make_env(raw, seeds.eval_env, num_envs=num_envs, gamma=gamma, training=False, threads=cores(), input=input)
+    seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
+    usual = EPISODES if opponent is None or options.show is not None else GAMES
+    episodes = usual if options.episodes is None else options.episodes
+    env = make_player_env(spec, env_spec, seed, 1 if options.show is not None else min(episodes, MAX_ENVS))
     try:
-        _check_spaces(agent, env, spec, env_spec.name)
-        env.normalizers.copy_obs_statistics(agent.normalizers.state_dict())
-        act = agent.policy.evaluator(np.random.default_rng(seeds.eval_env), options.deterministic or spec.meta.eval_deterministic)
-        recorder = EpisodeRecorder(num_envs, env.info.action.kind == "continuous" and env.info.action.bounded)
-        if records and (normalizer := agent.normalizers.obs) is not None:
-            plain = act
-            act = lambda obs_N, first_N: plain(normalizer(obs_N), first_N)  # noqa: E731
-        returns = play(env, act, Stop(), episodes=episodes, record=recorder.add if records else None)
+        check_spaces([player.agent for player in (*players, *(opponent.players if opponent is not None else ()))], env, spec, env_spec.name)
+        _check_agents(env, players, opponent, options)
+        count = max(1, len(env.info.agents))
+        results = Results(env.info.num_envs, count)
+        recorder = EpisodeRecorder(env.info.num_envs, env.info.action.kind == "continuous" and env.info.action.bounded)
+        own_N = own_agents(env, players) if opponent is not None else np.ones(env.info.num_envs, np.bool_)
+        deterministic = options.deterministic or spec.meta.eval_deterministic
+        parts = policy_parts(players, env, np.flatnonzero(own_N), np.random.default_rng(seed), deterministic)
+        if opponent is not None:
+            parts += opponent.parts(env, np.flatnonzero(~own_N), np.random.default_rng([seed, 1]), deterministic)
+        act = parts[0][1] if len(parts) == 1 else joint_act(parts)
+        record = recorder.add if options.record is not None else results.add if count > 1 else None
+        returns = play(env, act, Stop(), episodes=episodes * count, record=record)
     finally:
         close_env(env.close)
     if not returns:
         raise UserError(f"no episode of {env_spec.name} ended within {MAX_STEPS:,} steps; limit their length by --set env.max_t=…")
     if options.record is not None:
         demonstrations.write(options.record, joined(recorder.episodes), {**note, "env": env_spec.name, "spaces": env.info.spaces})
-    return returns
+    return returns, _games(env, players, opponent, results, own_N) if count > 1 else None
 
 
-def _env_spec(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
+def make_player_env(spec: Spec, env_spec: EnvSpec, seed: int, num_envs: int) -> Env:
+    """Return an env to play in, whose observations are not normalised: each policy has its own statistics."""
+    raw = env_spec.model_copy(update={"normalize_obs": False, "clip_obs": None})
+    return make_env(raw, seed, num_envs=num_envs, gamma=spec.agent.algorithm.gamma, training=False, threads=cores(), input=spec.agent.input)
+
+
+def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, options: EnjoyOptions) -> None:
+    """Raise UserError if options do not fit the number of agents of an env, or if an agent is not played."""
+    if not env.info.agents:
+        if opponent is not None:
+            raise UserError(f"--against {opponent.name} has no effect: {env.name} has one agent; remove it")
+        return
+    if options.record is not None:
+        raise UserError(f"--record is not supported for {env.name}, which has several agents: a data set is of one agent")
+    if opponent is None:
+        check_all_played(players, env, f"policy {players[0].policy}")
+
+
+def _games(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, results: Results, own_N: np.ndarray) -> Games:
+    """Return the results of an env with several agents."""
+    found, count = results.games(), len(env.info.agents)
+    returns = [returns_A for _, returns_A in found]
+    if opponent is None:
+        policy_of = {agent: player.policy or "" for player in players for agent in player.agents or env.info.agents}
+        return Games({agent: policy_of[agent] for agent in env.info.agents}, returns, [])
+    own_EA = own_N.reshape(-1, count)
+    return Games({}, returns, [team_score(returns_A, own_EA[index]) for index, returns_A in found], opponent.name)
+
+
+def env_section(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
     """Return the env section with `--set` arguments applied. Raises UserError for an argument that is not used to build the env."""
     for name in parse_sets(sets).variables:
         raise UserError(f"--set {name}=… has no effect: the saved spec has no variables; expected env.KEY=VALUE")
@@ -229,8 +300,13 @@ def _env_spec(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
     return load_spec(file, spec.name, sets, for_search=False).env if sets else spec.env
 
 
+def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, played: str) -> None:
+    """Raise UserError if the spaces of the env differ from a policy's in more than their bounds."""
+    for agent in agents:
+        _check_spaces(agent, env, spec, played)
+
+
 def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None:
-    """Raise UserError if the spaces of the env differ from the policy's in more than their bounds."""
     assert env.info.spaces is not None
     observation, action = space_from_dict(env.info.spaces["observation"]), space_from_dict(env.info.spaces["action"])
     differing = []
@@ -250,15 +326,40 @@ def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoF
 
 def summary(played: Played) -> str:
     """Return a text with the checkpoint, the mean return and its 95 % interval, the range of the returns, and the video file, if any."""
-    returns, lines = played.returns, [played.description]
-    mean = estimate(returns, played.bounds)
-    assert mean is not None
-    interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"
-    count = f"{len(returns)} episode{'s' if len(returns) > 1 else ''}"
-    lines.append(f"{count}: mean return {mean.value:.5g}{interval}, min {min(returns):.5g}, max {max(returns):.5g}")
+    returns = played.returns
+    count = _episodes(len(returns) if played.games is None else len(played.games.returns))
+    lines = [played.description]
+    lines += [f"{count}: {_statistics(returns, played.bounds)}"] if played.games is None else _game_lines(played.games)
     if played.video is not None:
-        shown = f"{played.video.episodes} of {count}" if played.video.episodes < len(returns) else count
+        shown = f"{played.video.episodes} of {count}" if played.video.episodes < int(count.split()[0]) else count
         lines.append(f"{played.video.path}: {shown}, {played.video.frames:,} frames")
     if played.recorded is not None:
         lines.append(f"{played.recorded}: {count}, for meta.demonstrations")
     return "\n".join(lines)
+
+
+def _episodes(count: int) -> str:
+    return f"{count} episode{'s' if count > 1 else ''}"
+
+
+def _statistics(returns: Sequence[float], bounds: tuple[float, float] | None) -> str:
+    """Return mean, 95 % interval and range of returns in words."""
+    mean = estimate(returns, bounds)
+    assert mean is not None
+    interval = "" if mean.low is None else f" [{mean.low:.5g}, {mean.high:.5g}] (95 % interval: Student's t)"
+    return f"mean return {mean.value:.5g}{interval}, min {min(returns):.5g}, max {max(returns):.5g}"
+
+
+def _game_lines(games: Games) -> list[str]:
+    """Return the results of an env with several agents in words: of each agent, or of the games against an opponent."""
+    count = _episodes(len(games.returns))
+    if games.opponent is None:
+        of_agents = np.array(games.returns).T.tolist()
+        names = [f"{agent} (policy {policy})" if policy else agent for agent, policy in games.policy_of.items()]
+        return [f"{count}:", *(f"  {name}: {_statistics(of_agent, None)}" for name, of_agent in zip(names, of_agents, strict=True))]
+    won, lost = games.scores.count(1.0), games.scores.count(0.0)
+    score = estimate(games.scores, (0.0, 1.0))
+    assert score is not None
+    interval = "" if score.low is None else f" [{score.low:.3f}, {score.high:.3f}] (95 % interval: Student's t)"
+    results = f"won {won}, drawn {len(games.scores) - won - lost}, lost {lost}"
+    return [f"{count} against {games.opponent}: {results}; mean score {score.value:.3f}{interval}"]

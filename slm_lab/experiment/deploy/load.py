@@ -103,26 +103,32 @@ def load_agent(
     entry: str | None = None,
     env: str | None = None,
     seed: int | None = None,
+    policy: str | None = None,
 ) -> LoadedAgent:
     """Load a trained agent.
 
     Args:
         folder: the folder of a run, search or study, or the name of a model below data/models (or its folder).
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
-        session: number of the Session (with several policies, of the table, see RunPaths.session_df); None: that with the best weights.
+        session: number of the Session (with num_policies of meta.sampler, of the table, see RunPaths.session_df); None: that with the best
+            weights.
         trial: trial of a search; None: the best one, of those that were confirmed if there are any.
         entry, env, seed: run of a study; None: the best one (of a study in several envs, `env` is required).
+        policy: name of the policy in agent.policies; required if there are several.
 
-    Raises UserError if there is no such folder or name, no such trial or run, or no usable checkpoint.
+    Raises UserError if there is no such folder or name, no such trial, run or policy, or no usable checkpoint.
     """
-    return load_trained(find_training(folder, None, Path("data"), Choice(trial, entry, env, seed)), which, session, device)
+    return load_trained(find_training(folder, None, Path("data"), Choice(trial, entry, env, seed, policy)), which, session, device)
 
 
 def load_trained(training: Training, which: CheckpointName = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
     """Load the agent of a training from a checkpoint. Args: session: None: the Session with the best weights, see bundle.rank.
 
-    An unusable checkpoint causes only a notice if another checkpoint is usable. Raises UserError if none is.
+    An unusable checkpoint causes only a notice if another checkpoint is usable. Raises UserError if none is, or if the training has
+    several policies and none is chosen.
     """
+    if training.policy is None and len(names := training.policies) > 1:
+        raise UserError(f"{training.paths.root} has several policies; choose one of {', '.join(names)} (--policy, or policy=…)")
     problems: list[str] = []
     found = _checkpoints(training, which, session, problems)
     if not found:
@@ -171,6 +177,7 @@ def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: st
     from slm_lab.experiment.report.progress import estimate_number
 
     parts = [f"{spec.agent.algorithm.name} of {spec.name} for {spec.env.name}", *([name] if name else [])]
+    parts += [f"policy {bundle['policy']}"] if "policy" in bundle else []
     parts += [f"frame {bundle['frame']:,}"] if "frame" in bundle else []
     if (value := bundle.get("current_return")) is not None:
         over = f"{bundle['current_epi']} {'evaluation ' if bundle['mode'] == 'eval' else ''}episodes"
@@ -180,7 +187,8 @@ def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: st
 
 def _problems_text(problems: Sequence[str], training: Training, session: int | None) -> str:
     """Return the reasons why no checkpoint is usable, and a readable checkpoint; "" without problems."""
-    other = readable_checkpoint(training.paths, session, training.trial) if problems else None
+    index = None if session is None else _tables(training, session)[0]
+    other = readable_checkpoint(training.paths, index, training.trial) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
 
@@ -189,8 +197,9 @@ def _no_checkpoint(training: Training, which: CheckpointName, session: int | Non
     paths, trial = training.paths, training.trial
     if not (of_any := checkpoints(paths, None, trial)):
         return f"no checkpoint in {paths.checkpoint_dir}"
-    if session is not None and not (of_any := checkpoints(paths, session, trial)):
-        known = [index for index in paths.sessions(t=trial) if checkpoints(paths, index, trial)]
+    if session is not None and not (of_any := checkpoints(paths, _tables(training, session)[0], trial)):
+        count = max(1, len(training.policies))  # without names, policies are numbered like sessions
+        known = sorted({index // count for index in paths.sessions(t=trial) if checkpoints(paths, index, trial)})
         return f"no checkpoint of session {session} in {paths.checkpoint_dir}; sessions: {', '.join(map(str, known))}"
     of = "" if session is None else f" of session {session}"
     return f"no checkpoint '{which}'{of} in {paths.checkpoint_dir}; expected one of {', '.join(of_any)}"
@@ -201,17 +210,27 @@ def _checkpoints(
 ) -> list[tuple[Location, dict[str, Any]]]:
     """Return the readable checkpoints of a training, best first; add the reasons why others cannot be read to `problems`."""
     found, paths, trial = [], training.paths, training.trial
-    for index in paths.sessions(t=trial) if session is None else [session]:
+    for index in _tables(training, session):
         path = paths.checkpoint(index, which, trial)
         try:
             if path.is_file():
                 bundle = state.load(path)
-                found.append((path, bundle["policies"][index % paths.policies] if "policies" in bundle else bundle))
+                bundle = bundle["policies"][index % paths.policies] if "policies" in bundle else bundle
+                found.append((path, bundle if training.policy is None else {**bundle, "policy": training.policy}))
         except state.BundleError as error:
             problems.append(str(error))
         except OSError as error:
             problems.append(f"{path} cannot be read: {error.strerror or error}")
     return sorted(found, key=lambda one: state.rank(one[1]), reverse=True)
+
+
+def _tables(training: Training, session: int | None) -> list[int]:
+    """Return the numbers of the Sessions, or policies, whose checkpoints may be used."""
+    if not (names := training.policies):
+        return training.paths.sessions(t=training.trial) if session is None else [session]
+    policy = 0 if training.policy is None else names.index(training.policy)
+    known = [index for index in training.paths.sessions(t=training.trial) if index % len(names) == policy]
+    return known if session is None else [session * len(names) + policy]
 
 
 def _has_parts_of(space: gym.Space[Any], obs: Mapping[str, Any] | tuple[Any, ...]) -> bool:

@@ -42,11 +42,12 @@ def export(
     entry: str | None = None,
     env: str | None = None,
     seed: int | None = None,
+    policy: str | None = None,
 ) -> Exported:
     """Export the policy of a checkpoint to a file with a model card beside it, or under a name.
 
     Args:
-        folder, which, session, trial, entry, env, seed: as in `load_agent`.
+        folder, which, session, trial, entry, env, seed, policy: as in `load_agent`.
         format, out: as in `export_training`.
         name: register the policy as data/models/{name}, which `load_agent` accepts, see `register`; excludes `out`.
         replace: replace an existing model of this name.
@@ -54,7 +55,7 @@ def export(
     Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
     """
     data_dir = Path("data")
-    training = find_training(folder, None, data_dir, Choice(trial, entry, env, seed))
+    training = find_training(folder, None, data_dir, Choice(trial, entry, env, seed, policy))
     if name is None:
         return export_with_card(training, format, None if out is None else Path(out), which, session)
     if out is not None:

@@ -39,7 +39,7 @@ HEADER = (
 
 PLAYABLE = (
     *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
-    *("current_return", "current_return_se", "current_epi", "mode", "source"),
+    *("current_return", "current_return_se", "current_epi", "mode", "source", "policy"),
 )
 """Entries of a bundle that are needed to act and to describe the agent."""
 

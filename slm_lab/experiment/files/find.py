@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from slm_lab.experiment.files.paths import (
     belongs_to_other_spec,
     names_with_runs,
     not_a_run,
+    policy_names,
     run_paths_in,
     runs,
     study_in,
@@ -157,14 +158,16 @@ def _files(folder: Location) -> list[Location]:
 
 
 class Choice(NamedTuple):
-    """Which training of a search or of a study to use; None: the best."""
+    """Which training of a search or of a study to use, None: the best; and which of its policies (agent.policies), None: not chosen."""
 
     trial: int | None = None
     entry: str | None = None
     env: str | None = None
     seed: int | None = None
+    policy: str | None = None
 
 
+_OF_STUDY = ("entry", "env", "seed")
 BEST = Choice()
 
 
@@ -178,6 +181,8 @@ class Training:
     """What it is in its search or study, such as "trial 3"; "" for a run of train."""
     of_search: bool = False
     """Whether it is a trial of a search, whose values are in a spec of its own."""
+    policy: str | None = None
+    """Name of the policy to use, of those of agent.policies; None: not chosen."""
 
     @property
     def spec_file(self) -> Path:
@@ -188,6 +193,16 @@ class Training:
     def spec_name(self) -> str:
         return spec_names(self.spec_file)[0]
 
+    @property
+    def policies(self) -> list[str]:
+        """Names of the policies of agent.policies; empty without this key, and for a model, which is one policy."""
+        if isinstance(self.paths, ModelPaths):
+            return []
+        with suppress(OSError, ValueError, AttributeError):
+            ((_, body),) = json.loads(self.spec_file.read_text(encoding="utf-8")).items()
+            return policy_names(body) if body.get("agent", {}).get("policies") else []
+        return []
+
 
 def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice = BEST) -> Training:
     """Return the training that `where` and `choice` name: a run folder, or the folder of a search or study, or "latest" (of train), or the
@@ -196,6 +211,17 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
     Of a search the best confirmed trial is used, or else the best trial; of a study the run with the highest current return. Raises
     UserError if there is none, or if `choice` does not fit the folder.
     """
+    found = _find_training(where, spec_name, data_dir, choice)
+    if choice.policy is None:
+        return found
+    known = found.policies
+    if choice.policy not in known:
+        expected = f"the policies of {found.paths.root} are {', '.join(known)}" if known else f"{found.paths.root} has one policy"
+        raise UserError(f"policy {choice.policy}: {expected}{nearest(choice.policy, known)}")
+    return replace(found, policy=choice.policy)
+
+
+def _find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice) -> Training:
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
             return _of_study(study, spec_name, choice)
@@ -205,8 +231,8 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
         paths = find_run(str(where), spec_name, data_dir)
     except UserError as error:
         raise UserError(f"{error}{near_model(str(where), data_dir)}") from None
-    for option, value in zip(Choice._fields[1:], choice[1:], strict=True):
-        if value is not None:
+    for option in _OF_STUDY:
+        if (value := getattr(choice, option)) is not None:
             raise UserError(f"{option} {value}: {paths.root} is not the folder of a study")
     return _of_search(paths, choice.trial) if paths.holds_trials else _of_train(paths, choice.trial)
 
@@ -214,8 +240,8 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
 def _of_model(model: ModelPaths, spec_name: str | None, choice: Choice) -> Training:
     if spec_name not in (None, model.spec_name):
         raise UserError(f"{model.root} is a model of '{model.spec_name}', not of '{spec_name}'")
-    for option, value in zip(Choice._fields, choice, strict=True):
-        if value is not None:
+    for option in ("trial", *_OF_STUDY):
+        if (value := getattr(choice, option)) is not None:
             raise UserError(f"{option} {value}: {model.root} is a model, which was trained once")
     return Training(model, name=f"model {model.root.name}")
 

@@ -57,6 +57,14 @@ def number_of_policies(body: Mapping[str, Any]) -> int:
         return 1
 
 
+def policy_names(body: Mapping[str, Any]) -> list[str]:
+    """Return the names of the policies of each Session in a saved spec: those of agent.policies, or else their numbers."""
+    try:
+        return [str(name) for name in dict(body["agent"]["policies"])]
+    except (KeyError, TypeError, ValueError):
+        return [str(policy) for policy in range(number_of_policies(body))]
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions.

@@ -149,6 +149,7 @@ class _Trial:
             mode=self.mode,
             failed=len(self.failures),
             policies=spec.policies,
+            policy_names=tuple(spec.policy_names),
             sessions=spec.meta.max_session,
             frames=GLOBAL_FRAMES if run.distributed else frames,
             failed_tables=failed_tables,

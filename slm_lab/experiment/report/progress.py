@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,13 +144,19 @@ class ProgressDisplay(Display):
     """
 
     def __init__(
-        self, sessions: int, max_frame: int, console: Console | None = None, *, policies: int = 1, concurrent: int | None = None
+        self,
+        sessions: int,
+        max_frame: int,
+        console: Console | None = None,
+        *,
+        policies: Sequence[str] = ("0",),
+        concurrent: int | None = None,
     ) -> None:
         super().__init__(console, transient=False)
-        self.max_frame, self.policies = max_frame, policies
-        self.states = [_State() for _ in range(sessions * policies)]
+        self.max_frame, self.policy_names, self.policies = max_frame, policies, len(policies)
+        self.states = [_State() for _ in range(sessions * self.policies)]
         """State of each Session, or of each policy of each Session."""
-        for state in self.states[(concurrent or sessions) * policies :]:
+        for state in self.states[(concurrent or sessions) * self.policies :]:
             state.status = _QUEUED
         self.begun = False
 
@@ -214,7 +221,8 @@ class ProgressDisplay(Display):
         session, policy = divmod(index, self.policies)
         if self.policies == 1:
             return f"session {session}"
-        return f"policy {policy}" if len(self.states) == self.policies else f"session {session} policy {policy}"
+        name = f"policy {self.policy_names[policy]}"
+        return name if len(self.states) == self.policies else f"session {session} {name}"
 
     def _refresh(self) -> None:
         if self.live:

@@ -214,7 +214,8 @@ class _Trial:
         sessions = {i // self.run.policies for i in self.train}
         if self.run.policies == 1:
             return f"session {session}"
-        return f"policy {policy}" if len(sessions) == 1 else f"session {session}, policy {policy}"
+        name = f"policy {self.run.policy_names[policy]}"
+        return name if len(sessions) == 1 else f"session {session}, {name}"
 
     def current(self, index: int) -> Table:
         """Return the table whose last row has the current return of a training; also of a failed Session."""
@@ -355,7 +356,9 @@ class _Trial:
             return [{"name": "all workers", "indices": [ALL_WORKERS], "workers": sorted(self.train)}]
         of_policy = [[i for i in self.seeds if i % policies == policy] for policy in range(policies)]
         if policies > 1:
-            return [{"name": f"policy {p}", "indices": own} for p, own in enumerate(of_policy) if len(own) > 1]
+            return [
+                {"name": f"policy {p}", "indices": own} for p, own in zip(self.run.policy_names, of_policy, strict=True) if len(own) > 1
+            ]
         return [{"name": "mean of sessions", "indices": of_policy[0]}] if len(of_policy[0]) > 1 else []
 
     def _returns(self, columns: set[str]) -> list[dict[str, Any]]:

@@ -68,7 +68,7 @@ def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
         if (study := study_in(folder)) is not None:
             return _study_or_run(study, data_dir, choice)
     paths = find_run(where, None, data_dir)
-    if choice[1:] != (None, None, None):
+    if choice._replace(trial=None) != Choice():
         return write_trial_report(find_training(where, None, data_dir, choice).paths)  # raises the error that says why not
     if paths.search_state.is_file() and choice.trial is None:
         state = SearchState.load(paths.search_state)

@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.named_model import check_no_model
-from slm_lab.experiment.files.paths import DataMode, RunFolder, RunPaths, not_a_run, number_of_policies, run_paths_in
+from slm_lab.experiment.files.paths import DataMode, RunFolder, RunPaths, not_a_run, number_of_policies, policy_names, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, curve
 from slm_lab.lib.log import notice
@@ -113,6 +113,11 @@ class Run:
     def policies(self) -> int:
         """Number of policies that each Session trains."""
         return number_of_policies(self.spec)
+
+    @cached_property
+    def policy_names(self) -> list[str]:
+        """Names of the policies of each Session: those of agent.policies, or else their numbers."""
+        return policy_names(self.spec)
 
     @cached_property
     def env(self) -> str:

@@ -285,15 +285,15 @@ def _row_texts(found: RunDifference) -> list[str]:
         count = sum(one.rows.rows for one in found.tables)
         return [f"rows are equal: {count:,} rows in {len(found.tables)} table{'s' * (len(found.tables) > 1)}, times aside"]
     texts = ["rows (times aside):"]
-    texts += [f"{_table_name(one, found.a.policies)}: {_table_text(one.rows)}" for one in found.tables]
+    texts += [f"{_table_name(one, found.a.policy_names)}: {_table_text(one.rows)}" for one in found.tables]
     for name, sessions in zip("AB", found.only, strict=True):
         if sessions:
             texts.append(f"only in {name}: session{'s' * (len(sessions) > 1)} {', '.join(map(str, sessions))}")
     return texts
 
 
-def _table_name(one: TableDifference, policies: int) -> str:
-    policy = f" policy {one.policy}" if policies > 1 else ""
+def _table_name(one: TableDifference, policies: Sequence[str]) -> str:
+    policy = f" policy {policies[one.policy]}" if len(policies) > 1 else ""
     return f"session {one.session}{policy}{' evaluation' if one.mode == 'eval' else ''}"
 
 

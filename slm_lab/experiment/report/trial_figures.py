@@ -79,17 +79,19 @@ class Labels:
     """The env's random baseline, drawn as a line in figures of returns; None: unknown."""
     workers: bool = False
     """Whether the Sessions train one net."""
+    policy_names: tuple[str, ...] = ()
+    """Names of the policies of each Session."""
 
     def describe(self, index: int) -> str:
         """Return the name of the Session (and policy) that the table with this index belongs to."""
         if self.workers:
             return f"all workers{self.failed_text}" if index == ALL_WORKERS else f"worker {index}"
         session, policy = divmod(index, self.policies)
-        return f"session {session}" if self.policies == 1 else f"session {session}, policy {policy}"
+        return f"session {session}" if self.policies == 1 else f"session {session}, policy {self.policy_names[policy]}"
 
     def name(self, index: int) -> str:
         """Return the name of a table in a legend."""
-        name = f"policy {index % self.policies}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
+        name = f"policy {self.policy_names[index % self.policies]}" if self.policies > 1 and self.sessions == 1 else self.describe(index)
         return f"{name} (failed)" if index in self.failed_tables else name
 
     def without_failed(self, tables: Mapping[int, _Of]) -> dict[int, _Of]:

@@ -85,11 +85,14 @@ class TrialResult(dict[str, Any]):
         """The evaluation rows in the same format; empty without evaluations."""
         return self.run.eval
 
-    def agent(self, session: int | None = None, which: CheckpointKind = "best") -> LoadedAgent:
-        """Load the trained agent of a Session; by default the one with the best weights. Raises UserError (see load_agent)."""
+    def agent(self, session: int | None = None, which: CheckpointKind = "best", policy: str | None = None) -> LoadedAgent:
+        """Load the trained agent of a Session; by default the one with the best weights. Raises UserError (see load_agent).
+
+        Args: policy: name of the policy in agent.policies; required if there are several.
+        """
         from slm_lab.experiment.deploy.load import load_agent
 
-        return load_agent(self.paths.root, which, session)
+        return load_agent(self.paths.root, which, session, policy=policy)
 
 
 _NOTHING = "stopped before the first step; nothing was written"
@@ -203,7 +206,7 @@ class Trial(Experiment):
     def _run(self, stop: Stop) -> tuple[dict[str, Any], list[SessionEnded]]:
         sessions, engine = self.spec.meta.max_session, self._engine
         concurrent = self.plan.concurrent_sessions(self.spec.meta)
-        display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policies, concurrent=concurrent)
+        display = ProgressDisplay(sessions, self.spec.session_frames, self._console, policies=self.spec.policy_names, concurrent=concurrent)
         self.display = display
         with display, capture_notices(display.notice):
             display.start(self.spec.name)

@@ -156,6 +156,11 @@ class Spec(SpecModel):
             return len(self.agent.policies)
         return 1 if self.meta.sampler is None else self.meta.sampler.num_policies
 
+    @property
+    def policy_names(self) -> list[str]:
+        """Return the names of the policies that a Session trains: those of agent.policies, or else their numbers."""
+        return [*map(str, range(self.policies))] if self.agent.policies is None else [*self.agent.policies]
+
 
 _LATER = frozenset({"device"})
 """Keys of env in published specs that this version does not support."""

@@ -280,7 +280,7 @@ class _StopAt(Observer):
 class _Progress(ProgressDisplay):
     """Progress of one Session of a run."""
 
-    def __init__(self, session: int, end: int, policies: int, console: Console | None) -> None:
+    def __init__(self, session: int, end: int, policies: Sequence[str], console: Console | None) -> None:
         self.session = session
         super().__init__(1, end, console, policies=policies)
 
@@ -290,7 +290,7 @@ class _Progress(ProgressDisplay):
         super().__call__(event)
 
     def _name(self, index: int) -> str:
-        return f"session {self.session}" if self.policies == 1 else f"session {self.session} policy {index}"
+        return f"session {self.session}" if self.policies == 1 else f"session {self.session} policy {self.policy_names[index]}"
 
 
 def _other_backend(spec: Spec, made: str | None) -> str | None:
@@ -325,7 +325,7 @@ class _Again:
         with tempfile.TemporaryDirectory(prefix="slm_lab_verify_") as folder, ExitStack() as stack:
             copy = self._copy(Path(folder))
             spec = self._spec()
-            display = stack.enter_context(_Progress(self.session, self.window.end, spec.policies, console))
+            display = stack.enter_context(_Progress(self.session, self.window.end, spec.policy_names, console))
             stop, store = Stop(), None
             if spec.meta.distributed:
                 descriptor = shared_file()

@@ -1,0 +1,61 @@
+"""EnvPool's board games in plain text: the board of an observation, and the names of moves."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+import numpy as np
+
+from slm_lab.lib.records import EnvInfo
+
+PASS = "pass"
+"""Name of the move after those of all cells."""
+
+
+@dataclass(frozen=True)
+class BoardGame:
+    """A game of two players with stones, whose observations have two planes of stones, the player's own first, and an action mask."""
+
+    rows: int
+    columns: int
+    drops: bool = False
+    """Whether a move is a column, into which a stone falls, and not a cell."""
+    passes: bool = False
+    """Whether there is a move without a stone: the last action."""
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """Names of all actions: columns "1", "2", …; cells "a1", "b1", … in row-major order, a1 being the upper left one."""
+        if self.drops:
+            return tuple(str(column + 1) for column in range(self.columns))
+        cells = tuple(f"{letter}{row + 1}" for row in range(self.rows) for letter in string.ascii_lowercase[: self.columns])
+        return (*cells, PASS) if self.passes else cells
+
+    def fits(self, info: EnvInfo) -> bool:
+        """Return whether observations and actions of an env are those of the game, with an action mask."""
+        moves = len(self.moves)
+        stones = 2 * self.rows * self.columns
+        is_of_game = info.action.kind == "discrete" and info.action.nvec[0] == moves and len(info.agents) == 2
+        return is_of_game and info.observation.mask == (stones, stones + moves) and info.observation.shape == (stones + moves,)
+
+    def valid(self, obs: np.ndarray) -> list[str]:
+        """Return the names of the valid moves for the observation [D] of the player whose turn it is."""
+        mask = obs[2 * self.rows * self.columns :]
+        return [move for move, allowed in zip(self.moves, mask, strict=True) if allowed]
+
+    def draw(self, obs: np.ndarray, own: str, other: str) -> str:
+        """Return the board of an observation [D] in lines. Args: own, other: letters of the player's stones and of the opponent's."""
+        planes_RC2 = obs[: 2 * self.rows * self.columns].reshape(self.rows, self.columns, 2)
+        cells_RC = np.where(planes_RC2[..., 0] > 0, own, np.where(planes_RC2[..., 1] > 0, other, "."))
+        names = [str(column + 1) if self.drops else string.ascii_lowercase[column] for column in range(self.columns)]
+        heads = [""] * (self.rows + 1) if self.drops else [" ", *map(str, range(1, self.rows + 1))]
+        return "\n".join(f"  {head} {' '.join(line)}" for head, line in zip(heads, [names, *cells_RC.tolist()], strict=True))
+
+
+BOARD_GAMES = {
+    "TicTacToe-v1": BoardGame(3, 3),
+    "ConnectFour-v1": BoardGame(6, 7, drops=True),
+    "Othello-v1": BoardGame(8, 8, passes=True),
+}
+"""Env → game."""

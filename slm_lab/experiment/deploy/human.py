@@ -1,0 +1,137 @@
+"""A person plays a board game against a trained agent in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from slm_lab.env.boards import BOARD_GAMES, BoardGame
+from slm_lab.env.vec import Env
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, check_spaces, env_section, make_player_env
+from slm_lab.experiment.deploy.players import PolicyPlayer, load_players, policy_act
+from slm_lab.experiment.execute.local.user_code import close_env
+from slm_lab.experiment.files.find import Training
+from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.training.evaluate import Act, joint_act
+from slm_lab.experiment.training.resolve import select_device
+from slm_lab.lib.records import VecStep
+from slm_lab.lib.rng import session_seeds
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.report import nearest
+
+SEATS = ("first", "second", "random")
+"""Whether the person makes the first move of each game; random: drawn for each game."""
+_QUIT = ("q", "quit", "exit")
+_STONES = "XO"
+"""Letters of the stones of the player who moves first, and of the other."""
+Read = Callable[[], str]
+"""Returns the next line of input with its newline; "" at the end."""
+Write = Callable[[str], None]
+
+
+class _End(Exception):
+    """The person ends the game."""
+
+
+def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str, read: Read, write: Write) -> None:
+    """Play games of a person against a training, until all are played or the person ends them. Raises SpecError or UserError."""
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    env_spec = env_section(spec, training.spec_file, options.sets)
+    name = env_spec.name.rpartition(":")[2]
+    if (game := BOARD_GAMES.get(name)) is None:
+        raise UserError(f"--human plays {', '.join(BOARD_GAMES)} only; {training.paths.root} was trained in {env_spec.name}")
+    players = load_players(training, spec, options.which, options.session, select_device(spec, plan, 0))
+    seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
+    env = make_player_env(spec, env_spec, seed, 1)
+    try:
+        if not game.fits(env.info):
+            raise UserError(
+                f"--human needs the observations of {name} with its action mask, which env.action_mask or a wrapper has changed"
+            )
+        check_spaces([player.agent for player in players], env, spec, env_spec.name)
+        write("\n".join([*(player.agent.description for player in players), f"{_STONES[0]} moves first. q ends the game.", ""]))
+        deterministic = options.deterministic or spec.meta.eval_deterministic
+        table = _Table(env, game, joint_acts(players, env, deterministic), read, write)
+        table.play(options.episodes or 1, seat, np.random.default_rng())
+    finally:
+        close_env(env.close)
+
+
+def joint_acts(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Act:
+    """Return a function that acts for all agents of an env: each by its policy, or by the only one."""
+    rng = np.random.default_rng()
+    if len(players) == 1:  # also for the other agent, whose moves are then not used
+        return policy_act(players[0].agent, rng, deterministic)
+    return joint_act([(env.info.rows_of(one.agents or ()), policy_act(one.agent, rng, deterministic)) for one in players])
+
+
+class _Table:
+    """Games of a person against policies in one env.
+
+    Args: act: acts for both players.
+    """
+
+    def __init__(self, env: Env, game: BoardGame, act: Act, read: Read, write: Write) -> None:
+        self.env, self.game, self.act, self.read, self.write = env, game, act, read, write
+        self.results = {"won": 0, "drawn": 0, "lost": 0}
+
+    def play(self, games: int, seat: str, rng: np.random.Generator) -> None:
+        """Play games, and say how many the person has won, unless one game is all."""
+        try:
+            for _ in range(games):
+                is_first = bool(rng.integers(2)) if seat == "random" else seat == "first"
+                self.results[self._play_game(is_first)] += 1
+        except _End:
+            self.write("\n")
+        if games > 1:
+            self.write(f"you have {', '.join(f'{result} {count}' for result, count in self.results.items())}\n")
+
+    def _play_game(self, is_first: bool) -> Literal["won", "drawn", "lost"]:
+        """Play a game; return its result for the person."""
+        obs_N, first_N = self.env.reset(), np.ones(2, np.bool_)
+        turn = self._turn()
+        human = turn if is_first else 1 - turn
+        stones = _STONES if is_first else _STONES[::-1]
+        self.write(f"\nYou play {stones[0]}.\n")
+        while True:
+            action_N = self.act(obs_N, first_N, self.env.acts_N)
+            if self._turn() == human:
+                self.write(f"\n{self.game.draw(obs_N[human], *stones)}\n")
+                action_N[human] = self._ask(self.game.valid(obs_N[human]))
+            else:
+                self.write(f"{stones[1]} plays {self.game.moves[int(action_N[1 - human])]}\n")
+            step = self.env.step(action_N)
+            if step.episodes:
+                self.write(f"\n{self.game.draw(step.last_obs_N[human], *stones)}\n")
+                return self._result(step, human)
+            obs_N, first_N = step.obs_N, step.first_N
+
+    def _turn(self) -> int:
+        """Return the index of the player whose turn it is."""
+        assert self.env.acts_N is not None
+        return int(self.env.acts_N.argmax())
+
+    def _ask(self, valid: list[str]) -> int:
+        """Return the action that the person enters; ask again until it is valid. Raises _End."""
+        if valid == ["pass"]:
+            self.write("you have no other move than: pass\n")
+        while True:
+            self.write(f"your move ({' '.join(valid)}): ")
+            line = self.read()
+            word = line.strip().lower()
+            if not line or word in _QUIT:
+                raise _End
+            if word in valid:
+                return self.game.moves.index(word)
+            if word:
+                why = "is not a valid move now" if word in self.game.moves else f"is not a move{nearest(word, valid)}"
+                self.write(f"'{word}' {why}\n")
+
+    def _result(self, step: VecStep, human: int) -> Literal["won", "drawn", "lost"]:
+        """Announce and return the result of a game for the person."""
+        returns = {episode.env: episode.total_reward for episode in step.episodes}
+        difference = returns[human] - returns[1 - human]
+        self.write("you win\n" if difference > 0 else "the agent wins\n" if difference < 0 else "a draw\n")
+        return "won" if difference > 0 else "lost" if difference < 0 else "drawn"

@@ -1,0 +1,220 @@
+"""Who plays in envs with several agents: the policies of a training, and opponents of other kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slm_lab.env import board_players
+from slm_lab.env.board_players import Player
+from slm_lab.env.vec import Env
+from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
+from slm_lab.experiment.files import bundle as state
+from slm_lab.experiment.files.find import CheckpointName, Training, find_training
+from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.training.evaluate import Act
+from slm_lab.lib.records import VecStep
+from slm_lab.spec.models.base import ExtensionError, import_class, is_extension
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import nearest
+
+RANDOM = "random"
+"""Name of the opponent that draws uniformly among the valid actions."""
+
+
+class PolicyPlayer(NamedTuple):
+    """A trained policy, and the agents that it acts for."""
+
+    agent: LoadedAgent
+    policy: str | None = None
+    """Its name in agent.policies; None: the only one."""
+    agents: tuple[str, ...] | None = None
+    """Names of its agents; None: all."""
+
+
+def load_players(
+    training: Training, spec: Spec, which: CheckpointName = "best", session: int | None = None, device: str = "cpu"
+) -> list[PolicyPlayer]:
+    """Load the policies of a training: all of one Session, or the one that the training names.
+
+    Args: session: None: that whose worst policy ranks highest, see bundle.rank.
+
+    Raises UserError.
+    """
+    policies = spec.agent.policies
+    if policies is None:
+        return [PolicyPlayer(load_trained(training, which, session, device))]
+    if (one := training.policy) is None and not training.policies:  # a model, or the only policy
+        agent = load_trained(training, which, session, device)
+        one = agent.saved.get("policy") or next(iter(policies))
+        return [PolicyPlayer(agent, one, tuple(policies[one]))]
+    if session is None:
+        session = best_session(training, which)
+    names = training.policies if one is None else [one]
+    agents = [load_trained(replace(training, policy=name), which, session, device) for name in names]
+    return [PolicyPlayer(agent, name, tuple(policies[name])) for name, agent in zip(names, agents, strict=True)]
+
+
+def best_session(training: Training, which: CheckpointName) -> int | None:
+    """Return the Session whose worst policy ranks highest; None if none has checkpoints of all policies."""
+    paths, count, ranks = training.paths, len(training.policies), dict[int, tuple[int, float]]()
+    for session in sorted({index // count for index in paths.sessions(t=training.trial)}):
+        with suppress(state.BundleError, OSError):
+            files = [paths.checkpoint(session * count + policy, which, training.trial) for policy in range(count)]
+            ranks[session] = min(state.rank(state.read_header(file)) for file in files)
+    return max(ranks, key=lambda session: ranks[session]) if ranks else None
+
+
+def policy_act(agent: LoadedAgent, rng: np.random.Generator, deterministic: bool) -> Act:
+    """Return a function that acts for all rows of an env whose observations are not normalised."""
+    act: Act = agent.policy.evaluator(rng, deterministic)
+    normalizer = agent.normalizers.obs
+    if normalizer is None:
+        return act
+    return lambda obs_N, first_N, acts_N=None, /: act(normalizer(obs_N), first_N, acts_N)
+
+
+def scripted_act(player: Player) -> Act:
+    """Return a function that lets a scripted player act for the rows whose turn it is."""
+
+    def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
+        rows = np.arange(len(obs_N)) if acts_N is None else np.flatnonzero(acts_N)
+        action = player.info.action
+        action_N = np.zeros((len(obs_N), *action.shape), action.dtype)
+        if len(rows):
+            action_N[rows] = player.act(obs_N[rows])
+        return action_N
+
+    return act
+
+
+def random_act(env: Env, rows: np.ndarray) -> Act:
+    """Return a function that draws uniformly among the valid actions, for some rows of an env."""
+    return lambda obs_N, first_N, acts_N=None, /: env.sample()[rows]
+
+
+Parts = list[tuple[np.ndarray, Act]]
+"""Rows, int64 [K] → who acts for them."""
+
+
+def policy_parts(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
+    """Return which policy acts for which of the given rows, without those that no policy acts for."""
+    parts: Parts = []
+    for player in players:
+        own = rows if player.agents is None else np.intersect1d(rows, env.info.rows_of(player.agents))
+        if len(own):
+            parts.append((own, policy_act(player.agent, rng, deterministic)))
+    return parts
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """Who plays for the agents that the policy does not play for: random actions, a scripted player, or the policies of another run."""
+
+    name: str
+    """As given."""
+    path: str | None = None
+    """Class of a scripted player, "package.module:Class"."""
+    players: tuple[PolicyPlayer, ...] = ()
+
+    def parts(self, env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
+        """Return who acts for which of the given rows. Raises UserError."""
+        if self.path is not None:
+            return [(rows, scripted_act(build_player(self.path, env, rng)))]
+        if not self.players:
+            return [(rows, random_act(env, rows))]
+        parts = policy_parts(self.players, env, rows, rng, deterministic)
+        if sum(len(own) for own, _ in parts) < len(rows):
+            raise UserError(f"--against {self.name}: its policies do not act for all other agents of {env.name}")
+        return parts
+
+
+def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
+    """Return the opponent with a name: random, a class of slm_lab.env.board_players, "package.module:Class", or a run or model.
+
+    Raises UserError.
+    """
+    from slm_lab.spec.load.loader import load_spec
+
+    scripted = [key for key, value in vars(board_players).items() if isinstance(value, type) and hasattr(value, "shape")]
+    if name == RANDOM:
+        return Opponent(name)
+    if name in scripted:
+        return Opponent(name, f"{board_players.__name__}:{name}")
+    if is_extension(name):
+        return Opponent(name, name)
+    try:
+        training = find_training(name, None, data_dir)
+    except UserError as error:
+        known = f"expected {RANDOM}, {', '.join(scripted)}, package.module:Class, or a run or model"
+        raise UserError(f"--against {name}: {known}{nearest(name, [RANDOM, *scripted])} ({error})") from None
+    spec = load_spec(training.spec_file, training.spec_name, for_search=False)
+    return Opponent(name, players=tuple(load_players(training, spec, device=device)))
+
+
+def build_player(path: str, env: Env, rng: np.random.Generator) -> Player:
+    """Build a scripted player for an env. Raises UserError if it cannot be built."""
+    try:
+        player: Player = import_class(path, Player)(env.info, rng)
+    except ExtensionError as error:
+        raise UserError(f"--against: {error}") from None
+    except Exception as error:
+        raise UserError(f"--against {path}: it cannot play {env.name}: {error}") from None
+    return player
+
+
+def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
+    """Return the rows that a training plays for against others, bool [N]: those of its policies, or one agent of each env in turn."""
+    num_agents, own_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
+    for player in players:
+        if player.agents is not None:
+            own_N[env.info.rows_of(player.agents)] = True
+    if not own_N.any():
+        envs = np.arange(env.info.frames)
+        own_N[envs * num_agents + envs % num_agents] = True
+    return own_N
+
+
+class Results:
+    """Collects the returns of all agents in each game.
+
+    Args: num_agents: A, number of agents of each env.
+    """
+
+    def __init__(self, num_rows: int, num_agents: int) -> None:
+        self.num_agents = num_agents
+        self._returns: list[list[float]] = [[] for _ in range(num_rows)]
+
+    def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, counts_N: np.ndarray) -> None:
+        """Add the episodes that end in a step; the signature is that of evaluate.Record."""
+        for episode in step.episodes:
+            if counts_N[episode.env]:
+                self._returns[episode.env].append(episode.total_reward)
+
+    def games(self) -> list[tuple[int, np.ndarray]]:
+        """Return the index of the env and the returns of the agents, [A], of each game that ended for all agents."""
+        found = []
+        for first in range(0, len(self._returns), self.num_agents):
+            of_env = zip(*self._returns[first : first + self.num_agents], strict=False)
+            found += [(first // self.num_agents, np.array(returns)) for returns in of_env]
+        return found
+
+
+def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
+    """Return the mean over pairs of an own agent and another one: 1 if the return of the own one is higher, 0.5 if equal, 0 if lower."""
+    difference = returns_A[own_A][:, None] - returns_A[~own_A]
+    return float(np.mean(0.5 * (np.sign(difference) + 1.0)))
+
+
+def check_all_played(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:
+    """Raise UserError if some agents of an env have no policy."""
+    played: set[Any] = {agent for player in players for agent in player.agents or env.info.agents}
+    if missing := [agent for agent in env.info.agents if agent not in played]:
+        raise UserError(
+            f"{name} acts for {', '.join(sorted(played))} only; who plays for {', '.join(missing)}? Add --against random|CLASS|RUN"
+        )

@@ -229,6 +229,14 @@ def is_recent(evaluation: Table | None, table: Table) -> bool:
     return float(evaluation["frame"][-1]) >= (1.0 - MAX_AGE) * float(table["frame"][-1])
 
 
+def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, float | None] | None:
+    """Return the mean Elo rating of several sessions with its standard error between them, or of one with its own; None without one."""
+    if len(ratings) < 2:
+        return ratings[0] if ratings else None
+    values = [elo for elo, _ in ratings]
+    return float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
 def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Scalars:
     """Return the mean of current returns, with its standard error: over Sessions if there are several, else over episodes.
 

@@ -126,13 +126,19 @@ const SLMReport = (() => {
     line: {color: colour, width: 1.7, ...(extra.line || {})}, marker: {size: curve.x.length === 1 ? 9 : 4},
     hovertemplate: `%{y:.5g}<extra>${plain(name)}</extra>`, showlegend: false, ...Object.fromEntries(
       Object.entries(extra).filter(([key]) => key !== "line"))});
+  const errorTrace = ({data, state}, panel, line, curve, column) => {  // ± a column of standard errors
+    const errors = smooth(curveOf(data, panel.mode, line.index, column, state.axis), state.smooth);
+    const half = curve.x.map((x) => (errors && valueAt(errors, x)) || 0);
+    const edges = {x: curve.x, low: curve.y.map((y, at) => y - half[at]), high: curve.y.map((y, at) => y + half[at])};
+    return bandTrace(edges, colourOf(data, line.index), `standard error of ${plain(line.name)}`);
+  };
   const DASHES = ["solid", "dot", "dash"];
 
   const tracesOf = (view, panel) => {
     const {data, state} = view, weight = state.smooth, traces = [];
     const bounds = panel.bounded ? data.bounds : null;
     const several = panel.columns.length > 1;
-    panel.columns.forEach(({column, label}, order) => {
+    panel.columns.forEach(({column, label, error}, order) => {
       const curve = (index) => smooth(curveOf(data, panel.mode, index, column, state.axis), weight);
       if (panel.mode === "trial") {
         const own = smooth(curveOf(data, "trial", 0, column, "frame"), weight);
@@ -145,6 +151,7 @@ const SLMReport = (() => {
         const own = curve(line.index);
         if (!own || (bold.has(line.index) && data.lines.length > 1)) continue;
         const alone = data.lines.length === 1;
+        if (error && state.band !== "none") traces.push(errorTrace(view, panel, line, own, error));
         traces.push(lineTrace(own, several ? `${line.name}: ${label}` : line.name, colourOf(data, line.index),
           {line: {width: alone ? 2.5 : 1.7, dash: line.failed ? "dash" : DASHES[order % 3]}, opacity: alone ? 1 : 0.9, meta: "line"}));
       }
@@ -354,12 +361,14 @@ const SLMReport = (() => {
     controls(view, part);
     const split = add(part, "div", {class: (data.sentences || []).length ? "split" : ""});
     const card = add(split, "figure", {class: "card"});
-    add(card, "figcaption", {}, "Return");
+    const caption = add(card, "figcaption", {}, "Return");
     const node = add(card, "div", {id: "graph-return"});
     watched(view, node, (node) => {
       const chosen = data.returns.find((one) => nameOf(one) === view.state.returns) || data.returns[0];
-      const columns = [{column: chosen.column, label: chosen.label}];
-      drawPanel(view, node, {columns, mode: chosen.mode, unit: "mean return", height: innerWidth < 600 ? 300 : 380, main: true, bounded: true});
+      const columns = [{column: chosen.column, label: chosen.label, error: chosen.error}];
+      const unit = chosen.unit || "mean return";
+      caption.textContent = chosen.unit || "Return";
+      drawPanel(view, node, {columns, mode: chosen.mode, unit, height: innerWidth < 600 ? 300 : 380, main: true, bounded: !chosen.unit});
     });
     if (!(data.sentences || []).length) return;
     const said = add(split, "div", {class: "card sentences"});

@@ -62,10 +62,11 @@ from slm_lab.experiment.report.metrics import (
     is_recent,
     last_value,
     mean_current_return,
+    mean_rating,
     metric_columns,
     session_metrics,
 )
-from slm_lab.experiment.report.progress import duration, estimate_number, number
+from slm_lab.experiment.report.progress import duration, estimate_number, number, rating_text
 from slm_lab.experiment.report.report_events import time_split, trial_events
 from slm_lab.experiment.report.report_origin import commands, files, origin, published_levels, settings_of
 from slm_lab.experiment.report.report_panels import COUNTS, RETURNS, panels
@@ -118,7 +119,7 @@ def report_data(run: Run) -> dict[str, Any]:
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "status": run.status,
         "facts": trial.facts(),
-        "sentences": differences(trial.seeds, trial.measured, trial.names, trial.baseline, trial.latest),
+        "sentences": [] if trial.has_opponents else differences(trial.seeds, trial.measured, trial.names, trial.baseline, trial.latest),
         "ranking": trial.ranking(),
         "findings": diagnosis(run),
         **trial.graphs(),
@@ -167,6 +168,16 @@ class _Trial:
     @property
     def algorithm(self) -> str:
         return str(self.run.spec.get("agent", {}).get("algorithm", {}).get("name", "?"))
+
+    @property
+    def has_opponents(self) -> bool:
+        """Whether returns depend on policies that learn too, so that those of the seeds are not compared."""
+        return bool(self.run.spec.get("meta", {}).get("self_play") is not None or self.run.spec.get("agent", {}).get("policies"))
+
+    @cached_property
+    def is_rated(self) -> bool:
+        """Whether snapshots of self-play have Elo ratings."""
+        return any(np.isfinite(table.get("elo", np.empty(0))).any() for table in self.train.values())
 
     @property
     def rigorous(self) -> bool:
@@ -226,10 +237,21 @@ class _Trial:
     # ---- summary
 
     def facts(self) -> list[dict[str, Any]]:
-        found = [self._return(), self._frames(), self._time(), *self._bottleneck(), self._sessions()]
+        found = [self._rating() or self._return(), self._frames(), self._time(), *self._bottleneck(), self._sessions()]
         return [*filter(None, found)]
 
+    def _rating(self) -> dict[str, Any] | None:
+        """Return the Elo rating in self-play, in which the return depends on the opponents."""
+        newest = [(last_value(table, "elo"), last_value(table, "elo_se")) for table in self.seeds.values()]
+        found = mean_rating([(elo, error) for elo, error in newest if elo is not None])
+        if found is None:
+            return None
+        over = f"mean of {len(newest)} sessions ± standard error" if len(newest) > 1 else "± standard error"
+        return _fact("Elo rating", rating_text(*found), f"newest snapshot, {over}; random actions: 0")
+
     def _return(self) -> dict[str, Any] | None:
+        if self.run.policies > 1 and self.run.spec.get("agent", {}).get("policies"):
+            return self._returns_of_policies()
         found = mean_current_return({index: current_return(self.current(index)) for index in self.seeds}, self.run.policies)
         value, count = found["current_return"], len({index // self.run.policies for index in self.seeds})
         if value is None:
@@ -239,6 +261,20 @@ class _Trial:
         if self.run.distributed:
             over = f"{what} of all workers ± standard error over episodes"
         return _fact("current return", estimate_number(value, found["current_return_se"]), over)
+
+    def _returns_of_policies(self) -> dict[str, Any]:
+        """Return the current return of each policy of agent.policies: in a game their mean says nothing."""
+        texts = []
+        for policy, name in enumerate(self.run.policy_names):
+            own = {i // self.run.policies: current_return(self.current(i)) for i in self.seeds if i % self.run.policies == policy}
+            found = mean_current_return(own, 1)
+            if found["current_return"] is not None:
+                texts.append(f"{name} {estimate_number(found['current_return'], found['current_return_se'])}")
+        count = len({index // self.run.policies for index in self.seeds})
+        over = (
+            f"of each policy, mean of {count} sessions ± standard error" if count > 1 else "of each policy ± standard error over episodes"
+        )
+        return _fact("current return", ", ".join(texts) or "-", over if texts else "no episode has ended recently")
 
     def _frames(self) -> dict[str, Any] | None:
         frames = [last_frame(table) or 0 for table in self.of_training.values()]
@@ -289,9 +325,22 @@ class _Trial:
         return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 
     def ranking(self) -> dict[str, Any]:
-        """Return the seeds, best first: by their current return, then by their mean return over the run."""
+        """Return the seeds, best first: by their current return, in self-play their Elo rating, then by their mean return over the run."""
         learned = [] if self.level is None else [f"reached {rounded(self.level)} at frame"]
-        columns = ["", "current return ± se", "episodes", "mean over the run", "highest", *learned, "frames", "time", "frames/s", "status"]
+        ratings = ["Elo rating ± se"] if self.is_rated else []
+        columns = [
+            "",
+            *ratings,
+            "current return ± se",
+            "episodes",
+            "mean over the run",
+            "highest",
+            *learned,
+            "frames",
+            "time",
+            "frames/s",
+            "status",
+        ]
         rows = sorted((self._rank(index) for index in self.of_training), key=lambda one: one[0], reverse=True)
         return {"columns": columns, "rows": [row for _, row in rows]}
 
@@ -302,9 +351,11 @@ class _Trial:
         found = current_return(now)
         mean, best = (float(of(one.value)) if len(one.value) else None for of in (np.mean, np.max))
         seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, reached(one, self.level)
+        elo = last_value(table, "elo")
         status = self.run.status if index == ALL_WORKERS else self.run.sessions.get(index // self.run.policies, "-")
         cells = [
             self._name(index) if index not in self.names else self.names[index],
+            *([] if not self.is_rated else ["-" if elo is None else rating_text(elo, last_value(table, "elo_se"))]),
             estimate_number(found["current_return"], found["current_return_se"]),
             number(last_value(now, "current_epi")),
             "-" if mean is None else rounded(mean),
@@ -315,7 +366,7 @@ class _Trial:
             f"{frame / seconds:,.0f}" if seconds else "-",
             str(status),
         ]
-        key = tuple(-math.inf if value is None else value for value in (found["current_return"], mean))
+        key = tuple(-math.inf if value is None else value for value in (elo if self.is_rated else found["current_return"], mean))
         return (key[0], key[1]), {"line": index, "cells": cells}
 
     # ---- graphs
@@ -363,6 +414,9 @@ class _Trial:
 
     def _returns(self, columns: set[str]) -> list[dict[str, Any]]:
         found = [{"column": name, "label": label, "mode": "train"} for name, label in RETURNS.items() if name in columns]
+        if self.is_rated:
+            elo = {"column": "elo", "error": "elo_se", "label": "Elo rating (newest snapshot)", "unit": "Elo rating", "mode": "train"}
+            return [elo, *found]
         if not self.evaluated:
             return found
         episodes = self.run.spec.get("meta", {}).get("rigorous_eval") or ""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.report.metrics import Table
-from slm_lab.experiment.training.observers.base import info_column
+from slm_lab.experiment.training.observers.base import info_column, score_column
 
 COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
 """Columns that only grow."""
@@ -37,14 +37,21 @@ class PanelSpec(NamedTuple):
 
 
 _SLM_LAB = "Metrics of SLM Lab"
+_SCORE = score_column("")
+_SCORES = PanelSpec("Score", "mean per game", ("score_random", "score_previous"), "1: won, 0.5: drawn, 0: lost")
+"""Scores of self-play; those against fixed opponents are added."""
+_ERRORS = {"elo": "elo_se"}
+"""Column → that of its standard error, drawn as a band."""
 _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
     "Episodes": (
         PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),
         PanelSpec("Truncated episodes", "share", ("epi_truncated",), "cut by a time limit"),
     ),
     "Self-play": (
-        PanelSpec("Elo rating", "points", ("elo",), "of each snapshot; 0: random actions; 400 points: 10 wins for each loss"),
-        PanelSpec("Score", "mean per game", ("score_random", "score_previous"), "1: won, 0.5: drawn, 0: lost"),
+        PanelSpec(
+            "Elo rating", "points", ("elo",), "± standard error, of each snapshot; 0: random actions; 400 points: 10 wins for each loss"
+        ),
+        _SCORES,
     ),
     "Policy": (
         PanelSpec("Entropy of the policy", "nats", ("entropy",), "0: the policy always takes the same action"),
@@ -112,16 +119,17 @@ def panels(modes: Mapping[str, Mapping[int, Table]]) -> list[dict[str, Any]]:
     known = {name for table in modes["train"].values() for name, values in table.items() if np.isfinite(values).any()}
     drawn = {name for panels in _GROUPS.values() for panel in panels for name in panel.columns}
     quiet = {name for name in _QUIET if not _has_values(modes["train"], name)}
+    opponents = tuple(sorted(name for name in known - drawn if name.startswith(_SCORE)))
     found = [
         _panel(group, panel._replace(columns=own))
         for group, panels in _GROUPS.items()
         for panel in panels
-        if (own := tuple(name for name in panel.columns if name in known - quiet))
+        if (own := tuple(name for name in (*panel.columns, *(opponents if panel is _SCORES else ())) if name in known - quiet))
     ]
     if modes["trial"]:
         consistency = PanelSpec("Consistency", "", ("consistency",), "1: all seeds have the same curve")
         found.append(_panel(_SLM_LAB, consistency, "trial"))
-    others = sorted(known - drawn - set(_NOT_DRAWN) - set(RETURNS))
+    others = sorted(known - drawn - set(opponents) - set(_NOT_DRAWN) - set(RETURNS))
     return found + [_panel(_OTHER, PanelSpec(name.removeprefix(info_column("")), "", (name,))) for name in others]
 
 
@@ -130,7 +138,11 @@ def _has_values(tables: Mapping[int, Table], column: str) -> bool:
 
 
 def _panel(group: str, panel: PanelSpec, mode: str = "train") -> dict[str, Any]:
-    columns = [{"column": name, "label": _LABELS.get(name, name)} for name in panel.columns]
+    columns = [{"column": name, "label": _label(name), **({"error": _ERRORS[name]} if name in _ERRORS else {})} for name in panel.columns]
     joint, core = group == _SLM_LAB, group == _SLM_LAB and panel.title != "Strength"
     shown = {"group": group, "title": panel.title, "unit": panel.unit, "note": panel.note}
     return {**shown, "mode": mode, "core": core, "joint": joint, "columns": columns}
+
+
+def _label(column: str) -> str:
+    return _LABELS.get(column, f"against {column.removeprefix(_SCORE)}" if column.startswith(_SCORE) else column)

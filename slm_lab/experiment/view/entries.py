@@ -1,9 +1,9 @@
 """Entries of the list of runs: what is known about a run, search or study from the few files that tell it.
 
 An entry is a dict for JSON: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame, progress (0
-to 1), eta and seconds (that are left, and that it trained), value and error (the current return and its standard error; of a search the
-metric of its best trial, of a study the score of its best entry), best (this trial or entry), began and, of a search or study, ended
-(seconds since 1970).
+to 1), eta and seconds (that are left, and that it trained), value and error (the current return and its standard error, or with measure
+"Elo" the rating in self-play; of a search the metric of its best trial, of a study the score of its best entry), best (this trial or
+entry), began and, of a search or study, ended (seconds since 1970).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic_core import from_json
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunPaths, StudyPaths
 from slm_lab.experiment.files.search_state import SearchState, best_first
-from slm_lab.experiment.report.metrics import mean_current_return
+from slm_lab.experiment.report.metrics import mean_current_return, mean_rating
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.view.folders import Found, runs_of_study
 from slm_lab.lib.episodes import MAX_AGE
@@ -77,11 +77,25 @@ def _content(path: str) -> bytes:
 
 def _run(run: Run) -> Entry:
     entry = about(run)
+    return entry | _state(run, entry) | _rating(run)
+
+
+def _rating(run: Run) -> Entry:
+    """Return the Elo rating of a run in self-play, in which the return depends on the opponents; nothing for other runs."""
+    if run.spec.get("meta", {}).get("self_play") is None:
+        return {}
+    rows = [_last_row(path) for path in tables(run)]
+    found = mean_rating([(row["elo"], row.get("elo_se")) for row in rows if "elo" in row])
+    return {} if found is None else {"value": found[0], "error": found[1], "measure": "Elo"}
+
+
+def _state(run: Run, entry: Entry) -> Entry:
+    """Return frame, progress, times and return of a run."""
     if run.status == "running" or not run.metrics:
-        return entry | _from_tables(run, entry["sessions"], entry["max_frame"])
+        return _from_tables(run, entry["sessions"], entry["max_frame"])
     metrics = run.metrics
     frame = metrics.get("frame") or 0
-    return entry | {
+    return {
         "frame": frame,
         "progress": _share(frame, entry["max_frame"]),
         "value": metrics.get("current_return"),
@@ -324,7 +338,7 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
             lines = _lines(file, file.tell(), size)
     except OSError:
         return np.empty(0), np.empty(0)
-    column = "current_return" if "current_return" in names else "total_reward"
+    column = next((name for name in ("elo", "current_return") if name in names), "total_reward")
     if "frame" not in names or column not in names:
         return np.empty(0), np.empty(0)
     at = names.index("frame"), names.index(column)

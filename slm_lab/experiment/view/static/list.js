@@ -166,7 +166,7 @@ function grouped(found) {
 
 function heading({ group }) {
   const values = group.filter((run) => run.kind === "run" && Number.isFinite(run.value)).map((run) => run.value);
-  const mean = values.length ? `; return: mean ${number(values.reduce((sum, value) => sum + value, 0) / values.length)}, best ${number(Math.max(...values))}` : "";
+  const mean = values.length ? `; ${valueName(group[0])}: mean ${number(values.reduce((sum, value) => sum + value, 0) / values.length)}, best ${number(Math.max(...values))}` : "";
   const text = `${group.length} run${group.length > 1 ? "s" : ""}${mean}`;
   return el("tr", { class: "group" }, el("td", { colspan: COLUMNS.length + 1 }, group[0].name, el("span", {}, `${group[0].env ? `${group[0].env}: ` : ""}${text}`)));
 }
@@ -186,7 +186,7 @@ function row(run) {
     el("td", { class: "state" }, status(run)),
     frames(run),
     el("td", { class: "left number" }, left(run)),
-    el("td", { class: "return number" }, known || run.kind === "run" ? estimate(run.value, run.error) : "", known && run.kind !== "run" ? el("div", { class: "sub" }, valueName(run)) : null),
+    el("td", { class: "return number" }, known || run.kind === "run" ? estimate(run.value, run.error) : "", known && (run.kind !== "run" || run.measure) ? el("div", { class: "sub" }, valueName(run)) : null),
     el("td", { class: "line" }, spark(sparks.get(run.path) ?? [])),
   ];
   const made = el("tr", { "data-path": run.path }, cells);

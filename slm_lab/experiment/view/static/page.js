@@ -143,7 +143,7 @@ export function facts(entry) {
 
 /** Return what the value of an entry is. */
 export function valueName(entry) {
-  return entry.kind === "search" ? `best ${entry.metric}` : entry.kind === "study" ? `best score (${entry.best})` : "return";
+  return entry.kind === "search" ? `best ${entry.metric}` : entry.kind === "study" ? `best score (${entry.best})` : entry.measure ?? "return";
 }
 
 /** Return a small graph of points [x from 0 to 1, y]. */

@@ -124,6 +124,12 @@ def test_every_algorithm(name: str, made: Made) -> None:
         assert made("--env", "ALE/Pong-v5", "--like", name).env.max_frame == 10_000_000
 
 
+def test_a_game_for_two_players_gets_self_play(tmp_path: Path) -> None:
+    file = tmp_path / "game.json"
+    assert main(["new", str(file), "--env", "TicTacToe-v1"]) == 0
+    assert json.loads(file.read_text())["ppo_tictactoe"]["meta"]["self_play"] == {}
+
+
 def test_other_names_of_algorithms(made: Made) -> None:
     assert made("--env", "Pendulum-v1", "--like", "SAC").agent.algorithm.name == "SoftActorCritic"
     assert made("--env", "Pendulum-v1", "--like", "a2c").agent.name == "A2C"

@@ -405,6 +405,8 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
         del agent["algorithm"]["action_pdtype"]
     for key in ("run", "random_seed", *(() if meta.get("rigorous_eval") else ("eval_frequency",))):
         meta.pop(key, None)
+    if info.agents[:1] == ("player_0",) and not {"sampler", "distributed"} & meta.keys():  # a game of EnvPool
+        meta.setdefault("self_play", {})
     meta = {"max_session": _SESSIONS, "log_frequency": max(500, min(10_000, int(frames) // 100)), **meta}
     return {"agent": {"name": agent.pop("name"), **agent}, "env": env, "meta": meta}
 

@@ -11,6 +11,7 @@ import pytest
 from slm_lab import Session, load_spec
 from slm_lab.experiment.collect.turns import Turns
 from slm_lab.experiment.training.self_play import game_score, rate
+from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
 from slm_lab.spec.report import SpecError
 from tests.experiment.small_runs import CARTPOLE, MLP, RECURRENT, REPLAYING, ROLLOUT, run
@@ -95,6 +96,7 @@ ONE_AGENT = {
     "DQN": run(CARTPOLE, {"name": "DQN", **REPLAYING}),
     "recurrent PPO": run(CARTPOLE, {"name": "PPO", **ROLLOUT}, {**RECURRENT, "update_type": None, "polyak_coef": None}, BATCH),
     "recurrent DQN": run(CARTPOLE, {"name": "DQN", **REPLAYING}, RECURRENT),
+    "recurrent SIL": run(CARTPOLE, {"name": "SIL"}, {**RECURRENT, "update_type": None, "polyak_coef": None}, {"name": "OnPolicyReplay"}),
     "SIL": run(CARTPOLE, {"name": "SIL"}, PLAIN, {"name": "OnPolicyReplay"}),
 }
 
@@ -146,7 +148,7 @@ def test_self_play_rates_snapshots_and_keeps_the_newest() -> None:
     result = session.run()
     assert result.rows[-1]["elo"] is not None
     assert session.parts.self_play is not None
-    assert [snapshot.frame for snapshot in session.parts.self_play.pool] == [600, 900]
+    assert [snapshot.frame for snapshot in session.parts.self_play.pool] == [900, 1200]
 
 
 def test_a_policy_learns_only_from_its_own_moves_against_snapshots() -> None:
@@ -170,7 +172,7 @@ def test_stopped_and_continued_self_play_equals_straight(tmp_path: Path) -> None
     _, one = train(spec, tmp_path / "straight")
     _, other = train(spec, tmp_path / "stopped", (334, 556))
     assert table(one.session_df(0)) == table(other.session_df(0))
-    assert len(table(one.elo(0))) == 4
+    assert len(table(one.elo(0))) == 5
     assert table(one.elo(0)) == table(other.elo(0))
     assert differing(bundle(one), bundle(other)) == []
 
@@ -236,3 +238,35 @@ def test_an_agent_has_one_policy() -> None:
     with pytest.raises(SpecError) as error:
         load_spec({"run": two_policies(first=["left"], second=["right", "left"])}, "run")
     assert [problem.path for problem in error.value.problems] == ["agent.policies.second[1]"]
+
+
+@pytest.mark.parametrize(("goal", "words"), [(10**9, "did not end within 50 steps"), (5, "ended for left alone")])
+def test_self_play_needs_games_that_end_for_all_agents(goal: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slm_lab.experiment.training.self_play.MAX_STEPS", 50)
+    body = duel()
+    session = Session(load_spec({"run": {**body, "env": {**body["env"], "goal": goal}}}, "run")).build()
+    assert session.parts.self_play is not None
+    if goal == 5:
+        backend = session.parts.self_play.env._backend
+        step = backend.step
+
+        def left_alone(action: np.ndarray) -> Any:
+            raw = step(action)
+            raw.terminated_N[1::2] = False
+            return raw._replace(final=[(row, obs) for row, obs in raw.final or () if row % 2 == 0])
+
+        backend.step = left_alone  # type: ignore[method-assign]
+    with pytest.raises(PlainError, match=words):
+        session.run()
+
+
+def test_a_stop_during_rated_games_takes_no_snapshot() -> None:
+    """The continued run takes it, from the same random stream and env."""
+    session = Session(load_spec({"run": duel()}, "run")).build()
+    self_play = session.parts.self_play
+    assert self_play is not None
+    before = self_play.state_dict(episodes=False)
+    self_play.beat = lambda phase: setattr(self_play.stop, "requested", True)
+    session.run()
+    assert (self_play.taken, self_play.pool) == (0, [])
+    assert self_play.state_dict(episodes=False)["rng"] == before["rng"]

@@ -37,7 +37,8 @@ class EpisodesWithStates(OnPolicyReplay):
         rollout = super().rollout()
         self.state_TES = np.zeros((*rollout.reward_TN.shape, self.state_size), np.float32)
         for column, (n, begin, end) in enumerate(self._episodes()):
-            self.state_TES[: end - begin, column] = self.slabs["state"][begin:end, n]
+            rows = self._rows(n, begin, end)
+            self.state_TES[: len(rows), column] = self.slabs["state"][rows, n]
         return rollout
 
 
@@ -74,7 +75,7 @@ class SILReplay:
         self.gamma, self.value, self.state_size = gamma, value, state_size
         self.episodes = (EpisodesWithStates if state_size else OnPolicyReplay)(info, 1, state_size)
         # whole episodes are added one after the other, as if from one env
-        one_env = replace(info, num_envs=1)
+        one_env = replace(info, num_envs=1, max_frame=info.max_transitions, agents=())
         self.ring: Replay | SequenceReplay
         if state_size:
             self.ring = SEQUENCE_REPLAYS[type(spec)](spec, one_env, clock, rng, state_size=state_size, seq_len=seq_len)

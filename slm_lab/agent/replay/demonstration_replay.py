@@ -23,7 +23,7 @@ def demonstration_replay(
     """
     rows = len(data) + len(data.last_obs_E) * (info.observation.stack + 1)  # each episode of images begins with a stack of frames
     spec = ReplaySpec(name="Replay", batch_size=batch_size, max_size=rows)
-    memory = Replay(spec, replace(info, num_envs=1, max_frame=rows), clock, rng, device=device)
+    memory = Replay(spec, replace(info, num_envs=1, max_frame=rows, agents=()), clock, rng, device=device)
     stride = 1 if isinstance(memory.store, FrameStore) else len(data)
     for begin in range(0, len(data), stride):
         memory.add(*data.steps(begin, begin + stride))

@@ -172,6 +172,8 @@ class AgentsSource:
                 self.between_rounds = policy == len(experiences) - 1
                 report = None if self_play is None else self_play.report
                 yield experience._replace(policy=policy, frames=env.info.frames, report=report)
+        if self_play is not None and self.learner.finished:
+            self_play.take_snapshot_if_due()
 
     def _acting(self) -> np.ndarray | None:
         """Return the rows that act next and that the learning policies act for, bool [N]; None: all."""
@@ -216,7 +218,7 @@ class AgentsSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self.env.load_state_dict(state["env"])
-        if self.self_play is not None:
+        if self.self_play is not None and state["self_play"] is not None:
             self.self_play.load_state_dict(state["self_play"])
         saved = state["open"]
         if saved is None or not self.env.resume():
@@ -224,6 +226,6 @@ class AgentsSource:
         self._obs_N, self._first_N = saved["obs"].numpy(), saved["first"].numpy()
         for part, own in zip(self.parts, saved["policies"], strict=True):
             part.load_state_dict(own)
-        if self.self_play is not None:
+        if self.self_play is not None and state["self_play"] is not None:
             self.self_play.load_games(state["self_play"])
         return True

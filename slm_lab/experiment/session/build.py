@@ -190,7 +190,9 @@ class SessionParts:
             with torch.random.fork_rng(devices=[]):  # the initial weights are replaced
                 return build_policy(spec.agent, env.info, rng, self.device)
 
-        return SelfPlay(meta.self_play, learner, build, rated, env.info.frames, seeds.act, self.index)
+        self_play = SelfPlay(meta.self_play, learner, build, rated, env.info.frames, seeds.act, self.index)
+        self_play.stop, self_play.beat = self.context.stop, self.context.beat
+        return self_play
 
     def _build_workers(self) -> WorkerSource:
         context = self.context

@@ -137,14 +137,14 @@ class Session:
                 learner.agent.check_rarely(not learner.runs_user_code)
             self._train()
         except (WorkerFailed, Blocked) as error:
-            learners[0].note_frame(error, self.parts.info.num_envs)
+            learners[0].note_frame(error, self.parts.info.frames)
             self.blocked = isinstance(error, Blocked)
             self.end()
             if isinstance(error, WorkerFailed) or not self.context.stop.requested:
                 raise
             notice(f"{error}; checkpoint saved without the env state")
         except BaseException as error:
-            learners[0].note_frame(error, self.parts.info.num_envs)
+            learners[0].note_frame(error, self.parts.info.frames)
             raise
         else:
             self.end()

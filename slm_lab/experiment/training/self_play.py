@@ -13,9 +13,12 @@ from slm_lab.env.board_players import Player
 from slm_lab.env.vec import Env
 from slm_lab.experiment.execute.heartbeat import EVALUATING
 from slm_lab.experiment.files.sink import RunSink
+from slm_lab.experiment.plan import Stop
+from slm_lab.experiment.training.evaluate import MAX_STEPS
 from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.observers.base import SELF_PLAY_COLUMNS, score_column
+from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
 from slm_lab.spec.models.base import ExtensionError, import_class
@@ -115,7 +118,9 @@ class SelfPlay:
         self._state_N = learner.agent.policy.initial_state(num_envs * self.num_agents)
         self.sink: RunSink | None = None
         """Sink of the table of snapshots; None: no table."""
-        self.stop_requested: Callable[[], bool] = lambda: False
+        self.retired: list[Snapshot] = []
+        """Snapshots that have left the pool, and whose games still run."""
+        self.stop = Stop()
         self.beat: Beat = no_beat
 
     def begin(self, sink: RunSink | None) -> None:
@@ -134,7 +139,7 @@ class SelfPlay:
         if not theirs_N.any():
             return
         opponent_N = np.repeat(self.opponent_E, self.num_agents)
-        for snapshot in self.pool:
+        for snapshot in (*self.pool, *self.retired):
             rows = np.flatnonzero(theirs_N & (opponent_N == snapshot.index))
             if len(rows):
                 out = snapshot.policy.act(obs_N[rows], None if self._state_N is None else self._state_N[rows])
@@ -146,13 +151,8 @@ class SelfPlay:
         """Count the results of games, and choose the opponents of new games."""
         if self._state_N is not None:
             self._state_N[step.first_N] = 0.0
-        by_env: dict[int, dict[int, float]] = {}
-        for episode in step.episodes:
-            env, player = divmod(episode.env, self.num_agents)
-            by_env.setdefault(env, {})[player] = episode.total_reward
-        for env, of_player in by_env.items():
-            if len(of_player) == self.num_agents and self.opponent_E[env] >= 0:
-                returns_A = np.array([of_player[player] for player in range(self.num_agents)])
+        for env, returns_A in returns_by_env(step, self.env).items():
+            if self.opponent_E[env] >= 0:
                 self._count(int(self.opponent_E[env]), game_score(returns_A, int(self.player_E[env])))
         if 1 in step.first_N.tobytes():
             self.choose(step.first_N)
@@ -170,6 +170,7 @@ class SelfPlay:
                 continue
             self.opponent_E[env] = self.pool[self._drawn()].index
             self.player_E[env] = self.rng.integers(self.num_agents)
+        self.retired = [snapshot for snapshot in self.retired if (self.opponent_E == snapshot.index).any()]
 
     def _drawn(self) -> int:
         """Draw the position in the pool of an opponent."""
@@ -180,21 +181,18 @@ class SelfPlay:
 
     def take_snapshot_if_due(self) -> None:
         """Add the current weights to the pool every `frequency` frames."""
-        if self.learner.clock.frame < self.taken * self.frequency or self.stop_requested():
+        if self.learner.clock.frame < self.taken * self.frequency or self.stop.requested:
             return
-        self.beat(EVALUATING)
-        policy = self.learner.agent.policy
-        snapshot = Snapshot(self.taken, self.learner.clock.frame, self._policy(policy.weights(), policy.explore_var))
-        self._rate(snapshot)
+        agent, before = self.learner.agent, (generator_state(self.rng), self.env.state_dict())
+        snapshot = Snapshot(self.taken, self.learner.clock.frame, self._policy(agent.policy.weights(), agent.final_explore_var or 0.0))
+        if not self._rate(snapshot):  # a continued run takes the snapshot, from the state before
+            set_generator_state(self.rng, before[0])
+            self.env.load_state_dict(before[1])
+            return
         self.taken += 1
         self.pool.append(snapshot)
-        if len(self.pool) > self.spec.pool:
-            gone = self.pool.pop(0)
-            self._replace(gone.index)
-
-    def _replace(self, index: int) -> None:
-        """Let the oldest snapshot continue the running games of one that has left the pool."""
-        self.opponent_E[self.opponent_E == index] = self.pool[0].index
+        while len(self.pool) > self.spec.pool:
+            self.retired.append(self.pool.pop(0))
 
     def _policy(self, weights: dict[str, torch.Tensor], explore_var: float) -> Policy:
         policy = self._build(self.rng)
@@ -202,27 +200,34 @@ class SelfPlay:
         policy.explore_var = explore_var
         return policy
 
-    def _rate(self, snapshot: Snapshot) -> None:
-        """Rate a snapshot by games against random actions, the previous snapshot, and up to two others, evenly spaced over the pool."""
+    def _rate(self, snapshot: Snapshot) -> bool:
+        """Rate a snapshot by games against random actions, the previous snapshot, and up to two others, evenly spaced over the pool.
+
+        Returns False if a stop is requested before all games have ended.
+        """
         games = self.spec.rating_games
         if not games:
-            return
+            return True
         others = self.pool[:-1]
         places = np.linspace(0, len(others) - 1, min(_RATED_AGAINST, len(others))).astype(int).tolist()
         opponents: list[Snapshot | None] = [None, *([self.pool[-1]] if self.pool else []), *(others[place] for place in places)]
         self.env.normalizers.copy_obs_statistics(self.learner.normalizers.state_dict())
-        scores = [match(self.env, snapshot.policy, None if one is None else one.policy, games, self.beat) for one in opponents]
+        policies = [None if one is None else one.policy for one in opponents]
+        scores = [match(self.env, snapshot.policy, one, games, self.stop, self.beat) for one in policies]
+        fixed = {path: match(self.env, snapshot.policy, player, games, self.stop, self.beat) for path, player in self.fixed.items()}
+        if self.stop.requested:
+            return False
         ratings = [0.0 if one is None else one.rating.elo for one in opponents]
         snapshot.rating = rate([sum(one) for one in scores], [len(one) for one in scores], ratings, ratings[min(1, len(ratings) - 1)])
         found: dict[str, float] = {"elo": snapshot.rating.elo, "elo_se": snapshot.rating.error}
         found |= {name: float(np.mean(one)) for name, one in zip(SELF_PLAY_COLUMNS[2:], scores, strict=False)}
-        for path, player in self.fixed.items():
-            found[score_column(path)] = float(np.mean(match(self.env, snapshot.policy, player, games, self.beat)))
+        found |= {score_column(path): float(np.mean(of_player)) for path, of_player in fixed.items()}
         self.rated = found
         if self.sink is not None:
             columns = ("frame", "snapshot", *SELF_PLAY_COLUMNS, *map(score_column, self.fixed))
             values = {"frame": snapshot.frame, "snapshot": snapshot.index, **found}
             self.sink.append(self.session, "elo", columns, {column: values.get(column) for column in columns})
+        return True
 
     def report(self) -> dict[str, float]:
         """Return the rating of the newest snapshot and its scores; empty without ratings."""
@@ -243,23 +248,24 @@ class SelfPlay:
         }
         if episodes:
             hidden = None if self._state_N is None else torch.from_numpy(self._state_N.copy())
+            state["retired"] = [snapshot.state_dict() for snapshot in self.retired]
             state["games"] = {"opponent": self.opponent_E.tolist(), "player": self.player_E.tolist(), "state": hidden}
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_generator_state(self.rng, state["rng"])
         self.taken, self.rated = int(state["taken"]), dict(state["rated"])
-        self.pool = [
-            Snapshot(
-                int(one["index"]), int(one["frame"]), self._policy(one["weights"], one["explore_var"]), Rating(*one["rating"]), one["score"]
-            )
-            for one in state["pool"]
-        ]
+        self.pool = list(map(self._loaded, state["pool"]))
         self.env.load_state_dict(state["env"])
         self.env.resume()
 
+    def _loaded(self, state: dict[str, Any]) -> Snapshot:
+        policy = self._policy(state["weights"], state["explore_var"])
+        return Snapshot(int(state["index"]), int(state["frame"]), policy, Rating(*state["rating"]), float(state["score"]))
+
     def load_games(self, state: dict[str, Any]) -> None:
         """Load who plays in the running games."""
+        self.retired = list(map(self._loaded, state["retired"]))
         games = state["games"]
         self.opponent_E[:], self.player_E[:] = games["opponent"], games["player"]
         self._state_N = None if games["state"] is None else games["state"].numpy()
@@ -278,47 +284,62 @@ def build_player(path: str, env: Env, rng: np.random.Generator) -> Player:
     raise SpecError(env.name, [Problem("meta.self_play.fixed_opponents", reason)])
 
 
-def match(
-    env: Env, policy: Policy, opponent: Policy | Player | None, games: int, beat: Beat = no_beat, deterministic: bool = False
-) -> list[float]:
+def match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:
     """Return the scores of a policy in `games` games or more, one per env, in which it plays for each agent in turn.
 
-    Args: opponent: plays for the other agents: a policy, a scripted player, or None: uniformly random actions. deterministic: the policy
-    takes its most probable actions.
+    Args: opponent: plays for the other agents: a policy, a scripted player, or None: uniformly random actions.
+    Raises PlainError if a game is longer than MAX_STEPS, or does not end for all agents at once.
     """
     A, E = len(env.info.agents), env.info.frames
     scores: list[float] = []
-    while len(scores) < games:
+    while len(scores) < games and not stop.requested:
         player_E = (np.arange(E) + len(scores) // E) % A
-        own_N = (player_E[:, None] == np.arange(A)).ravel()
-        scores += _play_games(env, policy, opponent, own_N, beat, deterministic)
+        scores += _play_games(env, policy, opponent, player_E, stop, beat)
     return scores
 
 
-def _play_games(
-    env: Env, policy: Policy, opponent: Policy | Player | None, own_N: np.ndarray, beat: Beat, deterministic: bool
-) -> list[float]:
-    """Play one game in each env; `policy` acts for the rows own_N, bool [N]. Return its scores."""
+def _play_games(env: Env, policy: Policy, opponent: Policy | Player | None, player_E: np.ndarray, stop: Stop, beat: Beat) -> list[float]:
+    """Play one game in each env, in which `policy` plays for the agents player_E, int64 [E]. Return its scores; [] after a stop."""
     A, obs_N = len(env.info.agents), env.reset()
+    own_N = (player_E[:, None] == np.arange(A)).ravel()
     state_N = policy.initial_state(len(own_N))
-    return_N, over_N = np.zeros(len(own_N)), np.zeros(len(own_N), np.bool_)
-    while not over_N.all():
+    return_EA, over_E = np.zeros((len(player_E), A)), np.zeros(len(player_E), np.bool_)
+    for _ in range(MAX_STEPS):
         beat(EVALUATING)
         action_N = env.sample()
-        for one, rows_N in ((policy, own_N), (opponent, ~own_N)):
-            acting_N = rows_N & ~over_N if env.acts_N is None else rows_N & ~over_N & env.acts_N
-            rows = np.flatnonzero(acting_N)
+        playing_N = np.repeat(~over_E, A) if env.acts_N is None else env.acts_N & np.repeat(~over_E, A)
+        for one, rows in ((policy, np.flatnonzero(playing_N & own_N)), (opponent, np.flatnonzero(playing_N & ~own_N))):
             if isinstance(one, Policy) and len(rows):
-                out = one.act(obs_N[rows], None if state_N is None else state_N[rows], deterministic and one is policy)
+                out = one.act(obs_N[rows], None if state_N is None else state_N[rows])
                 action_N[rows] = one.env_action(out.action_N)
                 if state_N is not None:
                     state_N[rows] = out.state_N
             elif one is not None and len(rows):
                 action_N[rows] = one.act(obs_N[rows])
         step = env.step(action_N)
-        for episode in step.episodes:
-            if not over_N[episode.env]:
-                return_N[episode.env], over_N[episode.env] = episode.total_reward, True
         obs_N = step.obs_N
-    player_E = own_N.reshape(-1, A).argmax(axis=1)
-    return [game_score(returns_A, int(player)) for returns_A, player in zip(return_N.reshape(-1, A), player_E, strict=True)]
+        for index, of_player in returns_by_env(step, env).items():
+            if not over_E[index]:
+                return_EA[index], over_E[index] = of_player, True
+        if over_E.all():
+            return [game_score(returns_A, int(player)) for returns_A, player in zip(return_EA, player_E, strict=True)]
+        if stop.requested:
+            return []
+    raise PlainError(f"meta.self_play: a game of {env.name} did not end within {MAX_STEPS:,} steps; set env.max_t")
+
+
+def returns_by_env(step: VecStep, env: Env) -> dict[int, np.ndarray]:
+    """Return the returns [A] of the games that ended in a step, by index of the env.
+
+    Raises PlainError if a game ended for some of its agents only: it has no winner then.
+    """
+    agents, found = env.info.agents, dict[int, dict[int, float]]()
+    for episode in step.episodes:
+        index, player = divmod(episode.env, len(agents))
+        found.setdefault(index, {})[player] = episode.total_reward
+    for index, of_player in found.items():
+        if len(of_player) < len(agents):
+            ended = ", ".join(agents[player] for player in of_player)
+            why = "needs a game that ends for all agents at once"
+            raise PlainError(f"meta.self_play: {why}; in env {index} of {env.name} it ended for {ended} alone; remove meta.self_play")
+    return {index: np.array([of_player[player] for player in range(len(agents))]) for index, of_player in found.items()}

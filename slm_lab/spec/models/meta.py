@@ -52,7 +52,7 @@ class MetaSpec(SpecModel):
     sampler: SamplerSpec | None = None
     """Collect with rollout workers while a learner trains, synchronously or asynchronously; default: each Session steps its own envs."""
     self_play: SelfPlaySpec | None = None
-    """Self-play in a game of several agents; default: the policies of agent.policies play each other as they are."""
+    """Self-play in a game of several agents; default: no snapshots, the current policies play each other."""
     max_session: Positive = 1
     """Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1

@@ -56,6 +56,7 @@ FIGURES = {
     "recurrent_sac": {"recurrent_sac": "returns_vs_frames"},
     "hindsight": {"hindsight": "returns_vs_frames"},
     "fetch_reach": {"fetch_reach": "returns_vs_frames"},
+    "simple_spread": {"simple_spread": "returns_vs_frames"},
     "behaviour_cloning": {},
     "demonstrations": {"demonstrations": "returns_vs_frames"},
     "dm_control": {

@@ -68,9 +68,8 @@ def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> Evaluati
     meta = spec.meta
     if meta.rigorous_eval:
         return EvaluationPlan(meta.rigorous_eval, meta.eval_frequency, meta.eval_deterministic)
-    episodes = (
-        0 if meta.self_play is not None and meta.eval_episodes == "auto" else meta.eval_episodes
-    )  # the mean return of a policy against itself says nothing
+    # the mean return of a policy against itself says nothing
+    episodes = 0 if meta.self_play is not None and meta.eval_episodes == "auto" else meta.eval_episodes
     if episodes == "auto":
         episodes = _affordable_episodes(spec, frames, time_limit) if meta.evaluates_by_default else 0
     return EvaluationPlan(episodes, -(-frames // EVALUATIONS), True) if episodes else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,10 +15,12 @@ import numpy as np
 
 from slm_lab.experiment.files.paths import DataMode, RunPaths
 from slm_lab.experiment.files.search_state import SearchState
+from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
 from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly
 from slm_lab.experiment.report.progress import is_number, number
+from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.report.trial_figures import return_curves
 from slm_lab.experiment.report.trial_record import METHOD, MIN_TRIALS, Importance, TrialRecord, key_importance, ranked
@@ -152,9 +155,16 @@ def search_records(state: SearchState, paths: RunPaths, random_seed: int | None)
 
 
 def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session."""
+    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session.
+
+    That of a return is within the range of possible returns, if it is known.
+    """
     files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
-    found = estimate([(read_json(file) or {}).get(metric) for file in files])
+    bounds = None
+    if metric in ("current_return", "final_return", "total_reward_ma"):
+        with suppress(UserError):  # the saved spec cannot be read
+            bounds = return_range(Run(runs, trial).settings())
+    found = estimate([(read_json(file) or {}).get(metric) for file in files], bounds)
     return None if found is None or found.low is None or found.high is None else (found.low, found.high)
 
 

@@ -12,7 +12,15 @@ import pytest
 from PIL import Image
 
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.report.search_report import SearchSummary, grid_figure, parallel_figure, return_figures, short_names, write_search
+from slm_lab.experiment.report.search_report import (
+    SearchSummary,
+    confidence_interval,
+    grid_figure,
+    parallel_figure,
+    return_figures,
+    short_names,
+    write_search,
+)
 from slm_lab.experiment.report.trial_record import TrialRecord, TrialStatus, key_importance, ranked
 from slm_lab.experiment.run.search.proposer import make_proposer
 from slm_lab.experiment.training.observers.base import COLUMNS
@@ -182,3 +190,16 @@ def test_short_names() -> None:
         ["agent.net.optim_spec.lr", "agent.net.critic_optim_spec.lr", "agent.algorithm.gamma", "env.name", "agent.net.name"]
     )
     assert list(names.values()) == ["optim_spec.lr", "critic_optim_spec.lr", "gamma", "env.name", "net.name"]
+
+
+def test_the_interval_of_a_confirmation_is_within_the_possible_returns(tmp_path: Path) -> None:
+    """Two sessions of CartPole with 400 and 480: Student's t alone gives 440 ± 508."""
+    paths = RunPaths(tmp_path, "cartpole")
+    paths.make_dirs()
+    paths.spec.write_text(json.dumps({"cartpole": {"env": {"name": "CartPole-v1", "max_frame": 1000}, "agent": {}, "meta": {}}}))
+    for session, value in enumerate((400.0, 480.0)):
+        paths.session_metrics(session).write_text(json.dumps({"current_return": value, "strength": value}))
+        paths.session_df(session).write_text("frame,total_reward\n")
+    assert confidence_interval(paths, 0, "current_return") == (0.0, 500.0)
+    low, high = confidence_interval(paths, 0, "strength") or (0.0, 0.0)
+    assert (round(low), round(high)) == (-68, 948)

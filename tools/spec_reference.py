@@ -25,7 +25,7 @@ from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.base import Schedule, SpecModel
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES
-from slm_lab.spec.models.meta import MetaSpec, PBTSpec, SamplerSpec, SearchResources, SearchScheduler
+from slm_lab.spec.models.meta import MetaSpec, PBTSpec, SamplerSpec, SearchResources, SearchScheduler, SelfPlaySpec
 from slm_lab.spec.models.net import NETS, LossSpec, LRSchedulerSpec, OptimSpec
 from slm_lab.spec.models.spec import AgentSpec, Spec
 from slm_lab.spec.rules.torch_check import ACTIVATIONS, INIT_FUNCTIONS, LOSSES, OPTIMIZERS, SCHEDULERS
@@ -173,6 +173,8 @@ EXAMPLES: dict[str, Any] = {
     "save_interval": 60.0,
     "checkpoint_frequency": 100_000,
     "demonstrations": "cartpole.npz",
+    "policies": {"first": ["player_0"], "second": ["player_1"]},
+    "snapshot_frequency": 100_000,
     "init_from": "data/ppo_cartpole_2026_01_31_120000",
     "stall_notice": 60.0,
     "stall_limit": 600.0,
@@ -246,6 +248,7 @@ SECTIONS = (
     Section("agent.net.loss_spec", "loss_spec", {"": LossSpec}),
     Section("env", "env", {"": EnvSpec}),
     Section("meta", "meta", {"": MetaSpec}),
+    Section("meta.self_play", "meta.self_play", {"": SelfPlaySpec}),
     Section("meta.sampler", "meta.sampler", {"": SamplerSpec}),
     Section("meta.sampler.pbt", "meta.sampler.pbt", {"": PBTSpec}),
     Section("meta.search_resources", "meta.search_resources", {"": SearchResources}),

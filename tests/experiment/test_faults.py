@@ -86,20 +86,20 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
     with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         run_while(trial, kill)
     assert "killed by SIGKILL" in capsys.readouterr().out
-    assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
+    assert len(simulators(tmp_path)) == 2 * (1 + 1 + 1)  # with those of the trial step and of evaluation
     assert gone(*simulators(tmp_path))
 
 
 @pytest.mark.slow
 def test_the_trial_is_killed(command: Callable[..., Command], spec_body: SpecBody, tmp_path: Path) -> None:
     """Its Sessions save themselves and end, and so do the simulators that their envs forget."""
-    meta = {"max_session": 2, "log_frequency": 100, "save_interval": 3600}
+    meta = {"max_session": 2, "log_frequency": 100, "save_interval": 3600, "eval_episodes": 1}
     run = command(spec_body(env=env_of(tmp_path, simulator="forgets", max_frame=10**9), meta=meta))
     process = run.start()
     until(run.has_rows(2), process)
     process.kill()
     run.leaves_nothing(30.0)
-    assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
+    assert len(simulators(tmp_path)) == 2 * (1 + 1 + 1)  # with those of the trial step and of evaluation
     assert gone(*simulators(tmp_path))
     for index in (0, 1):
         assert (

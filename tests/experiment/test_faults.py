@@ -86,7 +86,7 @@ def test_what_a_killed_session_started(make_spec: MakeSpec, tmp_path: Path, caps
     with pytest.raises(TrialFailed, match="1 of 2 sessions failed"):
         run_while(trial, kill)
     assert "killed by SIGKILL" in capsys.readouterr().out
-    assert len(simulators(tmp_path)) == 2 * (1 + 1 + 1)  # with those of the trial step and of evaluation
+    assert len(simulators(tmp_path)) == 2 * (1 + 1)  # with that of the trial step
     assert gone(*simulators(tmp_path))
 
 

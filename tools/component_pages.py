@@ -167,7 +167,12 @@ def _diagnostics(section: Section, name: str) -> Iterator[str]:
     algorithm = _implementation(section, name)[0]
     if not (inspect.isclass(algorithm) and issubclass(algorithm, Algorithm) and algorithm.diagnostics):
         return
-    yield from ("## Diagnostics", "", "Columns of the tables, in addition to [those of every algorithm](results.md#columns):", "")
+    yield from (
+        "## Diagnostics",
+        "",
+        "Columns of the tables that only this algorithm has (see also [those of all algorithms](results.md#columns)):",
+        "",
+    )
     yield from ("| column | mean over the updates since the row before |", "|---|---|")
     if missing := [column for column in algorithm.diagnostics if column not in DIAGNOSTICS]:
         raise ValueError(f"DIAGNOSTICS in tools/component_pages.py does not say what the column {missing[0]!r} of {name} means")

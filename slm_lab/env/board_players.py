@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.models.base import ExtensionError, import_class
 
 Board = tuple[int, ...]
 """Cells in row-major order: 1 the player's own stone, −1 the opponent's, 0 empty."""
@@ -24,6 +25,17 @@ class Player:
     def act(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the actions, in the form that `Env.step` takes, for observations [N, *shape] in the agent's form."""
         raise NotImplementedError
+
+
+def build_player(path: str, info: EnvInfo, rng: np.random.Generator) -> Player:
+    """Build a scripted player, "package.module:Class". Raises ValueError, which says why, if it cannot be built."""
+    try:
+        player: Player = import_class(path, Player)(info, rng)
+    except ExtensionError as error:
+        raise ValueError(str(error)) from None
+    except Exception as error:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
+    return player
 
 
 class BoardPlayer(Player):
@@ -51,7 +63,7 @@ class BoardPlayer(Player):
         return int(self.rng.choice(self.choose(board, np.flatnonzero(valid_A).tolist())))
 
     def choose(self, board: Board, valid: list[int]) -> list[int]:
-        """Return the actions among which to draw. Args: valid: the valid actions."""
+        """Return equally good actions, one of which is drawn. Args: valid: the valid actions."""
         raise NotImplementedError
 
 

@@ -145,7 +145,7 @@ def test_vehicles_act_at_once() -> None:
 
 
 def continued(name: str, steps: int) -> int:
-    """Assert that saved games go on as if they had not been interrupted; return the number of games that ended after that."""
+    """Assert that restored games continue like uninterrupted ones; return how many games ended after the restore."""
 
     def play(backend: EnvPoolAgents, obs: Any, rng: np.random.Generator) -> list[tuple[RawStep, list[bool]]]:
         found = []

@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab import Session, load_spec
 from slm_lab.experiment.collect.turns import Turns
-from slm_lab.experiment.training.self_play import game_score, rate
+from slm_lab.experiment.training.self_play import Snapshot, game_score, rate
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
 from slm_lab.spec.report import SpecError
@@ -270,3 +270,32 @@ def test_a_stop_during_rated_games_takes_no_snapshot() -> None:
     session.run()
     assert (self_play.taken, self_play.pool) == (0, [])
     assert self_play.state_dict(episodes=False)["rng"] == before["rng"]
+
+
+def test_prioritized_opponents_are_those_that_the_policy_loses_against() -> None:
+    """Scores of 0, 0.5 and 1: the weights are 1, 0.25 and 0, and 0.001 for each."""
+    session = Session(load_spec({"run": duel(pool=3, past_fraction=1.0)}, "run")).build()
+    self_play = session.parts.self_play
+    assert self_play is not None
+    for score in (0.0, 0.5, 1.0):
+        self_play.pool.append(Snapshot(len(self_play.pool), 0, session.agent.policy, score=score))
+    drawn = np.bincount([self_play._drawn() for _ in range(2000)], minlength=3) / 2000
+    assert drawn == pytest.approx([0.799, 0.2, 0.001], abs=0.04)
+    session.close()
+
+
+def test_a_snapshot_that_left_the_pool_finishes_its_games() -> None:
+    session = Session(load_spec({"run": duel(pool=1, past_fraction=1.0)}, "run")).build()
+    self_play = session.parts.self_play
+    assert self_play is not None
+    self_play.take_snapshot_if_due()
+    self_play.choose(np.ones(4, np.bool_))
+    session.clock.tick(300)
+    self_play.take_snapshot_if_due()
+    assert ([one.index for one in self_play.pool], [one.index for one in self_play.retired]) == ([1], [0])
+    assert self_play.opponent_E.tolist() == [0, 0]
+    self_play.choose(np.array([True, True, False, False]))
+    assert (self_play.opponent_E.tolist(), len(self_play.retired)) == ([1, 0], 1)
+    self_play.choose(np.array([False, False, True, True]))
+    assert (self_play.opponent_E.tolist(), self_play.retired) == ([1, 1], [])
+    session.close()

@@ -15,11 +15,11 @@ from slm_lab import load_agent, load_spec
 from slm_lab.env.boards import BOARD_GAMES
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, Played, enjoy, summary
 from slm_lab.experiment.deploy.human import play_human
-from slm_lab.experiment.deploy.players import team_score
 from slm_lab.experiment.deploy.register import export
 from slm_lab.experiment.files.find import Choice, find_training
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, UserError
+from slm_lab.experiment.training.self_play import team_score
 from tests.experiment.small_runs import ROLLOUT
 from tests.experiment.test_agents import BATCH, PLAIN, duel, two_policies
 from tests.resume.runs import train

@@ -17,7 +17,7 @@ TRAINS = [pair for pair in PAIRS if pair not in REFUSED]
 
 
 def check_run(name: str, engine: str, folder: Path, cluster: str | None = None) -> None:
-    """Train; every Session comes to its last frame, with gradient steps and finite losses."""
+    """Train a spec; each Session reaches its last frame, takes gradient steps, and its losses are finite."""
     spec = spec_of(name, engine, folder)
     trial = Trial(spec, plan=Plan(data_dir=folder, cluster=cluster))
     trial.run()

@@ -197,8 +197,8 @@ class Policy:
         return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
-        """Return a function (obs_N, first_N, acts_N = None) → the env's actions: this policy (or its mode) with its own hidden state and
-        random stream. acts_N, bool [N]: the rows that act; the hidden state of others is kept."""
+        """Return a function (obs_N, first_N, acts_N=None) that acts by this policy, or its mode, with a hidden state and a random stream of
+        its own, and returns actions in the env's form. acts_N, bool [N]: rows that act; the hidden states of the others do not change."""
         policy = self.clone(rng)
         state_N: np.ndarray | None = None
 

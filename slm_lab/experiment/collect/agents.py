@@ -28,6 +28,7 @@ class PolicyRows:
         self.learner, self.rows = learner, rows
         self.all = len(rows) == num_rows
         """Whether these are all rows of the env."""
+        self._positions = {int(row): k for k, row in enumerate(rows)}
         policy = learner.agent.policy
         self.state_K = policy.initial_state(len(rows))
         self.turns = Turns(len(rows), policy.state_size)
@@ -57,9 +58,10 @@ class PolicyRows:
         step: VecStep,
         own_K: np.ndarray | None = None,
     ) -> Experience:
-        """Return the experience of a step, given what `act` returned before it.
+        """Return the experience of a step.
 
-        Args: own_K: the rows that the policy acts for in the running episodes, bool [K]; None: all.
+        Args: obs_K, first_K, acts_K: before the step. out: the output of `act` for them. step: of all rows of the env. own_K: the rows that
+        the policy acts for in the running episodes, bool [K]; None: all.
         """
         own = step if self.all else self._own(step)
         if own_K is not None:
@@ -71,8 +73,7 @@ class PolicyRows:
 
     def _own(self, step: VecStep) -> VecStep:
         """Return the step of these rows."""
-        rows = self.rows
-        position = {int(row): k for k, row in enumerate(rows)}
+        rows, position = self.rows, self._positions
         episodes = [episode._replace(env=position[episode.env]) for episode in step.episodes if episode.env in position]
         obs_K = step.obs_N[rows]
         last_obs_K = obs_K if step.last_obs_N is step.obs_N else step.last_obs_N[rows]

@@ -28,7 +28,6 @@ from slm_lab.experiment.deploy.players import (
     load_players,
     own_agents,
     policy_parts,
-    team_score,
 )
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.files.find import CheckpointName, Training
@@ -40,6 +39,7 @@ from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.training import demonstrations
 from slm_lab.experiment.training.evaluate import MAX_STEPS, joint_act, play
 from slm_lab.experiment.training.resolve import select_device
+from slm_lab.experiment.training.self_play import team_score
 from slm_lab.lib.demonstrations import EpisodeRecorder, joined
 from slm_lab.lib.limits import cores
 from slm_lab.lib.rng import session_seeds

@@ -47,14 +47,13 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
     env = make_player_env(spec, env_spec, seed, 1)
     try:
         if not game.fits(env.info):
-            raise UserError(
-                f"--human needs the observations of {name} with its action mask, which env.action_mask or a wrapper has changed"
-            )
+            changed = "a key of the env section, such as action_mask, changes them"
+            raise UserError(f"--human needs the original observations of {name} and its action mask; {changed}")
         check_spaces([player.agent for player in players], env, spec, env_spec.name)
         write("\n".join([*(player.agent.description for player in players), f"{_STONES[0]} moves first. q ends the game.", ""]))
         deterministic = options.deterministic or spec.meta.eval_deterministic
-        table = _Table(env, game, joint_acts(players, env, deterministic), read, write)
-        table.play(options.episodes or 1, seat, np.random.default_rng())
+        games = _HumanGames(env, game, joint_acts(players, env, deterministic), read, write)
+        games.play(options.episodes or 1, seat, np.random.default_rng())
     finally:
         close_env(env.close)
 
@@ -67,7 +66,7 @@ def joint_acts(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Ac
     return joint_act([(env.info.rows_of(one.agents or ()), policy_act(one.agent, rng, deterministic)) for one in players])
 
 
-class _Table:
+class _HumanGames:
     """Games of a person against policies in one env.
 
     Args: act: acts for both players.

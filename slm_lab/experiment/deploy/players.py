@@ -19,7 +19,7 @@ from slm_lab.experiment.files.find import CheckpointName, Training, find_trainin
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.training.evaluate import Act
 from slm_lab.lib.records import VecStep
-from slm_lab.spec.models.base import ExtensionError, import_class, is_extension
+from slm_lab.spec.models.base import is_extension
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import nearest
 
@@ -125,7 +125,11 @@ class Opponent:
     def parts(self, env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
         """Return who acts for which of the given rows. Raises UserError."""
         if self.path is not None:
-            return [(rows, scripted_act(build_player(self.path, env, rng)))]
+            try:
+                player = board_players.build_player(self.path, env.info, rng)
+            except ValueError as error:
+                raise UserError(f"--against {self.name}: it cannot play {env.name}: {error}") from None
+            return [(rows, scripted_act(player))]
         if not self.players:
             return [(rows, random_act(env, rows))]
         parts = policy_parts(self.players, env, rows, rng, deterministic)
@@ -155,17 +159,6 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
         raise UserError(f"--against {name}: {known}{nearest(name, [RANDOM, *scripted])} ({error})") from None
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     return Opponent(name, players=tuple(load_players(training, spec, device=device)))
-
-
-def build_player(path: str, env: Env, rng: np.random.Generator) -> Player:
-    """Build a scripted player for an env. Raises UserError if it cannot be built."""
-    try:
-        player: Player = import_class(path, Player)(env.info, rng)
-    except ExtensionError as error:
-        raise UserError(f"--against: {error}") from None
-    except Exception as error:
-        raise UserError(f"--against {path}: it cannot play {env.name}: {error}") from None
-    return player
 
 
 def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
@@ -203,12 +196,6 @@ class Results:
             of_env = zip(*self._returns[first : first + self.num_agents], strict=False)
             found += [(first // self.num_agents, np.array(returns)) for returns in of_env]
         return found
-
-
-def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
-    """Return the mean over pairs of an own agent and another one: 1 if the return of the own one is higher, 0.5 if equal, 0 if lower."""
-    difference = returns_A[own_A][:, None] - returns_A[~own_A]
-    return float(np.mean(0.5 * (np.sign(difference) + 1.0)))
 
 
 def check_all_played(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:

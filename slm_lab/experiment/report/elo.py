@@ -51,7 +51,7 @@ def _rating(table: Snapshots, name: str, colour: str) -> Line:
 
 
 def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str) -> Line:
-    """Return the mean over Sessions, at the frames that all of them have."""
+    """Return the mean score over Sessions, at their common frames."""
     frames = [table["frame"][np.isfinite(table[column])] for table in tables if column in table]
     common = frames[0] if frames else np.empty(0)
     for other in frames[1:]:

@@ -190,9 +190,8 @@ class SessionParts:
             with torch.random.fork_rng(devices=[]):  # the initial weights are replaced
                 return build_policy(spec.agent, env.info, rng, self.device)
 
-        self_play = SelfPlay(meta.self_play, learner, build, rated, env.info.frames, seeds.act, self.index)
-        self_play.stop, self_play.beat = self.context.stop, self.context.beat
-        return self_play
+        context = self.context
+        return SelfPlay(meta.self_play, learner, build, rated, env.info.frames, seeds.act, self.index, context.stop, context.beat)
 
     def _build_workers(self) -> WorkerSource:
         context = self.context

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.env.board_players import Player
+from slm_lab.env.board_players import Player, build_player
 from slm_lab.env.vec import Env
 from slm_lab.experiment.execute.heartbeat import EVALUATING
 from slm_lab.experiment.files.sink import RunSink
@@ -21,7 +21,6 @@ from slm_lab.experiment.training.observers.base import SELF_PLAY_COLUMNS, score_
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import VecStep
 from slm_lab.lib.rng import generator_state, set_generator_state
-from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.meta import SelfPlaySpec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -64,10 +63,13 @@ def rate(score_K: Sequence[float], games_K: Sequence[int], opponent_K: Sequence[
     return Rating(float(middle * _SCALE), float(_SCALE / max(information, 1e-12) ** 0.5))
 
 
+_UNRATED = Rating()
+
+
 class Snapshot:
     """Weights of a policy at one frame, which act as an opponent."""
 
-    def __init__(self, index: int, frame: int, policy: Policy, rating: Rating = Rating(), score: float = 0.5) -> None:  # noqa: B008  # a constant
+    def __init__(self, index: int, frame: int, policy: Policy, rating: Rating = _UNRATED, score: float = 0.5) -> None:
         self.index, self.frame, self.policy, self.rating = index, frame, policy, rating
         self.score = score
         """Mean score of the learning policy against this snapshot in its last games."""
@@ -77,10 +79,15 @@ class Snapshot:
         return {**own, "weights": self.policy.weights(), "explore_var": self.policy.explore_var}
 
 
-def game_score(reward_A: np.ndarray, player: int) -> float:
-    """Return the score of a player in a game: the mean over the others of 1 if its return is higher, 0.5 if equal, 0 if lower."""
-    others = np.delete(reward_A, player)
-    return float(np.mean(np.where(reward_A[player] > others, 1.0, np.where(reward_A[player] == others, 0.5, 0.0))))
+def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
+    """Return the mean over pairs of an own agent and another one: 1 if the return of the own one is higher, 0.5 if equal, 0 if lower."""
+    difference = returns_A[own_A][:, None] - returns_A[~own_A]
+    return float(np.mean(0.5 * (np.sign(difference) + 1.0)))
+
+
+def game_score(returns_A: np.ndarray, player: int) -> float:
+    """Return the score of one player in a game, see team_score."""
+    return team_score(returns_A, np.arange(len(returns_A)) == player)
 
 
 class SelfPlay:
@@ -94,15 +101,25 @@ class SelfPlay:
         num_envs: E, number of training envs.
         seed: of the draws of opponents and of their actions.
         session: index of the Session, for the table of snapshots.
+        stop: ends rated games. beat: called during them.
     """
 
     def __init__(
-        self, spec: SelfPlaySpec, learner: PolicyLearner, build: BuildPolicy, env: Env, num_envs: int, seed: int, session: int = 0
+        self,
+        spec: SelfPlaySpec,
+        learner: PolicyLearner,
+        build: BuildPolicy,
+        env: Env,
+        num_envs: int,
+        seed: int,
+        session: int,
+        stop: Stop,
+        beat: Beat = no_beat,
     ) -> None:
-        self.spec, self.learner, self.session, self.env = spec, learner, session, env
+        self.spec, self.learner, self.session, self.env, self.stop, self.beat = spec, learner, session, env, stop, beat
         self.rng = np.random.default_rng([seed, 3])
         self._build = build
-        self.fixed = {path: build_player(path, env, self.rng) for path in spec.fixed_opponents}
+        self.fixed = {path: self._player(path) for path in spec.fixed_opponents}
         """Scripted players that each snapshot plays."""
         self.rated: dict[str, float] = {}
         """Rating and scores of the newest snapshot, by column."""
@@ -120,11 +137,17 @@ class SelfPlay:
         """Sink of the table of snapshots; None: no table."""
         self.retired: list[Snapshot] = []
         """Snapshots that have left the pool, and whose games still run."""
-        self.stop = Stop()
-        self.beat: Beat = no_beat
+
+    def _player(self, path: str) -> Player:
+        """Build a fixed opponent. Raises SpecError."""
+        try:
+            return build_player(path, self.env.info, self.rng)
+        except ValueError as error:
+            problem = Problem("meta.self_play.fixed_opponents", f"cannot be built for {self.env.name}: {error}")
+            raise SpecError(self.env.name, [problem]) from None
 
     def begin(self, sink: RunSink | None) -> None:
-        """Write the table of snapshots to the sink from now on."""
+        """Set the sink to which the table of snapshots is written."""
         self.sink = sink
 
     @property
@@ -135,7 +158,9 @@ class SelfPlay:
 
     def act(self, obs_N: np.ndarray, acts_N: np.ndarray | None, action_N: np.ndarray) -> None:
         """Write the actions of snapshots, in the form that the env takes, into those of all rows."""
-        theirs_N = ~self.learner_N if acts_N is None else acts_N & ~self.learner_N
+        theirs_N = ~self.learner_N
+        if acts_N is not None:
+            theirs_N &= acts_N
         if not theirs_N.any():
             return
         opponent_N = np.repeat(self.opponent_E, self.num_agents)
@@ -269,19 +294,6 @@ class SelfPlay:
         games = state["games"]
         self.opponent_E[:], self.player_E[:] = games["opponent"], games["player"]
         self._state_N = None if games["state"] is None else games["state"].numpy()
-
-
-def build_player(path: str, env: Env, rng: np.random.Generator) -> Player:
-    """Build a scripted player, "package.module:Class" called with (EnvInfo, random stream). Raises SpecError if it cannot be built."""
-    try:
-        player: Player = import_class(path, Player)(env.info, rng)
-    except ExtensionError as error:
-        reason = str(error)
-    except Exception as error:
-        reason = f"{path} cannot be built for {env.name}: {type(error).__name__}: {error}"
-    else:
-        return player
-    raise SpecError(env.name, [Problem("meta.self_play.fixed_opponents", reason)])
 
 
 def match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:

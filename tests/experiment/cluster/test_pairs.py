@@ -1,4 +1,4 @@
-"""The pairs of tests/experiment/test_pairs.py on a Ray cluster."""
+"""Runs of each algorithm with each engine, as in tests/experiment/test_pairs.py, on a Ray cluster."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from functools import cache
 
 import numpy as np
 
+from slm_lab.env.boards import has_board, planes_of
 from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.base import ExtensionError, import_class
 
@@ -47,16 +48,16 @@ class BoardPlayer(Player):
     def __init__(self, info: EnvInfo, rng: np.random.Generator) -> None:
         super().__init__(info, rng)
         rows, columns = self.shape
-        expected = 2 * rows * columns + info.action.nvec[0]
-        if info.observation.mask is None or info.observation.shape != (expected,):
+        if not has_board(info.observation, rows, columns, info.action.nvec[0]):
             raise ValueError(f"{type(self).__name__} plays on a board of {rows} × {columns} with an action mask only")
 
     def act(self, obs_N: np.ndarray) -> np.ndarray:
         """Return the actions, int64 [N], for observations [N, D]: two planes of stones, the player's own first, and the action mask."""
-        assert self.info.observation.mask is not None
-        valid_NA = obs_N[:, slice(*self.info.observation.mask)] != 0
-        planes_N = obs_N[:, : 2 * self.shape[0] * self.shape[1]].reshape(len(obs_N), -1, 2)
-        boards_N = (planes_N[..., 0] > 0).astype(int) - (planes_N[..., 1] > 0).astype(int)
+        observation = self.info.observation
+        assert observation.mask is not None
+        valid_NA = obs_N[:, slice(*observation.mask)] != 0
+        planes_N = planes_of(observation, obs_N, *self.shape).reshape(len(obs_N), 2, -1) > 0
+        boards_N = planes_N[:, 0].astype(int) - planes_N[:, 1].astype(int)
         return np.array([self._draw(tuple(board), valid_A) for board, valid_A in zip(boards_N.tolist(), valid_NA, strict=True)], np.int64)
 
     def _draw(self, board: Board, valid_A: np.ndarray) -> int:

@@ -7,10 +7,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.records import EnvInfo, ObservationSpace
 
 PASS = "pass"
 """Name of the move after those of all cells."""
+
+
+def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int) -> bool:
+    """Return whether observations are two planes of stones, the player's own first, and an action mask for a number of moves."""
+    if observation.mask is None or observation.mask[1] - observation.mask[0] != moves:
+        return False
+    if observation.parts:
+        return len(observation.parts) == 2 and observation.parts[0].shape == (2, rows, columns) and observation.parts[0].dtype == "uint8"
+    return observation.shape == (2 * rows * columns + moves,)
+
+
+def planes_of(observation: ObservationSpace, obs_N: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Return the planes of stones, [N, 2, rows, columns], of observations for which `has_board` is true."""
+    if observation.parts:
+        return obs_N[:, observation.parts[0].begin : observation.parts[0].end].reshape(-1, 2, rows, columns)
+    return np.moveaxis(obs_N[:, : 2 * rows * columns].reshape(-1, rows, columns, 2), -1, 1)
 
 
 @dataclass(frozen=True)
@@ -35,19 +51,18 @@ class BoardGame:
     def fits(self, info: EnvInfo) -> bool:
         """Return whether observations and actions of an env are those of the game, with an action mask."""
         moves = len(self.moves)
-        stones = 2 * self.rows * self.columns
         is_of_game = info.action.kind == "discrete" and info.action.nvec[0] == moves and len(info.agents) == 2
-        return is_of_game and info.observation.mask == (stones, stones + moves) and info.observation.shape == (stones + moves,)
+        return is_of_game and has_board(info.observation, self.rows, self.columns, moves)
 
-    def valid(self, obs: np.ndarray) -> list[str]:
+    def valid(self, observation: ObservationSpace, obs: np.ndarray) -> list[str]:
         """Return the names of the valid moves for the observation [D] of the player whose turn it is."""
-        mask = obs[2 * self.rows * self.columns :]
-        return [move for move, allowed in zip(self.moves, mask, strict=True) if allowed]
+        assert observation.mask is not None
+        return [move for move, allowed in zip(self.moves, obs[slice(*observation.mask)], strict=True) if allowed]
 
-    def draw(self, obs: np.ndarray, own: str, other: str) -> str:
+    def draw(self, observation: ObservationSpace, obs: np.ndarray, own: str, other: str) -> str:
         """Return the board of an observation [D] in lines. Args: own, other: letters of the player's stones and of the opponent's."""
-        planes_RC2 = obs[: 2 * self.rows * self.columns].reshape(self.rows, self.columns, 2)
-        cells_RC = np.where(planes_RC2[..., 0] > 0, own, np.where(planes_RC2[..., 1] > 0, other, "."))
+        own_RC, other_RC = planes_of(observation, obs[None], self.rows, self.columns)[0]
+        cells_RC = np.where(own_RC > 0, own, np.where(other_RC > 0, other, "."))
         names = [str(column + 1) if self.drops else string.ascii_lowercase[column] for column in range(self.columns)]
         heads = [""] * (self.rows + 1) if self.drops else [" ", *map(str, range(1, self.rows + 1))]
         return "\n".join(f"  {head} {' '.join(line)}" for head, line in zip(heads, [names, *cells_RC.tolist()], strict=True))

@@ -33,7 +33,7 @@ def observation_codec(
     """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
     A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector: see `layout`. Discrete and MultiDiscrete become
-    one-hot vectors, MultiBinary a vector of 0.0 and 1.0. A Dict becomes the concatenation of its entries in the space's order; if it
+    one-hot vectors, MultiBinary a vector of 0.0 and 1.0, or an image if it has three axes and `input` is "image". A Dict becomes the concatenation of its entries in the space's order; if it
     contains an image, the entries are packed (see ObservationSpace). A Tuple is treated as a Dict with keys "0", "1", ….
     The codec returns a new array that is not modified later. With `fresh` the backend already returns such arrays, and copies are skipped.
     Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of entries of a Dict, whose order is that of
@@ -41,6 +41,7 @@ def observation_codec(
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
+    space = _bits_as_image(space, input)
     if isinstance(space, spaces.Box):
         return _box(space, box_layout(space, input, channels), fresh)
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -152,6 +153,13 @@ def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
     return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
 
 
+def _bits_as_image(space: spaces.Space[Any], input: InputKind | None) -> spaces.Space[Any]:
+    """Return a MultiBinary with three axes, such as the planes of a board, as a Box if `input` is "image"; other spaces as they are."""
+    if input == "image" and isinstance(space, spaces.MultiBinary) and len(space.shape) == 3:
+        return spaces.Box(0, 1, space.shape, np.uint8)
+    return space
+
+
 def _bits_text(space: spaces.Space[Any], size: int) -> str:
     kind = "vector" if isinstance(space, spaces.MultiBinary) else "one-hot vector"
     return f"{kind} of {size} numbers ({type(space).__name__})"
@@ -164,8 +172,9 @@ def laid_out(
 
     In a Dict or Tuple, `input` "image" has an effect only if no entry is recognised as an image, and only on entries with three axes.
     """
-    found = leaves(space)
+    found = [(path, _bits_as_image(leaf, input)) for path, leaf in leaves(space)]
     if len(found) == 1 and not found[0][0]:
+        space = found[0][1]
         return [((), space, box_layout(space, input, channels) if isinstance(space, spaces.Box) else None)]
     names = ["/".join(map(str, path)) for path, _ in found]
     own = [

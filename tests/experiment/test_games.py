@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gymnasium import spaces
+
 from slm_lab import load_agent, load_spec
+from slm_lab.env.agent_spaces import agent_spaces
+from slm_lab.env.board_players import OnePlyConnectFour
 from slm_lab.env.boards import BOARD_GAMES
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, Played, enjoy, summary
 from slm_lab.experiment.deploy.human import play_human
@@ -20,6 +24,8 @@ from slm_lab.experiment.files.find import Choice, find_training
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, UserError
 from slm_lab.experiment.training.self_play import team_score
+from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.models.env import EnvSpec
 from tests.experiment.small_runs import ROLLOUT
 from tests.experiment.test_agents import BATCH, PLAIN, duel, two_policies
 from tests.resume.runs import train
@@ -140,13 +146,41 @@ def test_a_model_of_one_policy_names_it(policies: RunPaths, tmp_path: Path, monk
     assert len(games.scores) == 2
 
 
-def test_boards_in_plain_text() -> None:
+def connect_four(net: str) -> tuple[EnvInfo, np.ndarray]:
+    """Return the info of ConnectFour for a net, and the observation of a board in the form that the net reads.
+
+    The player to move has stones in the lowest two cells of column 1, the opponent in the lowest of columns 2 to 4; column 1 is not valid.
+    """
+    spec = EnvSpec.model_validate({"name": "ConnectFour-v1", "max_frame": 1})
+    planes = spaces.MultiBinary([6, 7, 2])
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(7), "obs": planes})
+    known = agent_spaces(spec, space, spaces.Discrete(7), "image" if net == "ConvNet" else None)
+    board = np.zeros((6, 7, 2), np.int8)
+    board[[5, 4], 0, 0] = board[5, [1, 2, 3], 1] = 1
+    obs_N = known.encode({"action_mask": np.array([[0, 1, 1, 1, 1, 1, 1]], np.int8), "obs": board[None]})
+    return EnvInfo(2, known.observation, known.action, agents=("player_0", "player_1")), obs_N
+
+
+@pytest.mark.parametrize("net", ["MLPNet", "ConvNet"])
+def test_boards_in_plain_text(net: str) -> None:
+    info, obs_N = connect_four(net)
+    assert info.observation.has_images == (net == "ConvNet")
     game = BOARD_GAMES["ConnectFour-v1"]
-    obs = np.zeros(91)
-    obs[2 * 35], obs[2 * 36 + 1] = 1, 1
-    obs[85:] = 1
-    assert game.draw(obs, "X", "O").splitlines()[::6] == ["   1 2 3 4 5 6 7", "   X O . . . . ."]
-    assert game.valid(obs) == list("234567")
+    assert game.fits(info)
+    assert not BOARD_GAMES["TicTacToe-v1"].fits(info)
+    drawn = game.draw(info.observation, obs_N[0], "X", "O").splitlines()
+    assert [drawn[0], *drawn[-2:]] == ["   1 2 3 4 5 6 7", "   X . . . . . .", "   X O O O . . ."]
+    assert game.valid(info.observation, obs_N[0]) == list("234567")
+
+
+@pytest.mark.parametrize("net", ["MLPNet", "ConvNet"])
+def test_a_one_ply_player_prevents_four_in_a_row(net: str) -> None:
+    info, obs_N = connect_four(net)
+    player = OnePlyConnectFour(info, np.random.default_rng(0))
+    assert player.act(np.repeat(obs_N, 5, axis=0)).tolist() == [4] * 5
+
+
+def test_names_of_moves() -> None:
     assert BOARD_GAMES["Othello-v1"].moves[-2:] == ("h8", "pass")
     assert BOARD_GAMES["TicTacToe-v1"].moves[5] == "c2"
 

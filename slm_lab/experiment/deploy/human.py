@@ -90,6 +90,7 @@ class _HumanGames:
     def _play_game(self, is_first: bool) -> Literal["won", "drawn", "lost"]:
         """Play a game; return its result for the person."""
         obs_N, first_N = self.env.reset(), np.ones(2, np.bool_)
+        observation = self.env.info.observation
         turn = self._turn()
         human = turn if is_first else 1 - turn
         stones = _STONES if is_first else _STONES[::-1]
@@ -97,13 +98,13 @@ class _HumanGames:
         while True:
             action_N = self.act(obs_N, first_N, self.env.acts_N)
             if self._turn() == human:
-                self.write(f"\n{self.game.draw(obs_N[human], *stones)}\n")
-                action_N[human] = self._ask(self.game.valid(obs_N[human]))
+                self.write(f"\n{self.game.draw(observation, obs_N[human], *stones)}\n")
+                action_N[human] = self._ask(self.game.valid(observation, obs_N[human]))
             else:
                 self.write(f"{stones[1]} plays {self.game.moves[int(action_N[1 - human])]}\n")
             step = self.env.step(action_N)
             if step.episodes:
-                self.write(f"\n{self.game.draw(step.last_obs_N[human], *stones)}\n")
+                self.write(f"\n{self.game.draw(observation, step.last_obs_N[human], *stones)}\n")
                 return self._result(step, human)
             obs_N, first_N = step.obs_N, step.first_N
 

@@ -33,8 +33,9 @@ def observation_codec(
     """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
     A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector: see `layout`. Discrete and MultiDiscrete become
-    one-hot vectors, MultiBinary a vector of 0.0 and 1.0, or an image if it has three axes and `input` is "image". A Dict becomes the concatenation of its entries in the space's order; if it
-    contains an image, the entries are packed (see ObservationSpace). A Tuple is treated as a Dict with keys "0", "1", ….
+    one-hot vectors; MultiBinary becomes a vector of 0.0 and 1.0, or an image if it has three axes and `input` is "image". A Dict becomes
+    the concatenation of its entries in the space's order; if it contains an image, the entries are packed (see ObservationSpace). A Tuple
+    is treated as a Dict with keys "0", "1", ….
     The codec returns a new array that is not modified later. With `fresh` the backend already returns such arrays, and copies are skipped.
     Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of entries of a Dict, whose order is that of
     USES (see `ordered`); without an entry: "all". An entry for the critic may be missing in a batch, then its numbers are 0.

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from gymnasium import spaces
 
 from slm_lab import load_agent, load_spec

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from slm_lab import load_spec
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.sink import LocalSink
 from slm_lab.experiment.plan import Plan, UserError
@@ -16,6 +17,7 @@ from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import shared_file
+from tests.experiment.test_agents import two_policies
 from tests.resume.runs import NET, bundle, small, train
 
 
@@ -82,6 +84,42 @@ def test_nothing_that_fits(source: RunPaths) -> None:
         built(source.root, net={"type": "RecurrentNet", "cell_type": "GRU", "rnn_hidden_size": 8, "seq_len": 4})
     with pytest.raises(UserError, match=r"meta\.init_from"):
         built(source.root / "nowhere")
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """A run with two policies."""
+    spec = load_spec({"run": two_policies(good=["left"], evil=["right"])}, "run")
+    return train(spec, tmp_path_factory.mktemp("policies") / "run")[1]
+
+
+def with_policies(where: str | Path, *names: str) -> Session:
+    body = two_policies(**{name: [agent] for name, agent in zip(names, ("right", "left"), strict=True)})
+    session = Session(load_spec({"run": {**body, "meta": {**body["meta"], "init_from": str(where)}}}, "run")).build()
+    session.close()
+    return session
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_each_policy_starts_from_that_with_its_name(policies: RunPaths, file: bool) -> None:
+    """Whatever the order of the policies and whichever agents they act for."""
+    session = with_policies(policies.checkpoint(0, "last") if file else policies.root, "evil", "good")
+    for learner, index in zip(session.learners, (1, 0), strict=True):
+        saved = bundle(policies)["policies"][index] if file else bundle(policies, index, "best")
+        assert all(same(saved["weights"], learner.agent.weights()).values())
+
+
+def test_all_policies_start_from_one(policies: RunPaths) -> None:
+    session = with_policies(policies.checkpoint(1, "best"), "evil", "good")
+    for learner in session.learners:
+        assert all(same(bundle(policies, 1, "best")["weights"], learner.agent.weights()).values())
+
+
+def test_which_policy(policies: RunPaths) -> None:
+    with pytest.raises(UserError, match=r"meta\.init_from: .* no policy 'godo'; did you mean 'good'\?"):
+        with_policies(policies.root, "evil", "godo")
+    with pytest.raises(UserError, match=r"meta\.init_from: .* has the policies good, evil; give the file"):
+        built(policies.root)
 
 
 def test_every_session_of_one_net(source: RunPaths) -> None:

@@ -11,6 +11,7 @@ import torch
 from slm_lab.experiment.events import Mode, Row, RowValues
 from slm_lab.experiment.execute.local.interrupt import Blocked
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, cause
+from slm_lab.experiment.files.bundle import rank
 from slm_lab.experiment.training.observers.base import COLUMNS, CURRENT_COLUMNS, EPISODE_COLUMNS, SHARED_COLUMNS, Observer, hooks
 from slm_lab.experiment.training.observers.builtin import Checkpointer, DevCheckError, DevChecks, ProgressReporter, SaveTimer
 from slm_lab.experiment.training.observers.rows import Evaluator, Recorder, RowBuilder
@@ -160,10 +161,12 @@ def current(value: float | None, episodes: int = 20) -> dict[str, Any]:
 class Saved:
     """A Checkpointer with its surroundings."""
 
-    def __init__(self, interval: float = 3600, modes: tuple[Mode, ...] = ("train",), frequency: int | None = None) -> None:
+    def __init__(
+        self, interval: float = 3600, modes: tuple[Mode, ...] = ("train",), frequency: int | None = None, newest: bool = False
+    ) -> None:
         self.clock, self.weight, self.timer = Clock(), 0.0, SaveTimer(interval)
         self.written: list[tuple[str | int, dict[str, Any]]] = []
-        self.observer = Checkpointer(self.policy_bundle, self.clock, self.timer, modes, self.save, frequency)
+        self.observer = Checkpointer(self.policy_bundle, self.clock, self.timer, modes, self.save, frequency, newest)
 
     def save(self, which: str | int, bundle: dict[str, Any]) -> None:
         self.written.append((which, bundle))
@@ -231,6 +234,18 @@ def test_an_evaluation_replaces_better_returns_in_training() -> None:
     saved.observer.on_row(Row(0, "eval", {"frame": 25, "epi_new": 3, **current(19.0, 3)}))
     saved.observer.save_best()
     assert [(one["frame"], one["mode"], one["current_return"]) for one in saved.of("best")] == [(10, "train", 50.0), (15, "eval", 20.0)]
+
+
+def test_weights_of_self_play_are_the_newest_and_ranked_by_their_rating() -> None:
+    saved = Saved(newest=True)
+    for value, elo in ((50.0, 300.0), (-1.0, 250.0)):
+        saved.weight += 1.0
+        saved.observer.on_row(Row(0, "train", {"frame": 10, "epi_new": 1, **current(value), "elo": elo}))
+    saved.observer.save_best()
+    (best,) = saved.of("best")
+    assert (best["weights"], best["elo"]) == (2.0, 250.0)
+    assert rank(best) == (3, 250.0) < rank({**current(-1.0), "mode": "train", "elo": 260.0})
+    assert rank({**current(0.5), "mode": "train", "elo": math.nan}) == (1, 0.5), "no snapshot was rated"
 
 
 def test_numbered_checkpoints_are_named_by_the_multiple_that_was_crossed() -> None:

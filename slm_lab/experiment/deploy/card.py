@@ -6,6 +6,7 @@ The YAML header is that of the Hugging Face Hub (https://huggingface.co/docs/hub
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -96,6 +97,8 @@ def _return_text(known: Facts) -> str:
     lines = [f"**Return: {interval}** ({what}, over {over}, at frame {known.saved.get('frame', 0):,})."]
     if known.spec.meta.self_play is not None:
         lines.append("The opponents were the policy itself and snapshots of it: a return near 0 does not mean that it plays badly.")
+        if (elo := known.saved.get("elo")) is not None and math.isfinite(elo):
+            lines.append(f"Elo rating of the newest snapshot: {elo:.0f} (random actions: 0).")
     elif "ckpt-best.pt" in known.source:
         lines.append("The weights were selected by this return, so it tends to be higher than that of new episodes.")
     return " ".join(lines)

@@ -33,13 +33,13 @@ VERSION = 6
 
 HEADER = (
     *("version", "frame", "frames", "wall_t", "done", "lost", "tables", "spec"),
-    *("current_return", "current_return_se", "current_epi", "mode"),
+    *("current_return", "current_return_se", "current_epi", "mode", "elo"),
 )
 """Entries of a bundle that are repeated in its header, if the bundle has them."""
 
 PLAYABLE = (
     *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
-    *("current_return", "current_return_se", "current_epi", "mode", "source", "policy"),
+    *("current_return", "current_return_se", "current_epi", "mode", "elo", "source", "policy"),
 )
 """Entries of a bundle that are needed to act and to describe the agent."""
 
@@ -307,8 +307,13 @@ def _torch() -> Any:
 def rank(weights: Mapping[str, Any] | None) -> tuple[int, float]:
     """Return a key to sort saved weights by: current return in evaluation, then over ENOUGH_EPISODES or more training episodes, then fewer.
 
+    Weights of self-play are sorted by the Elo rating of the newest snapshot, if snapshots were rated.
+
     Args: weights: a bundle or its header; None ranks lowest, with weights saved before any episode ended.
     """
+    elo = None if weights is None else weights.get("elo")
+    if elo is not None and math.isfinite(elo):
+        return 3, float(elo)
     if weights is None or (value := weights.get("current_return")) is None or not math.isfinite(value):
         return 0, -math.inf
     return 2 if weights["mode"] == "eval" else int(weights["current_epi"] >= ENOUGH_EPISODES), float(value)

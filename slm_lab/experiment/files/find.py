@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -322,41 +322,60 @@ def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
     return max(ranks)
 
 
-def find_weights(where: str, data_dir: Path) -> tuple[Location, dict[str, Any]]:
+def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple[Location, dict[str, Any]]:
     """Return a checkpoint file and its content.
 
-    Args: where: the file itself, the folder of a run, search or study (its best checkpoint is used), or the name or folder of a model.
+    Args:
+        where: the file itself, the folder of a run, search or study (its best checkpoint is used), or the name or folder of a model.
+        policy: of a training with agent.policies, the name of one; other trainings have weights for every policy.
 
     Raises UserError.
     """
     for path in (Path(where), data_dir / where):
         if path.is_file():
-            return path, _playable(path)
+            return path, _playable(path, policy)
         if path.is_dir() and (run_paths_in(path) or study_in(path)):
-            return _best_weights(path, data_dir)
+            return _best_weights(path, data_dir, policy)
     if find_model(where, data_dir):
-        return _best_weights(Path(where), data_dir)
+        return _best_weights(Path(where), data_dir, policy)
     near = near_model(where, data_dir)
     raise UserError(f"meta.init_from: '{where}' is not a run folder, a checkpoint file or the name of a model{near}")
 
 
-def _best_weights(where: Path, data_dir: Path) -> tuple[Location, dict[str, Any]]:
-    """Return the best checkpoint of a training and its content."""
+def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Location, dict[str, Any]]:
+    """Return the best checkpoint of a training, or of one of its policies, and its content."""
     try:
         training = find_training(where, None, data_dir)
     except UserError as error:
         raise UserError(f"meta.init_from: {error}") from None
-    paths, trial = training.paths, training.trial
-    found = [file for index in paths.sessions(t=trial) if (file := paths.checkpoint(index, "best", trial)).is_file()]
-    if not found:
+    paths, trial, names = training.paths, training.trial, training.policies
+    found = {index: paths.checkpoint(index, "best", trial) for index in paths.sessions(t=trial)}
+    if names:
+        own = _index_of(policy, names, where)
+        found = {index: file for index, file in found.items() if index % len(names) == own}
+    files = [file for file in found.values() if file.is_file()]
+    if not files:
         raise UserError(f"meta.init_from: {where} has no checkpoint")
-    best = max(found, key=lambda file: state.rank(_read(file, training, state.read_header)))
-    return best, _playable(best, training)
+    best = max(files, key=lambda file: state.rank(_read(file, training, state.read_header)))
+    return best, _playable(best, policy, training)
 
 
-def _playable(path: Location, training: Training | None = None) -> dict[str, Any]:
+def _index_of(policy: str | None, names: Sequence[str], where: Location) -> int:
+    """Return the index of a policy among those of agent.policies. Raises UserError."""
+    if policy in names:
+        return names.index(policy)
+    if policy is None:
+        raise UserError(f"meta.init_from: {where} has the policies {', '.join(names)}; give the file of the best checkpoint of one of them")
+    raise UserError(f"meta.init_from: {where} has no policy {policy!r}{nearest(policy, names)}; its policies: {', '.join(names)}")
+
+
+def _playable(path: Location, policy: str | None, training: Training | None = None) -> dict[str, Any]:
     bundle = _read(path, training, state.load)
-    return dict(bundle["policies"][0]) if "policies" in bundle else bundle
+    if "policies" not in bundle:
+        return bundle
+    (body,) = bundle["spec"].values()
+    names = policy_names(body) if body["agent"].get("policies") else []
+    return dict(bundle["policies"][_index_of(policy, names, path) if names else 0])
 
 
 def _read(path: Location, training: Training | None, read: Callable[[Location], dict[str, Any]]) -> dict[str, Any]:

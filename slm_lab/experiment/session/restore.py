@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from slm_lab.experiment.session.session import Session
 
 
-def _load_weights_of(learners: Sequence[PolicyLearner], where: str, data_dir: Path) -> None:
+def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
     """Initialise policies from the weights and observation statistics of a checkpoint; print a notice on the parts that are not used.
 
-    Args: where: a checkpoint file, or a run folder, whose best checkpoint is used; see find.find_weights.
+    Args:
+        names: of the policies in agent.policies, which start from the policies with these names; None for a policy without a name.
+        where: a checkpoint file, or a run folder, whose best checkpoint is used; see find.find_weights.
 
     Raises UserError if there is no such checkpoint, or if none of its weight matrices matches one of the net in name and shape.
     """
-    path, saved = find_weights(where, data_dir)
-    statistics = saved["normalizers"] if "normalizers" in saved else saved["env"]
-    for learner in learners:
+    for learner, name in zip(learners, names, strict=True):
+        path, saved = find_weights(where, data_dir, name)
+        statistics = saved["normalizers"] if "normalizers" in saved else saved["env"]
         own = learner.agent.weights()
         missing = learner.agent.take_weights(saved["weights"])
         if not any(value.dim() > 1 for name, value in own.items() if name not in missing):  # only biases match: a different net
@@ -137,7 +139,9 @@ def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
 def init_weights(session: Session) -> None:
     """Initialise a Session from the weights of the run in meta.init_from, if set. Raises UserError if no weights fit."""
     if session.spec.meta.init_from is not None:
-        _load_weights_of(session.learners, session.spec.meta.init_from, session.plan.data_dir)
+        policies = session.spec.agent.policies
+        names = [None] * len(session.learners) if policies is None else list(policies)
+        _load_weights_of(session.learners, names, session.spec.meta.init_from, session.plan.data_dir)
     if session.context.store is not None:
         session.context.store.publish()
 

@@ -89,7 +89,8 @@ class MetaSpec(SpecModel):
     """Frames between numbered checkpoints of the weights, which are kept; default: none. The best and the last are always kept."""
     init_from: str | None = None
     """The folder of a run, search or study, a checkpoint file, or the name of a model: training starts from its best weights and
-    observation statistics, where names and shapes match; default: random weights."""
+    observation statistics, where names and shapes match; with agent.policies each policy from that with its name; default: random
+    weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set that Minari knows), or a folder or HDF5 file in
     Minari's format; default: none. BC and IQL learn from it alone, off-policy algorithms from a memory and it

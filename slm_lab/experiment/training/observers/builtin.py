@@ -69,6 +69,8 @@ class Checkpointer(Observer):
     def on_row(self, row: Row) -> None:
         if row.mode in self.modes and row.values["epi_new"] and not self.interrupted:
             found = {name: row.values[name] for name in ("frame", *CURRENT_COLUMNS)} | {"mode": row.mode}
+            if self.newest:
+                found["elo"] = row.values.get("elo")
             if self.newest or rank(found) > self.best_rank:
                 self.best_rank = rank(found)
                 self.best = {**self.policy_bundle(), **found}

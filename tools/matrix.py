@@ -1,8 +1,11 @@
 """Try slm_lab with several Pythons and versions of its packages: python tools/matrix.py [CASE …] [--steps STEP …] [--extra NAME]
 
 A case is PYTHON-newest or PYTHON-lowest, such as 3.11-lowest: the newest versions that pyproject.toml allows, or the lowest of the packages
-that it names (`uv pip install --resolution lowest-direct`). Each case has a virtual environment of its own below .matrix/, which remains;
-uv is installed there too. A Python that is not on the PATH is left out, with a note.
+that it names (`uv pip install --resolution lowest-direct`). Each case has a virtual environment of its own below .matrix/, which remains
+(9 GB with torch's CUDA build); uv is installed there too. A Python that is not on the PATH is left out, with a note.
+
+uv reads its own settings, not those of pip: UV_TORCH_BACKEND=cpu installs torch's CPU build from the index of PyTorch, and UV_CACHE_DIR
+should be on the same disk, so that environments share files.
 
 Steps: install, collect (the tests), train (three short trainings), test (the quick tests). At the end a table is printed, and written to
 .matrix/table.md. Exit status 1 if a step failed.
@@ -98,6 +101,9 @@ def _try(case: Case, uv: Path, arguments: argparse.Namespace) -> None:
         case.results["install"] = "left out: this Python is not on the PATH"
         case.failed = arguments.cases is not CASES  # asked for by name
         return
+    if "install" not in arguments.steps and not (case.folder / "bin" / "python").exists():
+        case.results[arguments.steps[0]], case.failed = "FAILED: not installed; add install to --steps", True
+        return
     steps = {
         "install": lambda: _install(case, uv, arguments.extra),
         "collect": lambda: _collect(case),
@@ -108,6 +114,9 @@ def _try(case: Case, uv: Path, arguments: argparse.Namespace) -> None:
         case.results[step] = steps[step]()
         if step == "install" and case.failed:
             return
+    _, said, _ = case.run([uv, "pip", "list", "--python", case.folder / "bin" / "python", "--format", "freeze"], "versions")
+    versions = dict(line.split("==") for line in said.splitlines() if "==" in line)
+    case.versions = {name: versions[name] for name in SHOWN if name in versions}
 
 
 def _works(python: str) -> bool:
@@ -126,9 +135,6 @@ def _install(case: Case, uv: Path, extra: str) -> str:
         case.failed = True
         return f"FAILED: {_last(said)}"
     case.run([uv, "pip", "uninstall", "--python", python, "slm-lab"], "uninstall")  # the checkout is tested
-    _, said, _ = case.run([uv, "pip", "list", "--python", python, "--format", "freeze"], "versions")
-    versions = dict(line.split("==") for line in said.splitlines() if "==" in line)
-    case.versions = {name: versions[name] for name in SHOWN if name in versions}
     size = sum(path.stat().st_size for path in case.folder.rglob("*") if path.is_file())
     return f"{seconds:.0f} s, {size / 1e9:.1f} GB"
 

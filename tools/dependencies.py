@@ -2,17 +2,21 @@
 
 Measures, for each package that pyproject.toml names: its size on disk, the size of it and of all packages that only it needs, and the
 processor time of its import in a new process with the packages that it imports (the median of three, less that of an empty process).
-Purposes are written here. A package that is not installed keeps its row.
+The files of slm_lab that import it are read from their syntax trees. Purposes are written here. A package that is not installed keeps its
+row.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import resource
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from statistics import median
@@ -38,7 +42,7 @@ PURPOSES = {
     "matplotlib": Purpose("matplotlib.figure", "graphs as PNG; formulas of the site"),
     "numpy": Purpose("numpy", "arrays of environments, replay, statistics"),
     "pandas": Purpose("pandas", "`load_run` and `TrialResult` as DataFrames; not used in training"),
-    "pillow": Purpose("PIL.Image", "palette of PNG graphs, which makes the files smaller"),
+    "pillow": Purpose("PIL.Image", "writes graphs as PNG; matplotlib needs it too"),
     "plotly": Purpose("plotly.io", "interactive graphs; its script is copied beside the pages"),
     "pydantic": Purpose("pydantic", "models of specs: types, bounds, JSON Schema"),
     "ruamel-yaml": Purpose("ruamel.yaml", "specs in YAML 1.2, with the lines of mistakes"),
@@ -46,7 +50,7 @@ PURPOSES = {
     "threadpoolctl": Purpose("threadpoolctl", "one thread of BLAS while acting, also after numpy is loaded"),
     "torch": Purpose("torch", "nets, gradients, optimizers"),
     "ale-py": Purpose("ale_py", "Atari, with its vector environment in C++"),
-    "opencv-python": Purpose("cv2", "Gymnasium's preprocessing of Atari frames"),
+    "opencv-python": Purpose("cv2", "Atari frames scaled to 84 × 84, without EnvPool and ale-py's vector environment"),
     "minigrid": Purpose("minigrid", "MiniGrid and BabyAI"),
     "minatar": Purpose("minatar", "MinAtar"),
     "gymnasium-robotics": Purpose("gymnasium_robotics", "mazes with goals"),
@@ -67,7 +71,7 @@ PURPOSES = {
     "onnxruntime": Purpose("onnxruntime", "compares an ONNX file with the policy; `enjoy` with it"),
     "onnxscript": Purpose("onnxscript", "torch's exporter to ONNX"),
     "huggingface-hub": Purpose("huggingface_hub", "`push` and `pull`"),
-    "ray": Purpose("ray", "clusters; schedulers of a search on a cluster"),
+    "ray": Purpose("ray", "clusters; the schedulers ASHA and PBT of a search"),
     "optuna": Purpose("optuna", "TPE, importance of searched keys"),
     "mkdocs-material": Purpose("mkdocs", "the site"),
     "httpx": Purpose("httpx", "tests of `view`"),
@@ -112,24 +116,57 @@ def table() -> str:
     """Measure, and return the table."""
     everything = requirements()
     empty = _seconds("pass")
-    lines = ["| package | extra | what for | size, MB | with what it needs | import, s |", "|---|---|---|---|---|---|"]
+    lines = ["| package | extra | what for | imported by | size, MB | with what it needs | import, s |", "|---|---|---|---|---|---|---|"]
     core = set().union(*(_closure(Requirement(name)) for name, extras in everything.items() if _CORE in extras))
     for text, extras in everything.items():
-        requirement = Requirement(text)
-        purpose = PURPOSES[canonicalize_name(requirement.name)]
-        if requirement.extras:
-            purpose = (
-                Purpose("", f"the environments of {', '.join(sorted(requirement.extras))}") if requirement.name == "gymnasium" else purpose
-            )
+        requirement, meant = Requirement(text), purpose(text)
         closure = _closure(requirement) - (set() if _CORE in extras else core)
         if _installed(requirement.name) is None:
             cells = ["", "", ""]
         else:
-            took = "" if not purpose.module else f"{max(_seconds(f'import {purpose.module}') - empty, 0.0):.2f}"
+            took = "" if not meant.module else f"{max(_seconds(f'import {meant.module}') - empty, 0.0):.2f}"
             own = 0.0 if requirement.extras and _CORE in everything.get(requirement.name, ()) else _size([requirement.name])
             cells = [_megabytes(own), _megabytes(_size(closure | ({requirement.name} if own else set()))), took]
-        lines.append(f"| {text} | {', '.join(extras)} | {purpose.text} | {' | '.join(cells)} |")
+        lines.append(f"| {text} | {', '.join(extras)} | {meant.text} | {users(text)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def purpose(package: str) -> Purpose:
+    """Return the purpose of a package of the table."""
+    requirement = Requirement(package)
+    if requirement.name == "gymnasium" and requirement.extras:  # Gymnasium itself imports what these extras install
+        return Purpose("", f"the environments of {', '.join(sorted(requirement.extras))}")
+    return PURPOSES[canonicalize_name(requirement.name)]
+
+
+def users(package: str) -> str:
+    """Return the cell "imported by" of a package: the file of slm_lab that imports it, or the number of files."""
+    files = importers().get(purpose(package).module.partition(".")[0], set())
+    return f"`{next(iter(files))}`" if len(files) == 1 else f"{len(files)} files" if files else ""
+
+
+@cache
+def importers() -> Mapping[str, set[str]]:
+    """Return a dict from each top-level module that slm_lab imports when it runs, also inside functions, to the files that import it."""
+    found = defaultdict[str, set[str]](set)
+    for path in (ROOT / "slm_lab").rglob("*.py"):
+        for module in _imported(ast.parse(path.read_text(encoding="utf-8"))):
+            found[module.partition(".")[0]].add(path.relative_to(ROOT / "slm_lab").as_posix())
+    return found
+
+
+def _imported(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return
+        case ast.Import(names=names):
+            yield from (alias.name for alias in names)
+        case ast.ImportFrom(module=str(module), level=0):
+            yield module
+        case ast.Call(func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(module))]):
+            yield module
+    for child in ast.iter_child_nodes(node):
+        yield from _imported(child)
 
 
 def _installed(name: str) -> Distribution | None:
@@ -182,11 +219,11 @@ def _seconds(code: str) -> float:
     return median(taken[1:])
 
 
-def rows(page: str) -> list[str]:
-    """Return the packages in the table of a page, without its header."""
+def rows(page: str) -> list[list[str]]:
+    """Return the cells of the table of a page, without its header."""
     found = _TABLE.search(page)
     assert found is not None
-    return [line.split(" | ")[0].removeprefix("| ") for line in found[0].splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[0].splitlines() if line.startswith("| ")][1:]
 
 
 if __name__ == "__main__":

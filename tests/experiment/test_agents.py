@@ -64,6 +64,25 @@ def test_a_reward_belongs_to_the_last_move_before_it() -> None:
     assert not turns.open_N.any()
 
 
+def test_an_episode_begins_with_the_first_move_of_an_agent() -> None:
+    """right waits for a step before its first move, and for two in the next episode; its second move begins nothing."""
+    turns, obs_N = Turns(2, 0), np.zeros((2, 1), np.float32)
+    firsts = []
+    moves = [
+        (True, [True, False], [False, True], False),
+        (False, [False, True], [False, True], False),
+        (False, [False, True], [True, False], True),
+        (True, [True, False], [True, False], False),
+        (False, [True, False], [False, True], False),
+        (False, [False, True], [True, False], True),
+    ]
+    for begins, acting, next_acting, over in moves:
+        step = vec_step([0.0, 0.0], next_acting, ended=[over, over])
+        _, first_N, *_, ended = turns.advance(obs_N, np.full(2, begins), None, out_of(0, 0), step, acted(rows=acting))
+        firsts += [bool(first_N[1])] if ended.valid_N[1] else []
+    assert firsts == [True, False, True]
+
+
 def test_rewards_before_the_first_move_and_dummy_rows_belong_to_no_transition() -> None:
     turns = Turns(2, 0)
     obs_N, first_N = np.zeros((2, 1), np.float32), np.array([True, True])

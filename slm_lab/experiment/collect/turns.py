@@ -17,7 +17,8 @@ class Turns:
     A transition begins when an agent acts. It ends when the agent acts next, or when its episode ends, whichever comes first: its reward
     is the sum of the rewards that the agent received meanwhile, and its next observation is that of its next action. So the reward of a
     game that another player's move has ended belongs to the agent's own last move. Rewards before the first action of an episode belong to
-    no transition. The discount factor applies once per action of the agent.
+    no transition. The discount factor applies once per action of the agent. The observation of the first action begins the episode,
+    however many steps the agent has waited for its turn.
 
     Args: num_rows: N. state_size: S of the hidden state.
     """
@@ -25,6 +26,8 @@ class Turns:
     def __init__(self, num_rows: int, state_size: int) -> None:
         self.open_N = np.zeros(num_rows, np.bool_)
         """Rows whose transition has begun and not ended."""
+        self.fresh_N = np.zeros(num_rows, np.bool_)
+        """Rows whose agent has not acted yet in its episode."""
         self._begun: dict[str, np.ndarray] = {
             "first": np.zeros(num_rows, np.bool_),
             "reward": np.zeros(num_rows, np.float32),
@@ -43,9 +46,10 @@ class Turns:
         Args: obs_N, first_N, state_N, out: what the rows acted on, and their actions; meaningless in rows that did not act. acted_N: bool
         [N], the rows that acted; None: all rows.
         """
-        if acted_N is None and step.acts_N is None and not self.open_N.any():
+        if acted_N is None and step.acts_N is None and not (self.open_N | self.fresh_N).any():
             return obs_N, first_N, state_N, out, step
-        self._begin(step.valid_N if acted_N is None else acted_N & step.valid_N, obs_N, first_N, state_N, out)
+        self.fresh_N |= first_N
+        self._begin(step.valid_N if acted_N is None else acted_N & step.valid_N, obs_N, state_N, out)
         begun, open_N = self._begun, self.open_N
         begun["reward"][open_N] += step.reward_N[open_N]
         ends_N = step.terminated_N | step.truncated_N | (True if step.acts_N is None else step.acts_N)
@@ -61,27 +65,29 @@ class Turns:
         chosen = ActOut(begun["action"], begun["logp"], begun["next_state"] if recurrent else None, begun["version"])
         return begun["obs"], begun["first"], begun["state"] if recurrent else None, chosen, joined
 
-    def _begin(self, new_N: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut) -> None:
+    def _begin(self, new_N: np.ndarray, obs_N: np.ndarray, state_N: np.ndarray | None, out: ActOut) -> None:
         """Begin the transitions of rows new_N, bool [N]."""
         begun = self._begun
         if "obs" not in begun:
             begun |= {"obs": np.zeros_like(obs_N), "action": np.zeros_like(out.action_N)}
         self.open_N |= new_N
         begun["reward"][new_N] = 0.0
-        values = {"obs": obs_N, "first": first_N, "action": out.action_N, "logp": out.logp_N}
+        values = {"obs": obs_N, "first": self.fresh_N, "action": out.action_N, "logp": out.logp_N}
         values |= {"version": np.broadcast_to(out.version, len(new_N))}
         if state_N is not None and out.state_N is not None:
             values |= {"state": state_N, "next_state": out.state_N}
         for name, value in values.items():
             begun[name][new_N] = value[new_N]
+        self.fresh_N &= ~new_N
 
     def state_dict(self) -> dict[str, Any]:
         """Return the open transitions; useful only if the envs continue from the same step."""
         return {
             "open": torch.from_numpy(self.open_N.copy()),
+            "fresh": torch.from_numpy(self.fresh_N.copy()),
             "begun": {name: torch.from_numpy(x.copy()) for name, x in self._begun.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.open_N = state["open"].numpy().copy()
+        self.open_N, self.fresh_N = state["open"].numpy().copy(), state["fresh"].numpy().copy()
         self._begun = {name: x.numpy().copy() for name, x in state["begun"].items()}

@@ -83,7 +83,10 @@ def test_a_second_rollout_has_no_rows_of_the_first() -> None:
     for _ in range(12):
         out = ActOut(np.zeros(N, np.int64), np.zeros(N, np.float32), state_N, 6)
         memory.add(obs_N, none_N, state_N, out, VecStep(np.ones(N, np.float32), none_N, none_N, obs_N, obs_N, none_N, one, []))
-    assert (first, memory.rollout().valid_TN.sum(0).tolist()) == (36, [12, 0, 0])
+    second = memory.rollout()
+    assert (first, second.valid_TN.sum(0).tolist()) == (36, [12, 0, 0])
+    for name in ("obs", "first", "reward", "logp", "terminated", "truncated", "version"):
+        assert not getattr(second, f"{name}_TN")[name in ("obs", "first") :, 1:].any(), name
 
 
 def test_the_middle_of_a_rollout_is_saved() -> None:

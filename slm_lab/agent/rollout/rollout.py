@@ -307,8 +307,19 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         for n in np.flatnonzero((last_N >= 0) & (last_N < T - 1)):
             if not done_TN[last_N[n], n]:
                 self._cut(int(n), int(last_N[n]), self.slabs["obs"][last_N[n] + 1, n].copy())
+        if not self._even:
+            self._clear_invalid()
         views = {f"{name}_TN": torch.from_numpy(slab[: T + (name in ("obs", "first"))]) for name, slab in self.slabs.items()}
         return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack(self.truncations))
+
+    def _clear_invalid(self) -> None:
+        """Remove what earlier rollouts left in invalid rows: `first` there splits the sequences of recurrent nets."""
+        after_TN = np.arange(self.t + 1)[:, None] > self.count_N
+        for name, slab in self.slabs.items():
+            if name in ("obs", "first"):
+                slab[: self.t + 1][after_TN] = 0
+            else:
+                slab[: self.t][after_TN[1:]] = 0
 
     def state_dict(self) -> dict[str, Any]:
         end_state = torch.from_numpy(self._end_state_NS.copy())

@@ -107,6 +107,15 @@ Outcome = tuple[Any, Any, Any, Any, Any]
 """The result of `gymnasium.Env.step`: observation, reward, terminated, truncated, info."""
 
 
+class AgentGroup(NamedTuple):
+    """Agents with equal spaces, in envs whose agents have different ones."""
+
+    agents: tuple[str, ...]
+    """Names, in the order of the rows."""
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+
+
 class SingleEnvBackend(Protocol):
     """A backend with a single env, for callers that step the env without a batch of one."""
 
@@ -141,6 +150,10 @@ class Backend(ABC):
     agents: tuple[str, ...] = ()
     """Names of the agents of each env, in the order of its rows: row = env · len(agents) + agent, so that the batches of observations,
     rewards and actions have num_envs · len(agents) rows. Empty: one agent per env, and one row."""
+    groups: tuple[AgentGroup, ...] = ()
+    """With several agents whose spaces differ: the groups of agents with equal spaces, in the order of their first agents. Batches of
+    observations and of actions are then tuples with one batch per group, for the rows of its agents; all other arrays are for all rows.
+    Empty: all agents have `observation_space` and `action_space`."""
     acts_N: np.ndarray | None = None
     """With several agents, bool [N]: the rows whose action the next step uses, as of the last reset or step; other actions are ignored.
     None: all rows."""
@@ -150,9 +163,9 @@ class Backend(ABC):
     max_steps: int | None = None
     """Steps until truncation if the backend knows better than the registration."""
     observation_space: gym.Space[Any]
-    """Space of one env."""
+    """Space of one env; with `groups`, the Dict of the agents' spaces by name."""
     action_space: gym.Space[Any]
-    """Space of one env."""
+    """Space of one env; with `groups`, the Dict of the agents' spaces by name."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

@@ -8,9 +8,10 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registration
 
 from slm_lab.env.agent_spaces import agent_spaces
@@ -26,13 +27,14 @@ from slm_lab.env.atari import ATARI_KEYS, AtariSettings, is_preprocessed
 from slm_lab.env.backend import Backend, EnvRequest
 from slm_lab.env.curriculum import Curriculum, check_spaces
 from slm_lab.env.envpool_suites import REDUCTIONS, option_problems
+from slm_lab.env.groups import GroupedEnv, GroupRows, joint_info
 from slm_lab.env.gym_backends import Async, Native, OwnVector, Sync, vector_backend
 from slm_lab.env.native_backends import Ale, EnvPool
 from slm_lab.env.normalize import make_normalizers, normalizes_obs
 from slm_lab.env.outcome import described
 from slm_lab.env.pettingzoo_backend import PettingZoo
 from slm_lab.env.single import SingleEnv, quiet_gymnasium, register_envs
-from slm_lab.env.spaces import UnsupportedSpace, observation_codec, space_to_dict
+from slm_lab.env.spaces import Codec, UnsupportedSpace, observation_codec, space_to_dict
 from slm_lab.env.vec import Env, close_backend
 from slm_lab.env.wrappers import KeepParts, find_wraps, parts_of
 from slm_lab.lib.limits import memory_bytes
@@ -95,30 +97,66 @@ def make_env(
     backend = _build(spec, chosen, target)
     if minimal_num_envs:
         _check_scheduled(spec, target, backend)
+    name = spec.backend if spec.backend != "auto" else chosen.name
     try:
-        observation, encode, action, decode, space, *_ = agent_spaces(
-            spec, backend.observation_space, backend.action_space, input, backend.fresh
-        )
-        _check_not_empty(backend)
-        forms = {"observation": space_to_dict(space), "action": space_to_dict(backend.action_space)}
+        return _env_of(spec, target, backend, EnvSettings(name, seed, gamma, training, input))
     except UnsupportedSpace as error:
         close_backend(backend)
         raise _problem(spec, "name", f"{spec.name}: {error}{_supported_parts(backend.observation_space)}") from None
     except SpecError:
         close_backend(backend)
         raise
+
+
+class EnvSettings(NamedTuple):
+    """Arguments of `make_env` for the Env of a backend."""
+
+    backend: str
+    seed: int
+    gamma: float
+    training: bool
+    input: InputKind | None
+
+
+def _env_of(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
+    """Return the Env of a backend. Raises UnsupportedSpace, SpecError."""
+    if not backend.groups:
+        return _env_of_rows(spec, target, backend, settings)[0]
+    built: list[tuple[Env, Codec]] = []
+    for group in backend.groups:
+        part = GroupRows(backend, group, target.num_envs)
+        try:
+            built.append(_env_of_rows(spec, target, part, settings, decoded=True))
+        except SpecError as error:
+            of = f"agent{'s' * (len(group.agents) > 1)} {', '.join(group.agents)}: "
+            raise SpecError(error.source, [replace(one, message=of + one.message) for one in error.problems]) from None
+    groups, decoders = zip(*built, strict=True)
+    info = joint_info([group.info for group in groups], tuple(backend.agents))
+    return GroupedEnv(backend, info, groups, decoders, settings.seed, name=spec.name)
+
+
+def _env_of_rows(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, decoded: bool = False) -> tuple[Env, Codec]:
+    """Return the Env of a backend whose agents have equal spaces, and the function that decodes actions.
+
+    Args: decoded: whether the backend's actions are decoded elsewhere.
+    """
+    observation, encode, action, decode, space, *_ = agent_spaces(
+        spec, backend.observation_space, backend.action_space, settings.input, backend.fresh
+    )
+    _check_not_empty(backend)
+    forms = {"observation": space_to_dict(space), "action": space_to_dict(backend.action_space)}
     if target.atari is not None and not target.wraps:
         observation = replace(observation, stack=target.atari.stack_num)
     if (problem := _without_effect(spec, target, observation)) is not None:
-        close_backend(backend)
         raise SpecError(spec.name, [problem])
-    name, agents = spec.backend if spec.backend != "auto" else chosen.name, tuple(backend.agents)
-    rows, limit = target.num_envs * max(1, len(agents)), backend.max_steps or target.max_steps
-    info = EnvInfo(rows, observation, action, name, spec.max_frame, limit, agents, forms)
+    agents, limit = tuple(backend.agents), backend.max_steps or target.max_steps
+    rows = target.num_envs * max(1, len(agents))
+    info = EnvInfo(rows, observation, action, settings.backend, spec.max_frame, limit, agents, forms)
     life_loss = target.atari is not None and target.atari.life_loss
-    normalizers = make_normalizers(spec, info, gamma, training)
-    more: dict[str, Any] = {"life_loss": life_loss, "track_info": track_info, "curriculum": target.curriculum}
-    return Env(backend, info, encode, decode, seed, name=spec.name, normalizers=normalizers, **more)
+    normalizers = make_normalizers(spec, info, settings.gamma, settings.training)
+    more: dict[str, Any] = {"life_loss": life_loss, "track_info": target.track_info, "curriculum": target.curriculum}
+    used = np.asarray if decoded else decode
+    return Env(backend, info, encode, used, settings.seed, name=spec.name, normalizers=normalizers, **more), decode
 
 
 def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from slm_lab.env.arguments import WrapperError
-from slm_lab.env.backend import Backend, EnvRequest, RawStep
+from slm_lab.env.backend import AgentGroup, Backend, EnvRequest, RawStep
 from slm_lab.env.mask_from_info import MASK_KEYS, mask_entry, missing_entry_message, not_discrete_message, undeclared_message
 from slm_lab.env.outcome import InvalidOutcome, InvalidReward, fitted, flag, number, reraise, shown
 from slm_lab.env.spaces import number_of_choices
@@ -215,23 +215,20 @@ class PettingZoo(Backend):
     def __init__(self, target: EnvRequest) -> None:
         create = _creator(pettingzoo_id(target.id) or "")
         envs = [create(**target.kwargs) for _ in range(target.num_envs)]
-        self._names, own, self.action_space = _common_spaces(envs[0], target.id)
+        self._names = _agents(envs[0], target.id)
         self.agents = tuple(map(str, self._names))
         self._games = [_game(env, self._names, target.id) for env in envs]
         self._limit = self.max_steps = target.max_t
-        self._space, self._parts = own, None
-        for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
-            self._parts = Parts(own, self.action_space, **wrap.kwargs)
-            own = self._parts.space
-        self._own = own
-        self._mask, self._mask_of_info = _mask(target, own, self.action_space)
-        self._undeclared = target.action_mask is None and self._mask is None
-        """Whether a mask in the infos is an error, because the spec does not say whether to use it."""
-        self._state = self._state_form(target)
-        self.observation_space = self._full_space()
+        self._kinds = _kinds(envs[0], self._names, target)
+        self._kind_of = {name: kind for kind in self._kinds for name in kind.names}
+        if STATE in target.critic_keys and any(STATE not in kind.entries for kind in self._kinds):
+            self._add_state()
+        self._set_spaces()
         rows = target.num_envs * len(self.agents)
-        self._rows_of_actions = batch_space(self.action_space, rows)
-        self._plain_actions = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box)
+        self._rows_of = [[row for row in range(rows) if self._names[row % len(self.agents)] in kind.names] for kind in self._kinds]
+        """The rows of each kind of agents."""
+        self._batches = [batch_space(kind.action_space, len(own)) for kind, own in zip(self._kinds, self._rows_of, strict=True)]
+        """Spaces of the batches of actions."""
         self._seeds, self._episodes = [0] * target.num_envs, [0] * target.num_envs
         self._played: list[list[Any]] = [[] for _ in envs]
         """Actions of all rows of each env in each step of its episode."""
@@ -240,33 +237,28 @@ class PettingZoo(Backend):
         """The observation of each row."""
         self._infos: dict[int, Mapping[str, Any]] = {}
 
-    def _state_form(self, target: EnvRequest) -> spaces.Space[Any] | None:
-        """Return the space of the entry "state" that is added to observations; None if there is none."""
-        entries = self._own.spaces if isinstance(self._own, spaces.Dict) else {}
-        if STATE not in target.critic_keys or STATE in entries:
-            return None
+    def _set_spaces(self) -> None:
+        if len(self._kinds) == 1:
+            self.observation_space, self.action_space = self._kinds[0].observation_space, self._kinds[0].action_space
+            return
+        self.groups = tuple(AgentGroup(tuple(map(str, kind.names)), kind.observation_space, kind.action_space) for kind in self._kinds)
+        of = [(str(name), self._kind_of[name]) for name in self._names]
+        self.observation_space = spaces.Dict({name: kind.observation_space for name, kind in of})
+        self.action_space = spaces.Dict({name: kind.action_space for name, kind in of})
+
+    def _add_state(self) -> None:
+        """Add the entry "state" to observations, for the critic."""
         env = self._games[0].env
         space = getattr(env, "state_space", None)
         if not isinstance(space, gym.Space):
             try:
                 self._games[0].reset(0)
                 state = np.asarray(env.state())
-            except NotImplementedError:
-                seen = spaces.Dict({key: one for key, one in entries.items() if key != self._mask}) if self._mask in entries else self._own
-                return spaces.Tuple([seen] * len(self._names))
-            space = spaces.Box(-np.inf, np.inf, state.shape, np.float32)
-        return space
-
-    def _full_space(self) -> spaces.Space[Any]:
-        if self._state is None and not self._mask_of_info:
-            return self._own
-        entries = dict(self._own.spaces) if isinstance(self._own, spaces.Dict) else {"observation": self._own}
-        if self._mask_of_info:
-            assert self._mask is not None
-            entries[self._mask] = spaces.MultiBinary(number_of_choices(self.action_space))
-        if self._state is not None:
-            entries[STATE] = self._state
-        return spaces.Dict(entries)
+                space = spaces.Box(-np.inf, np.inf, state.shape, np.float32)
+            except NotImplementedError:  # the observations of all agents
+                space = spaces.Tuple([self._kind_of[name].seen for name in self._names])
+        for kind in self._kinds:
+            kind.add_state(space)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         if seeds is not None:
@@ -285,15 +277,16 @@ class PettingZoo(Backend):
         game.reset(seed if not episode else int(np.random.SeedSequence([seed, episode]).generate_state(1)[0]) & 0x7FFFFFFF)
         self._episodes[index] += 1
         self._played[index], self._lengths[index] = [], 0
-        if self._undeclared and (found := next((key for key in MASK_KEYS for info in game.infos.values() if key in info), None)):
-            raise InvalidOutcome(undeclared_message(found))
+        for name, info in game.infos.items():
+            if self._kind_of[name].undeclared and (found := next((key for key in MASK_KEYS if key in info), None)):
+                raise InvalidOutcome(undeclared_message(found))
         self._note(index)
 
     def step(self, action: np.ndarray) -> RawStep:
         count, rows = len(self._names), len(self._elements)
         reward_N, terminated_N, truncated_N = np.zeros(rows), np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
         final: list[tuple[int, Any]] = []
-        each = list(iterate(self._rows_of_actions, action))
+        each = self._each(action)
         for index in range(len(self._games)):
             try:
                 begin = index * count
@@ -313,8 +306,6 @@ class PettingZoo(Backend):
     def _step(self, index: int, actions: Sequence[Any]) -> Result:
         """Step an env with the actions of its rows; truncate its episode at the time limit."""
         game = self._games[index]
-        if isinstance(self.action_space, spaces.Discrete):
-            actions = [int(one) for one in actions]
         result = game.step(dict(zip(self._names, actions, strict=True)))
         self._lengths[index] += 1
         if len(self._played[index]) < _LONGEST:
@@ -327,60 +318,46 @@ class PettingZoo(Backend):
         self._note(index, result.truncated)
         return result
 
+    def _each(self, action: Any) -> list[Any]:
+        """Return the action of each row. Args: action: a batch; with several kinds of agents, one of each."""
+        each: list[Any] = [None] * len(self._elements)
+        batches = action if self.groups else (action,)
+        for kind, rows, space, batch in zip(self._kinds, self._rows_of, self._batches, batches, strict=True):
+            for row, one in zip(rows, iterate(space, batch), strict=True):
+                each[row] = int(one) if kind.discrete else one
+        return each
+
     def _note(self, index: int, truncated: Sequence[str] = ()) -> None:
         """Update the observations of an env's rows. Args: truncated: agents whose last observation is bootstrapped, with its own mask."""
         game, count = self._games[index], len(self._names)
-        own = {name: self._fitted(name, obs) for name, obs in game.obs.items()}
-        first = next(iter(own.values()))  # for agents that have not come yet
-        seen = [own.get(name, first) for name in self._names]
-        state = None if self._state is None else self._shared(game.env, seen)
+        own = {name: self._kind_of[name].fitted(name, obs) for name, obs in game.obs.items()}
+        seen = [own[name] if name in own else self._stand_in(name, own) for name in self._names]
+        state = self._state(game.env, seen) if any(kind.state is not None for kind in self._kinds) else None
         for row, (name, obs) in enumerate(zip(self._names, seen, strict=True), index * count):
-            masked = name in game.acts or (name in truncated and not (self._mask_of_info and self._mask not in game.infos[name]))
-            self._elements[row] = self._element(name, obs, state, game.infos[name] if masked else None)
+            kind = self._kind_of[name]
+            masked = name in game.acts or (name in truncated and not (kind.mask_of_info and kind.mask not in game.infos[name]))
+            self._elements[row] = kind.element(name, obs, state, game.infos[name] if masked else None)
 
-    def _fitted(self, name: str, obs: Any) -> Any:
-        """Return a copy of an agent's observation, which its env may change later. Raises InvalidOutcome."""
-        obs = copy.deepcopy(fitted(self._space, obs, f"the observation of agent {name!r}"))
-        return obs if self._parts is None else self._parts(obs)
+    def _stand_in(self, name: str, own: Mapping[str, Any]) -> Any:
+        """Return the observation of an agent that has not come yet: that of an agent of its kind, or zeros."""
+        kind = self._kind_of[name]
+        return next((own[other] for other in kind.names if other in own), kind.blank)
 
-    def _shared(self, env: Any, seen: list[Any]) -> Any:
-        """Return the state of an env."""
-        assert self._state is not None
-        if isinstance(self._state, spaces.Tuple):
-            in_dict = isinstance(self._own, spaces.Dict) and self._mask in self._own.spaces
-            return tuple({key: one for key, one in obs.items() if key != self._mask} if in_dict else obs for obs in seen)
-        return fitted(self._state, np.asarray(env.state(), self._state.dtype), "the state")
-
-    def _element(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
-        """Return the observation of a row, with the state and the action mask. Args: info: None: all actions are valid."""
-        if self._mask is None and state is None:
-            return obs
-        element = dict(obs) if isinstance(self._own, spaces.Dict) else {"observation": obs}
-        if self._mask is not None:
-            if info is None:
-                mask = self.observation_space[self._mask]  # type: ignore[index]  # a Dict
-                element[self._mask] = np.ones(mask.shape, mask.dtype)
-            elif self._mask_of_info:
-                element[self._mask] = self._info_mask(name, info)
-        return element if state is None else {**element, STATE: state}
-
-    def _info_mask(self, name: str, info: Mapping[str, Any]) -> np.ndarray:
-        assert self._mask is not None
-        if self._mask not in info:
-            raise InvalidOutcome(f"agent {name!r}: env.action_mask: {missing_entry_message(self._mask, [], info)}")
-        mask: np.ndarray = np.asarray(info[self._mask]).ravel()
-        size = number_of_choices(self.action_space)
-        if len(mask) != size or mask.dtype.kind not in "biuf":
-            wanted = f"expected {size} numbers, one per choice"
-            raise InvalidOutcome(f"agent {name!r}: the action mask info[{self._mask!r}] is {shown(info[self._mask])}; {wanted}")
-        return np.asarray(mask != 0, np.int8)
+    def _state(self, env: Any, seen: list[Any]) -> Any:
+        """Return the state of an env. Args: seen: the observations of its agents."""
+        space = next(kind.state for kind in self._kinds if kind.state is not None)
+        if isinstance(space, spaces.Tuple):
+            return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))
+        return fitted(space, np.asarray(env.state(), space.dtype), "the state")
 
     def _batch(self) -> Any:
         """Return the observations of all rows in new arrays, and set who is present and who acts."""
         flags = [[(name in game.present, name in game.acts) for name in self._names] for game in self._games]
         self.present_N, self.acts_N = np.array(flags, np.bool_).reshape(-1, 2).T.copy()
-        empty: Any = create_empty_array(self.observation_space, len(self._elements), fn=np.zeros)
-        return concatenate(self.observation_space, self._elements, empty)
+        if not self.groups:
+            return _stacked(self.observation_space, self._elements)
+        each = zip(self._kinds, self._rows_of, strict=True)
+        return tuple(_stacked(kind.observation_space, [self._elements[row] for row in rows]) for kind, rows in each)
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
         return self._infos.get(row, {})
@@ -392,7 +369,7 @@ class PettingZoo(Backend):
         self._seeds, self._episodes = [one["seed"] for one in states], [one["episodes"] for one in states]
 
     def episode_state(self) -> Any:
-        if not self._plain_actions or max(self._lengths) > _LONGEST:
+        if not all(kind.plain_actions for kind in self._kinds) or max(self._lengths) > _LONGEST:
             return None
         return [list(played) for played in self._played]
 
@@ -401,7 +378,7 @@ class PettingZoo(Backend):
             self._episodes[index] -= 1
             self._reset(index)
             for actions in played:
-                self._step(index, [np.asarray(one, self.action_space.dtype) for one in actions])
+                self._step(index, [self._kind_of[name].action(one) for name, one in zip(self._names, actions, strict=True)])
         self._batch()
 
     def close(self) -> None:
@@ -409,14 +386,135 @@ class PettingZoo(Backend):
             game.env.close()
 
 
-def _mask(target: EnvRequest, own: spaces.Space[Any], action: spaces.Space[Any]) -> tuple[str | None, bool]:
-    """Return the entry with the action mask, and whether it is one of the infos. Raises WrapperError."""
-    entries = own.spaces if isinstance(own, spaces.Dict) else {}
-    if (found := mask_entry(target.action_mask, entries, action)) is not None or not target.action_mask:
-        return found, False
-    if not number_of_choices(action):
-        raise WrapperError("action_mask", not_discrete_message(action))
-    return target.action_mask, True
+class _Kind:
+    """Agents of an env with equal spaces: what their policies get and give.
+
+    Attributes: names: of the agents. own: the space of what a policy sees of an observation, without a state and a mask of the infos.
+    mask, mask_of_info: the entry with the action mask (None: there is none), and whether it is one of the infos. undeclared: whether a mask
+    in the infos is an error, because the spec does not say whether to use it. state: space of the entry "state" that is added; None: none
+    is. observation_space, action_space: with state and mask.
+
+    Raises WrapperError.
+    """
+
+    def __init__(self, names: Sequence[Any], given: spaces.Space[Any], action: spaces.Space[Any], target: EnvRequest) -> None:
+        self.names, self._given, self.action_space, self._parts = names, given, action, None
+        self.discrete = isinstance(action, spaces.Discrete)
+        self.plain_actions = isinstance(action, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box)
+        for wrap in target.wraps:  # env.obs_keys: no other wrapper reaches this backend
+            self._parts = Parts(given, action, **wrap.kwargs)
+            given = self._parts.space
+        self.own: spaces.Space[Any] = given
+        self.mask, self.mask_of_info = self._find_mask(target)
+        self.undeclared = target.action_mask is None and self.mask is None
+        self.state: spaces.Space[Any] | None = None
+        self.blank = _blank(given)
+        """An observation of zeros, as far as the space has them."""
+        self.observation_space = self._full_space()
+
+    @property
+    def entries(self) -> Mapping[str, spaces.Space[Any]]:
+        return self.own.spaces if isinstance(self.own, spaces.Dict) else {}
+
+    @property
+    def seen(self) -> spaces.Space[Any]:
+        """The space of `without_mask`."""
+        if self.mask not in self.entries:
+            return self.own
+        return spaces.Dict({key: one for key, one in self.entries.items() if key != self.mask})
+
+    def _find_mask(self, target: EnvRequest) -> tuple[str | None, bool]:
+        if (found := mask_entry(target.action_mask, self.entries, self.action_space)) is not None or not target.action_mask:
+            return found, False
+        if not number_of_choices(self.action_space):
+            raise WrapperError("action_mask", not_discrete_message(self.action_space))
+        return target.action_mask, True
+
+    def add_state(self, space: spaces.Space[Any]) -> None:
+        """Add the entry "state" to observations without one."""
+        if STATE not in self.entries:
+            self.state = space
+            self.observation_space = self._full_space()
+
+    def _full_space(self) -> spaces.Space[Any]:
+        if self.state is None and not self.mask_of_info:
+            return self.own
+        entries = dict(self.entries) if isinstance(self.own, spaces.Dict) else {"observation": self.own}
+        if self.mask_of_info:
+            assert self.mask is not None
+            entries[self.mask] = spaces.MultiBinary(number_of_choices(self.action_space))
+        if self.state is not None:
+            entries[STATE] = self.state
+        return spaces.Dict(entries)
+
+    def action(self, saved: Any) -> Any:
+        """Return an action that was saved in plain Python."""
+        return int(saved) if self.discrete else np.asarray(saved, self.action_space.dtype)
+
+    def fitted(self, name: str, obs: Any) -> Any:
+        """Return a copy of an agent's observation, which its env may change later. Raises InvalidOutcome."""
+        obs = copy.deepcopy(fitted(self._given, obs, f"the observation of agent {name!r}"))
+        return obs if self._parts is None else self._parts(obs)
+
+    def without_mask(self, obs: Any) -> Any:
+        return {key: one for key, one in obs.items() if key != self.mask} if self.mask in self.entries else obs
+
+    def element(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
+        """Return the observation of a row, with the state and the action mask. Args: info: None: all actions are valid."""
+        if self.mask is None and self.state is None:
+            return obs
+        element = dict(obs) if isinstance(self.own, spaces.Dict) else {"observation": obs}
+        if self.mask is not None:
+            if info is None:
+                mask = self.observation_space[self.mask]  # type: ignore[index]  # a Dict
+                element[self.mask] = np.ones(mask.shape, mask.dtype)
+            elif self.mask_of_info:
+                element[self.mask] = self._info_mask(name, info)
+        return element if self.state is None else {**element, STATE: state}
+
+    def _info_mask(self, name: str, info: Mapping[str, Any]) -> np.ndarray:
+        assert self.mask is not None
+        if self.mask not in info:
+            raise InvalidOutcome(f"agent {name!r}: env.action_mask: {missing_entry_message(self.mask, [], info)}")
+        mask: np.ndarray = np.asarray(info[self.mask]).ravel()
+        size = number_of_choices(self.action_space)
+        if len(mask) != size or mask.dtype.kind not in "biuf":
+            wanted = f"expected {size} numbers, one per choice"
+            raise InvalidOutcome(f"agent {name!r}: the action mask info[{self.mask!r}] is {shown(info[self.mask])}; {wanted}")
+        return np.asarray(mask != 0, np.int8)
+
+
+def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_Kind]:
+    """Return the kinds of agents of an env, in the order of their first agents. Raises WrapperError."""
+    found: list[tuple[list[Any], spaces.Space[Any], spaces.Space[Any]]] = []
+    for name in names:
+        own = env.observation_space(name), env.action_space(name)
+        alike = next((agents for agents, *known in found if tuple(known) == own), None)
+        if alike is None:
+            found.append(([name], *own))
+        else:
+            alike.append(name)
+    return [_Kind(*one, target) for one in found]
+
+
+def _blank(space: spaces.Space[Any]) -> Any:
+    """Return an element of a space: zeros where it has them, else its lowest numbers."""
+    match space:
+        case spaces.Dict():
+            return {key: _blank(inner) for key, inner in space.spaces.items()}
+        case spaces.Tuple():
+            return tuple(_blank(inner) for inner in space.spaces)
+        case spaces.Box():
+            return np.clip(0, space.low, space.high).astype(space.dtype)
+        case spaces.Discrete() | spaces.MultiDiscrete():
+            return np.zeros(space.shape or (), space.dtype) + np.asarray(space.start, space.dtype)
+    return np.zeros(space.shape or (), space.dtype)
+
+
+def _stacked(space: spaces.Space[Any], elements: Sequence[Any]) -> Any:
+    """Return elements of a space as a batch in new arrays."""
+    empty: Any = create_empty_array(space, len(elements), fn=np.zeros)
+    return concatenate(space, elements, empty)
 
 
 def _creator(name: str) -> Callable[..., Any]:
@@ -459,15 +557,10 @@ def _game(env: Any, agents: Sequence[str], id_: str) -> _Game:
     )
 
 
-def _common_spaces(env: Any, id_: str) -> tuple[tuple[Any, ...], spaces.Space[Any], spaces.Space[Any]]:
-    """Return the agents and the spaces that they have in common. Raises WrapperError."""
+def _agents(env: Any, id_: str) -> tuple[Any, ...]:
+    """Return the names of the agents. Raises WrapperError."""
     _game(env, (), id_)
     agents = tuple(getattr(env, "possible_agents", None) or ())
     if not agents:
         raise WrapperError("name", f"{id_} has no env.possible_agents; expected the names of all agents that may take part")
-    for kind, of in (("observation", env.observation_space), ("action", env.action_space)):
-        first = of(agents[0])
-        if other := next((name for name in agents if of(name) != first), None):
-            message = f"the agents of {id_} have different {kind} spaces ({agents[0]}: {first}; {other}: {of(other)}); expected one for all"
-            raise WrapperError("name", message)
-    return agents, env.observation_space(agents[0]), env.action_space(agents[0])
+    return agents

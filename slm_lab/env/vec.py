@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -346,9 +346,16 @@ class Env:
         normalizer.update(last_obs[[row for row, _ in raw.final or ()]])
         return normalizer(last_obs), normalizer(obs)
 
-    def sample(self) -> np.ndarray:
-        """Draw random valid agent actions, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded."""
-        return draw_uniform(self.info.action, self.info.num_envs, self._sampler, self._valid_NA)[0]
+    def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
+        """Draw random valid agent actions, [N] or [N, dim]: uniform, or standard normal if a continuous component is unbounded.
+
+        Args: rng: None: the env's own.
+        """
+        return draw_uniform(self.info.action, self.info.num_envs, rng or self._sampler, self._valid_NA)[0]
+
+    def normalizers_of(self, agents: Collection[str]) -> Normalizers:
+        """Return the normalizers of the rows of some agents with equal spaces; () for an env with one agent."""
+        return self.normalizers
 
     def state_dict(self) -> dict[str, Any]:
         """Return statistics, random streams and running episodes in plain Python.

@@ -171,6 +171,9 @@ class EnvInfo:
     spaces: dict[str, Any] | None = field(default=None, compare=False)
     """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict): with them
     observations can be encoded and actions decoded without the env."""
+    groups: tuple[EnvInfo, ...] = ()
+    """With agents whose spaces differ: the info of each group of agents with equal spaces. `observation` and `action` are then the form of
+    the arrays for all rows, where the rows of each group are padded with zeros, see lib.padding. Empty: all agents have these spaces."""
 
     @property
     def frames(self) -> int:
@@ -182,6 +185,14 @@ class EnvInfo:
         chosen = np.array([i for i, agent in enumerate(self.agents) if agent in names], np.int64)
         rows: np.ndarray = (np.arange(self.frames)[:, None] * len(self.agents) + chosen).ravel()
         return rows
+
+    def for_agents(self, names: Collection[str]) -> EnvInfo:
+        """Return the info of the rows of the named agents. Raises ValueError if their spaces differ."""
+        agents = tuple(agent for agent in self.agents if agent in names)
+        groups = [group for group in self.groups if not set(agents).isdisjoint(group.agents)] or [self]
+        if len(groups) > 1 or groups[0].groups:
+            raise ValueError(f"the spaces of the agents {', '.join(agents)} differ")
+        return replace(groups[0], agents=agents, num_envs=self.frames * len(agents))
 
     @property
     def max_transitions(self) -> int:

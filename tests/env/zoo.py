@@ -69,11 +69,42 @@ class Countdown(ParallelEnv):
         return tuple(outcome)
 
 
-class Shorter(Countdown):
-    """Countdown whose last agent has other actions."""
+class Unequal(Countdown):
+    """Countdown whose agent b sees a number more than the others, and has other actions: four, or with `continuous` two numbers.
+
+    Rewards: 10 · (number of the agent + 1) + the sum of the action. The mask forbids the first action. With `alike` all agents have the
+    spaces of b: the observations of the others end with a 0, and their first three actions are valid.
+    """
+
+    def __init__(self, continuous: bool = False, alike: bool = False, **more: Any) -> None:
+        super().__init__(**more)
+        self._continuous, self._alike = continuous, alike
+
+    def _wide(self, agent: str) -> bool:
+        return agent == "b" or self._alike
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1e3, 1e3, (3 if self._wide(agent) else 2,), np.float32)
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Discrete(3 if agent != self.possible_agents[-1] else 4)
+        if self._continuous and self._wide(agent):
+            return spaces.Box(-2.0, 2.0, (2,), np.float32)
+        return spaces.Discrete(4 if self._wide(agent) else 3)
+
+    def _seen(self) -> dict[str, Any]:
+        seen = {name: obs if name == "b" else obs * [1, 1, 0] for name, obs in super()._seen().items()}
+        return {name: obs[: 3 if self._wide(name) else 2].astype(np.float32) for name, obs in seen.items()}
+
+    def _infos(self) -> dict[str, Any]:
+        if not self._masks:
+            return super()._infos()
+        wide = {name: name == "b" for name in self.agents}
+        return {name: {"action_mask": np.array([0, 1, 1, wide[name]][: 4 if self._wide(name) else 3])} for name in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        for name, action in actions.items():
+            assert self.action_space(name).contains(action), f"{name}: {action!r}"
+        return super().step({name: float(np.sum(action)) for name, action in actions.items()})
 
 
 class Numbered(ParallelEnv):
@@ -152,6 +183,45 @@ class Turns(AECEnv):
             if name in self.agents and (not self.terminations[name] or all(self.terminations.values())):
                 self.agent_selection = name
                 return
+
+
+class UnequalTurns(Turns):
+    """Turns whose agent b sees a number more than the others, 7, and has an action more, which counts 1; with `alike` see Unequal."""
+
+    def __init__(self, alike: bool = False, **more: Any) -> None:
+        super().__init__(**more)
+        self._alike = alike
+
+    def _wide(self, agent: str) -> bool:
+        return agent == "b" or self._alike
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        numbers, actions = (3, 4) if self._wide(agent) else (2, 3)
+        return spaces.Dict(action_mask=spaces.Box(0, 1, (actions,), np.int8), observation=spaces.Box(-1e3, 1e3, (numbers,), np.float32))
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(4 if self._wide(agent) else 3)
+
+    def observe(self, agent: str) -> Any:
+        seen, wide = super().observe(agent), self._wide(agent)
+        own = np.append(seen["observation"], np.float32(7 if agent == "b" else 0))
+        mask = np.append(seen["action_mask"], np.int8(agent == "b" and agent == self.agent_selection))
+        return {"observation": own[: 3 if wide else 2], "action_mask": mask[: 4 if wide else 3]}
+
+    def step(self, action: int | None) -> None:
+        assert action is None or self.action_space(self.agent_selection).contains(action)
+        super().step(1 if action == 3 else action)
+
+
+class Pictures(Numbered):
+    """Agents that see images of different sizes."""
+
+    def observation_space(self, agent: int) -> spaces.Space[Any]:
+        return spaces.Box(0, 255, (10 + 2 * agent, 10, 3), np.uint8)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = list(self.possible_agents)
+        return {name: np.zeros(self.observation_space(name).shape or (), np.uint8) for name in self.agents}, {}
 
 
 def not_an_env() -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,24 @@ from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, Experience, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.experiment.training.self_play import SelfPlay
-from slm_lab.lib.records import ActOut, VecStep
+from slm_lab.lib.padding import padded, without_padding
+from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 
 
 class PolicyRows:
     """The rows of an env that one policy acts for, with their hidden states and open transitions.
 
-    Args: rows: their indices in the env, int64 [K], ascending.
+    Args: info: of the env. names: of the policy's agents.
     """
 
-    def __init__(self, learner: PolicyLearner, rows: np.ndarray, num_rows: int) -> None:
-        self.learner, self.rows = learner, rows
-        self.all = len(rows) == num_rows
+    def __init__(self, learner: PolicyLearner, info: EnvInfo, names: Collection[str]) -> None:
+        self.learner = learner
+        self.rows = rows = info.rows_of(names)
+        """Their indices in the env, int64 [K], ascending."""
+        self.all = len(rows) == info.num_envs
         """Whether these are all rows of the env."""
+        self._own_space = info.for_agents(names).observation if info.groups else None
+        """The space of the policy's observations if those of the env are padded, see EnvInfo.groups."""
         self._positions = {int(row): k for k, row in enumerate(rows)}
         policy = learner.agent.policy
         self.state_K = policy.initial_state(len(rows))
@@ -36,6 +41,11 @@ class PolicyRows:
     def of(self, values_N: np.ndarray) -> np.ndarray:
         """Return the rows of values [N, …]."""
         return values_N if self.all else values_N[self.rows]
+
+    def seen(self, obs_N: np.ndarray) -> np.ndarray:
+        """Return the policy's observations, [K, …]."""
+        obs_K = self.of(obs_N)
+        return obs_K if self._own_space is None else without_padding(obs_K, self._own_space)
 
     def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
         """Choose the actions of the rows that act, bool [K] (None: all); other rows of the output are meaningless."""
@@ -75,8 +85,8 @@ class PolicyRows:
         """Return the step of these rows."""
         rows, position = self.rows, self._positions
         episodes = [episode._replace(env=position[episode.env]) for episode in step.episodes if episode.env in position]
-        obs_K = step.obs_N[rows]
-        last_obs_K = obs_K if step.last_obs_N is step.obs_N else step.last_obs_N[rows]
+        obs_K = self.seen(step.obs_N)
+        last_obs_K = obs_K if step.last_obs_N is step.obs_N else self.seen(step.last_obs_N)
         return VecStep(
             step.reward_N[rows], step.terminated_N[rows], step.truncated_N[rows], last_obs_K, obs_K, step.first_N[rows],
             step.valid_N[rows], episodes, None if step.acts_N is None else step.acts_N[rows],
@@ -127,7 +137,7 @@ class AgentsSource:
         self.backend = env.backend
         self.learner = learners[0]
         names = [env.info.agents] if policies is None else list(policies.values())
-        self.parts = [PolicyRows(learner, env.info.rows_of(own), env.info.num_envs) for learner, own in zip(learners, names, strict=True)]
+        self.parts = [PolicyRows(learner, env.info, own) for learner, own in zip(learners, names, strict=True)]
         self._obs_N: np.ndarray | None = None
         """The next observations; None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
@@ -152,7 +162,7 @@ class AgentsSource:
                 self_play.take_snapshot_if_due()
             obs_N, first_N, acts_N = self._obs_N, self._first_N, self._acting()
             assert obs_N is not None
-            inputs = [(part.of(obs_N), part.of(first_N), None if acts_N is None else part.of(acts_N)) for part in self.parts]
+            inputs = [(part.seen(obs_N), part.of(first_N), None if acts_N is None else part.of(acts_N)) for part in self.parts]
             outs = [part.act(obs_K, acts_K) for part, (obs_K, _, acts_K) in zip(self.parts, inputs, strict=True)]
             action_N = self._env_actions(outs)
             if self_play is not None:
@@ -189,6 +199,8 @@ class AgentsSource:
         actions = [part.learner.agent.policy.env_action(out.action_N) for part, out in zip(self.parts, outs, strict=True)]
         if self.parts[0].all:
             return actions[0]
+        if self.env.info.groups:
+            actions = [padded(action_K, self.env.info.action) for action_K in actions]
         action_N = np.zeros((self.env.info.num_envs, *actions[0].shape[1:]), actions[0].dtype)
         for part, action_K in zip(self.parts, actions, strict=True):
             action_N[part.rows] = action_K

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +42,7 @@ from slm_lab.experiment.training.resolve import select_device
 from slm_lab.experiment.training.self_play import team_score
 from slm_lab.lib.demonstrations import EpisodeRecorder, joined
 from slm_lab.lib.limits import cores
+from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.load.loader import load_spec, mark_sets, parse_sets
 from slm_lab.spec.models.env import EnvSpec
@@ -237,7 +238,8 @@ def _play(
     episodes = usual if options.episodes is None else options.episodes
     env = make_player_env(spec, env_spec, seed, 1 if options.show is not None else min(episodes, MAX_ENVS))
     try:
-        check_spaces([player.agent for player in (*players, *(opponent.players if opponent is not None else ()))], env, spec, env_spec.name)
+        for player in (*players, *(opponent.players if opponent is not None else ())):
+            check_spaces([player.agent], env, spec, env_spec.name, player.agents)
         _check_agents(env, players, opponent, options)
         count = max(1, len(env.info.agents))
         results = Results(env.info.num_envs, count)
@@ -300,15 +302,22 @@ def env_section(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
     return load_spec(file, spec.name, sets, for_search=False).env if sets else spec.env
 
 
-def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, played: str) -> None:
-    """Raise UserError if the spaces of the env differ from a policy's in more than their bounds."""
+def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, played: str, names: Collection[str] | None = None) -> None:
+    """Raise UserError if the spaces of the env differ from a policy's in more than their bounds.
+
+    Args: names: of the env's agents that the policies act for; None: all.
+    """
+    try:
+        info = env.info.for_agents(env.info.agents if names is None else names) if env.info.groups else env.info
+    except ValueError as error:
+        raise UserError(f"the policy was trained in {spec.env.name} for agents with equal spaces; in {played}, {error}") from None
     for agent in agents:
-        _check_spaces(agent, env, spec, played)
+        _check_spaces(agent, info, spec, played)
 
 
-def _check_spaces(agent: LoadedAgent, env: Env, spec: Spec, played: str) -> None:
-    assert env.info.spaces is not None
-    observation, action = space_from_dict(env.info.spaces["observation"]), space_from_dict(env.info.spaces["action"])
+def _check_spaces(agent: LoadedAgent, info: EnvInfo, spec: Spec, played: str) -> None:
+    assert info.spaces is not None
+    observation, action = space_from_dict(info.spaces["observation"]), space_from_dict(info.spaces["action"])
     differing = []
     if not same_form(agent.observation_space, observation, spec.agent.input, image_channels(spec.env)):
         differing.append(f"observations {agent.observation_space}; those of {played} are {observation}")

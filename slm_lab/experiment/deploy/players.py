@@ -17,7 +17,7 @@ from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import CheckpointName, Training, find_training
 from slm_lab.experiment.plan import UserError
-from slm_lab.experiment.training.evaluate import Act
+from slm_lab.experiment.training.evaluate import Act, without_padding_of
 from slm_lab.lib.records import VecStep
 from slm_lab.spec.models.base import is_extension
 from slm_lab.spec.models.spec import Spec
@@ -108,7 +108,8 @@ def policy_parts(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rn
     for player in players:
         own = rows if player.agents is None else np.intersect1d(rows, env.info.rows_of(player.agents))
         if len(own):
-            parts.append((own, policy_act(player.agent, rng, deterministic)))
+            act = policy_act(player.agent, rng, deterministic)
+            parts.append((own, act if player.agents is None else without_padding_of(env.info, player.agents, act)))
     return parts
 
 
@@ -125,16 +126,24 @@ class Opponent:
     def parts(self, env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
         """Return who acts for which of the given rows. Raises UserError."""
         if self.path is not None:
-            try:
-                player = board_players.build_player(self.path, env.info, rng)
-            except ValueError as error:
-                raise UserError(f"--against {self.name}: it cannot play {env.name}: {error}") from None
-            return [(rows, scripted_act(player))]
+            return self._scripted(self.path, env, rows, rng)
         if not self.players:
             return [(rows, random_act(env, rows))]
         parts = policy_parts(self.players, env, rows, rng, deterministic)
         if sum(len(own) for own, _ in parts) < len(rows):
             raise UserError(f"--against {self.name}: its policies do not act for all other agents of {env.name}")
+        return parts
+
+    def _scripted(self, path: str, env: Env, rows: np.ndarray, rng: np.random.Generator) -> Parts:
+        """Return the rows of a scripted player: one for each group of agents with equal spaces."""
+        parts: Parts = []
+        for info in env.info.groups or (env.info,):
+            try:
+                act = scripted_act(board_players.build_player(path, info, rng))
+            except ValueError as error:
+                raise UserError(f"--against {self.name}: it cannot play {env.name}: {error}") from None
+            own = np.intersect1d(rows, env.info.rows_of(info.agents))
+            parts += [(own, without_padding_of(env.info, info.agents, act))] if len(own) else []
         return parts
 
 

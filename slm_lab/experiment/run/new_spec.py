@@ -23,6 +23,7 @@ from slm_lab.env.make import make_env, supported_keys
 from slm_lab.env.single import quiet_gymnasium
 from slm_lab.experiment.execute.local.user_code import close_env
 from slm_lab.experiment.plan import UserError
+from slm_lab.experiment.training.agent_groups import fitting_policies
 from slm_lab.experiment.training.resolve import check_clear
 from slm_lab.lib.files import replace_file
 from slm_lab.lib.log import notice
@@ -71,6 +72,7 @@ def commented_text(spec: Spec, command: str) -> str:
         f"  {_json(spec.name)}: {{",
         '    "agent": {',
         *_entry(agent, "name", agent.name, 6),
+        *([] if agent.policies is None else _entry(agent, "policies", agent.policies, 6)),
     ]
     for key, (model, values) in sections.items():
         lines += [f"      // {_description(type(agent), key)}", f'      "{key}": {{', *_entries(model, values, 8), "      },"]
@@ -359,11 +361,15 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
     if memory.get("name") == "HindsightReplay" and info.observation.goals is None:
         needs = "observations with achieved_goal and desired_goal"
         raise UserError(f"--like {template.source}: HindsightReplay needs {needs}, which {env} does not have")
-    if fits(template.model, info.action):
+    actions = [group.action for group in info.groups or (info,)]
+    action = next((action for action in actions if not fits(template.model, action)), None)
+    if action is None:
         return
-    fitting = [name for name, model in ALGORITHMS.items() if model.learns and not model.offline and fits(model, info.action)]
-    kind, which = info.action.kind.replace("_", "-"), template.agent["algorithm"]["name"]
-    bounds = "" if info.action.bounded or info.action.kind != "continuous" else " without bounds"
+    fitting = [
+        name for name, model in ALGORITHMS.items() if model.learns and not model.offline and all(fits(model, action) for action in actions)
+    ]
+    kind, which = action.kind.replace("_", "-"), template.agent["algorithm"]["name"]
+    bounds = "" if action.bounded or action.kind != "continuous" else " without bounds"
     raise UserError(
         f"--like {template.source}: {which} does not support the {kind} actions{bounds} of {env}; use one of {', '.join(fitting)}"
     )
@@ -407,6 +413,8 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
         meta.pop(key, None)
     if info.agents[:1] == ("player_0",) and not {"sampler", "distributed"} & meta.keys():  # a game of EnvPool
         meta.setdefault("self_play", {})
+    if info.groups:
+        agent["policies"] = fitting_policies(info)
     meta = {"max_session": _SESSIONS, "log_frequency": max(500, min(10_000, int(frames) // 100)), **meta}
     return {"agent": {"name": agent.pop("name"), **agent}, "env": env, "meta": meta}
 

@@ -34,6 +34,7 @@ from slm_lab.experiment.execute.local.fork_server import server_in_use, use_star
 from slm_lab.experiment.execute.local.user_code import WorkerFailed, close_env
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
+from slm_lab.experiment.training.agent_groups import group_problems
 from slm_lab.experiment.training.demonstrations import load_demonstrations, normalized
 from slm_lab.experiment.training.env_check import check_env
 from slm_lab.experiment.training.evaluate import plan_evaluation
@@ -143,7 +144,7 @@ class SessionParts:
             check_env(self.spec, self.seeds(0).env, context.beat, device=self.device)
         env = self._make_env(self._seeded(0).env)
         self._closing.append(env.close)
-        learners = [self._build_learner(i, info, env.normalizers) for i, info in enumerate(self._policy_infos(env.info))]
+        learners = [self._build_learner(i, info, env.normalizers_of(info.agents)) for i, info in enumerate(self._policy_infos(env.info))]
         self._info, learner = env.info, learners[0]
         if context.store is not None:
             context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
@@ -160,8 +161,7 @@ class SessionParts:
         policies = self.spec.agent.policies
         if policies is None:
             return [info]
-        own = [tuple(agent for agent in info.agents if agent in names) for names in policies.values()]
-        return [replace(info, agents=agents, num_envs=info.frames * len(agents)) for agents in own]
+        return [info.for_agents(names) for names in policies.values()]
 
     def _local_source(self, env: Env, learners: list[PolicyLearner]) -> LocalSource | OfflineSource | AgentsSource:
         stop, beat = self.context.stop, self.context.beat
@@ -172,11 +172,8 @@ class SessionParts:
         self.self_play = self._build_self_play(env, learners[0])
         source = AgentsSource(env, learners, stop, beat, policies=self.spec.agent.policies, self_play=self.self_play)
         if self.spec.agent.policies is not None:
-            partners: list[tuple[Sequence[str], Agent]] = [
-                (names, other.agent) for names, other in zip(self.spec.agent.policies.values(), learners, strict=True)
-            ]
             for learner in learners:
-                learner.partners = partners
+                learner.partners = list(zip(self.spec.agent.policies.values(), learners, strict=True))
         return source
 
     def _build_self_play(self, env: Env, learner: PolicyLearner) -> SelfPlay | None:
@@ -326,7 +323,8 @@ class SessionParts:
 def check_agents(spec: Spec, info: EnvInfo) -> None:
     """Raise SpecError for keys that need an env with several agents, or that such an env does not support."""
     meta, name, agents = spec.meta, spec.env.name, info.agents
-    problems: list[Problem] = []
+    if problems := group_problems(spec, info):
+        raise SpecError(name, problems)
     if meta.self_play is not None and len(agents) < 2:
         problems.append(Problem("meta.self_play", f"needs an env with several agents, such as ConnectFour-v1; {name} has one; remove it"))
     if meta.sampler is not None and agents:

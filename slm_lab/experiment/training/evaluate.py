@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +12,8 @@ from slm_lab.experiment.execute.heartbeat import EVALUATING
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.lib.log import notice
-from slm_lab.lib.records import VecStep
+from slm_lab.lib.padding import padded, without_padding
+from slm_lab.lib.records import EnvInfo, VecStep
 from slm_lab.spec.models.algorithm import ReplayAlgorithmSpec
 from slm_lab.spec.models.spec import Spec
 
@@ -106,6 +107,17 @@ def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
         return action_N
 
     return act
+
+
+def without_padding_of(info: EnvInfo, names: Collection[str], act: Act) -> Act:
+    """Return a function that acts for the rows of some agents in an env whose observations and actions may be padded.
+
+    Args: names: of the agents. act: gets observations, and returns actions, without padding.
+    """
+    if not info.groups:
+        return act
+    own, form = info.for_agents(names).observation, info.action
+    return lambda obs_K, first_K, acts_K=None, /: padded(act(without_padding(obs_K, own), first_K, acts_K), form)
 
 
 def play(

@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.heartbeat import SAVING
 from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
 from slm_lab.experiment.plan import Stop, UserError
-from slm_lab.experiment.training.evaluate import Act, EvaluationPlan, joint_act, play
+from slm_lab.experiment.training.evaluate import Act, EvaluationPlan, joint_act, play, without_padding_of
 from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, no_beat
 from slm_lab.experiment.training.observers.base import (
     COLUMNS,
@@ -79,9 +79,8 @@ class PolicyLearner:
         self.evaluation = evaluation
         self.eval_env: Env | None = None
         """Evaluation env, with an `evaluation`."""
-        self.partners: list[tuple[Sequence[str], Agent]] | None = None
-        """The policies of an env with several agents, the learner's own included: the names of the agents of each, and its agent.
-        None: there is one policy."""
+        self.partners: list[tuple[Sequence[str], PolicyLearner]] | None = None
+        """The learners of an env with several policies, this one included, with the names of their agents. None: there is one policy."""
         self._eval_state: dict[str, Any] | None = None
         """State of the evaluation env before an evaluation that was interrupted."""
         self._update_times: tuple[float, float] | None = None
@@ -243,15 +242,16 @@ class PolicyLearner:
         """Return the total reward of one episode in each evaluation env; [] if a stop is requested before all have ended."""
         assert self.eval_env is not None
         assert self.evaluation is not None
-        self.eval_env.normalizers.copy_obs_statistics(self.normalizers.state_dict())
-        own = None
+        env, deterministic, own = self.eval_env, self.evaluation.deterministic, None
+        for names, learner in self.partners or [((), self)]:
+            env.normalizers_of(names).copy_obs_statistics(learner.normalizers.state_dict())
         if self.partners is None or len(self.partners) == 1:
-            act: Act = self.agent.evaluator(deterministic=self.evaluation.deterministic)
+            act: Act = self.agent.evaluator(deterministic=deterministic)
         else:
-            rows = [self.eval_env.info.rows_of(names) for names, _ in self.partners]
-            acts = [agent.evaluator(self.evaluation.deterministic) for _, agent in self.partners]
+            rows = [env.info.rows_of(names) for names, _ in self.partners]
+            acts = [without_padding_of(env.info, names, one.agent.evaluator(deterministic)) for names, one in self.partners]
             act = joint_act(list(zip(rows, acts, strict=True)))
-            own = next(of_one for of_one, (_, agent) in zip(rows, self.partners, strict=True) if agent is self.agent)
+            own = next(of_one for of_one, (_, learner) in zip(rows, self.partners, strict=True) if learner is self)
         before = self.eval_env.state_dict()
         returns = play(self.eval_env, act, self.stop, self.beat, rows=own)
         if not returns:  # interrupted: a continued run evaluates again, from the state before

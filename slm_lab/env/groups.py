@@ -1,0 +1,198 @@
+"""Envs whose agents have different spaces: an Env for each group of agents with equal spaces, stepped together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from slm_lab.env.backend import AgentGroup, Backend, RawStep
+from slm_lab.env.normalize import Normalizers
+from slm_lab.env.outcome import reraise_located
+from slm_lab.env.spaces import Codec, UnsupportedSpace
+from slm_lab.env.vec import Env
+from slm_lab.lib.padding import padded, without_padding
+from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace, VecStep
+
+
+class GroupRows(Backend):
+    """The rows of one group of agents, as the backend of the group's Env. `reset` and `step` return what GroupedEnv has given to `take`."""
+
+    def __init__(self, shared: Backend, group: AgentGroup, num_envs: int) -> None:
+        rows = np.flatnonzero([agent in group.agents for _ in range(num_envs) for agent in shared.agents])
+        self.rows, self._shared, self.max_steps = rows, shared, shared.max_steps
+        self._positions = {int(row): k for k, row in enumerate(rows)}
+        self.agents, self.observation_space, self.action_space = group.agents, group.observation_space, group.action_space
+        self.fresh, self.checks = shared.fresh, shared.checks
+        self._obs: Any = None
+        self._step: RawStep | None = None
+
+    def take(self, obs: Any, raw: RawStep | None = None) -> None:
+        """Take the group's batch of observations and, after a step, its rows of the step."""
+        acts_N, present_N, rows = self._shared.acts_N, self._shared.present_N, self.rows
+        self.acts_N = None if acts_N is None else acts_N[rows]
+        self.present_N = None if present_N is None else present_N[rows]
+        self._obs = obs
+        if raw is not None:
+            final = [(self._positions[row], last) for row, last in raw.final or () if row in self._positions]
+            self._step = RawStep(obs, raw.reward_N[rows], raw.terminated_N[rows], raw.truncated_N[rows], final or None)
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        return self._obs
+
+    def step(self, action: np.ndarray) -> RawStep:
+        assert self._step is not None
+        return self._step
+
+    def episode_info(self, row: int) -> Any:
+        return self._shared.episode_info(int(self.rows[row]))
+
+    def rng_states(self) -> list[dict[str, Any]] | None:
+        return []  # the state of the shared backend is saved with it
+
+    def set_rng_states(self, states: list[dict[str, Any]]) -> None:
+        pass
+
+    def episode_state(self) -> Any:
+        return {}
+
+    def set_episode_state(self, state: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class GroupedEnv(Env):
+    """Envs whose agents have different spaces.
+
+    Each group of agents with equal spaces has an Env of its own, with its encoding, masks and normalizers. The arrays of all rows are
+    padded, see EnvInfo.groups.
+
+    Args: info: of all rows. groups: the Env of each group, with GroupRows as its backend. decoders: convert the groups' actions.
+    """
+
+    def __init__(self, backend: Backend, info: EnvInfo, groups: Sequence[Env], decoders: Sequence[Codec], seed: int, *, name: str) -> None:
+        super().__init__(backend, info, encode=np.asarray, decode=np.asarray, seed=seed, name=name)
+        self.groups, self._decoders = groups, decoders
+        self._rows = [info.rows_of(group.info.agents) for group in groups]
+
+    def normalizers_of(self, agents: Collection[str]) -> Normalizers:
+        return next(group.normalizers for group in self.groups if not set(agents).isdisjoint(group.info.agents))
+
+    def reseed(self, seed: int) -> None:
+        super().reseed(seed)
+        for group in self.groups:
+            group.reseed(seed)
+
+    def _view(self, group: Env) -> GroupRows:
+        assert isinstance(group._backend, GroupRows)
+        return group._backend
+
+    def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
+        try:
+            obs = self._backend.reset(seeds)
+        except Exception as error:
+            reraise_located(error, self.name, "reset", 0)
+        for group, batch in zip(self.groups, obs, strict=True):
+            self._view(group).take(batch)
+        return self._observations([group.reset() for group in self.groups])
+
+    def step(self, action_N: np.ndarray) -> VecStep:
+        self._steps += 1
+        actions = [without_padding(action_N[rows], group.info.action) for rows, group in zip(self._rows, self.groups, strict=True)]
+        try:
+            decoded: Any = tuple(decode(action_K) for decode, action_K in zip(self._decoders, actions, strict=True))
+            raw = self._backend.step(decoded)
+        except Exception as error:
+            reraise_located(error, self.name, "step", self._steps)
+        for group, batch in zip(self.groups, raw.obs, strict=True):
+            self._view(group).take(batch, raw)
+        self.acts_N = self._backend.acts_N
+        return self._joined([group.step(action_K) for group, action_K in zip(self.groups, actions, strict=True)])
+
+    def _joined(self, steps: Sequence[VecStep]) -> VecStep:
+        """Return the steps of the groups as one step of all rows."""
+        episodes: list[Episode] = []
+        for rows, step in zip(self._rows, steps, strict=True):
+            episodes += [episode._replace(env=int(rows[episode.env])) for episode in step.episodes]
+        obs_N = self._observations([step.obs_N for step in steps])
+        same = all(step.last_obs_N is step.obs_N for step in steps)
+        last_obs_N = obs_N if same else self._observations([step.last_obs_N for step in steps])
+        return VecStep(
+            self._of_all([step.reward_N for step in steps]),
+            self._of_all([step.terminated_N for step in steps]),
+            self._of_all([step.truncated_N for step in steps]),
+            last_obs_N,
+            obs_N,
+            self._of_all([step.first_N for step in steps]),
+            self._of_all([step.valid_N for step in steps]),
+            sorted(episodes, key=lambda episode: episode.env),
+            self.acts_N,
+        )
+
+    def _of_all(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the values of the groups' rows, [K, …] each, as those of all rows, [N, …]."""
+        values_N = np.empty((self.info.num_envs, *values[0].shape[1:]), values[0].dtype)
+        for rows, values_K in zip(self._rows, values, strict=True):
+            values_N[rows] = values_K
+        return values_N
+
+    def _observations(self, batches: Sequence[np.ndarray]) -> np.ndarray:
+        return self._of_all([padded(batch, self.info.observation) for batch in batches])
+
+    def sample(self, rng: np.random.Generator | None = None) -> np.ndarray:
+        return self._of_all([padded(group.sample(rng or self._sampler), self.info.action) for group in self.groups])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "groups": [group.state_dict() for group in self.groups]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for group, saved in zip(self.groups, state["groups"], strict=True):
+            group.load_state_dict(saved)
+
+    def resume(self) -> bool:
+        if not super().resume():
+            return False
+        for group in self.groups:
+            view = self._view(group)
+            view.take(view._obs)
+            group.resume()
+        return True
+
+
+def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
+    """Return the info of all rows of an env with these groups. Args: agents: in the order of the rows.
+
+    Raises: UnsupportedSpace if one array cannot have the observations of all agents.
+    """
+    rows = groups[0].frames * len(agents)
+    observation, action = _joint_observation(groups), _joint_action([group.action for group in groups])
+    return replace(groups[0], num_envs=rows, observation=observation, action=action, agents=agents, spaces=None, groups=tuple(groups))
+
+
+def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
+    """Return the space of the widest observation, described for all groups."""
+    known = [group.observation for group in groups]
+    widest = max(known, key=lambda one: one.shape)
+    vectors = all(len(one.shape) == 1 for one in known)
+    if any(one.dtype != widest.dtype or not (vectors or one.shape == widest.shape) for one in known):
+        texts = "; ".join(f"{group.agents[0]}: {group.observation.text or list(group.observation.shape)}" for group in groups)
+        raise UnsupportedSpace(f"the agents have observations of different kinds ({texts}); expected vectors, or images of one shape")
+    text = "; ".join(f"{', '.join(group.agents)}: {group.observation.text}" for group in groups)
+    ambiguities = tuple(dict.fromkeys(each for one in known for each in one.ambiguities))
+    return replace(widest, critic_begin=None, mask=None, goals=None, ambiguities=ambiguities, text=text)
+
+
+def _joint_action(actions: Sequence[ActionSpace]) -> ActionSpace:
+    """Return a space whose arrays can have the actions of all groups."""
+    kinds = {action.kind for action in actions}
+    if kinds == {"discrete"}:
+        return ActionSpace("discrete", (max(action.nvec[0] for action in actions),))
+    dim = max(action.dim for action in actions)
+    if any(action.dtype is np.float32 for action in actions):
+        return ActionSpace("continuous", dim=dim, bounded=all(action.bounded for action in actions))
+    return ActionSpace("multi_binary" if kinds == {"multi_binary"} else "multi_discrete", dim=dim)

@@ -1,0 +1,58 @@
+"""Envs whose agents have different spaces: whether the policies of a spec fit them."""
+
+from __future__ import annotations
+
+import json
+
+from slm_lab.env.outcome import described
+from slm_lab.env.spaces import space_from_dict
+from slm_lab.lib.records import EnvInfo
+from slm_lab.spec.models.spec import Spec
+from slm_lab.spec.report import Problem
+
+
+def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
+    """Return problems of a spec that follow from the different spaces of an env's agents; [] if these are equal."""
+    if not info.groups:
+        return []
+    one, other = info.groups[:2]
+    differ = f"the agents of {spec.env.name} have different spaces ({_difference(one, one.agents[0], other, other.agents[0])})"
+    fitting = f'"policies": {json.dumps(fitting_policies(info))}'
+    single = {
+        "meta.self_play": spec.meta.self_play is not None,
+        "meta.distributed": spec.meta.distributed is not False,
+        "meta.sampler": spec.meta.sampler is not None,
+        "meta.demonstrations": spec.meta.demonstrations is not None,
+    }
+    problems = [
+        Problem(key, f"needs one policy for all agents, but {differ}; remove it, and set {fitting}") for key in single if single[key]
+    ]
+    if spec.agent.policies is None:
+        return problems or [Problem("agent.policies", f"{differ}, so that each kind needs a policy; set {fitting}")]
+    of = {agent: group for group in info.groups for agent in group.agents}
+    for policy, names in spec.agent.policies.items():
+        known = [name for name in names if name in of]
+        if odd := next((name for name in known if of[name] is not of[known[0]]), None):
+            why = f"its agents have different spaces ({_difference(of[known[0]], known[0], of[odd], odd)})"
+            problems.append(Problem(f"agent.policies.{policy}[{names.index(odd)}]", f"{why}; these fit: {fitting}"))
+    return problems
+
+
+def _difference(one: EnvInfo, agent: str, other: EnvInfo, other_agent: str) -> str:
+    """Return what differs between the spaces of two agents, given the infos of their groups."""
+    texts = []
+    for kind in ("observation", "action"):
+        first, second = (space_from_dict(info.spaces[kind]) for info in (one, other) if info.spaces is not None)
+        if first != second:
+            describe = described if described(first) != described(second) else str
+            texts.append(f"{kind}s: {describe(first)} for {agent}, {describe(second)} for {other_agent}")
+    return "; ".join(texts)
+
+
+def fitting_policies(info: EnvInfo) -> dict[str, list[str]]:
+    """Return agent.policies with a policy for each group of agents with equal spaces, named after its agents."""
+    stems = [{agent.rstrip("0123456789").rstrip("_-") for agent in group.agents} for group in info.groups]
+    names = [stem.pop() if len(stem) == 1 else "" for stem in stems]
+    if not all(names) or len(set(names)) < len(names):
+        names = [group.agents[0] for group in info.groups]
+    return {name: list(group.agents) for name, group in zip(names, info.groups, strict=True)}

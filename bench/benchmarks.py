@@ -1,11 +1,11 @@
 """Write the tables and figures of the documentation from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-The studies, in slm_lab/spec/study/, are `benchmarks` (scores and published scores), `a3c_vs_a2c`, `sync_async`, and those of
-learning_curves.json. The command first trains their runs that have no result yet. Then it writes docs/BENCHMARKS.md, the short tables of
-scores in README.md and docs/algorithms.md, and the tables and figures of docs/hogwild.md, docs/sync_async.md and docs/learning_curves.md. A
-finished run writes one result file, which is kept in the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/,
-docs/learning_curves/NAME/). If this file is deleted, the run is repeated. The folders of the runs are in data/NAME/. `--pages` writes the
-pages from the existing results without training.
+The studies are those of bench/studies.py, in slm_lab/spec/study/. The command first trains their runs that have no result yet, and the
+runs of other libraries beside them (bench/peers.py). Then it writes docs/BENCHMARKS.md with its figures (bench/score_page.py), the short
+tables of scores in README.md and docs/algorithms.md, and the tables and figures of docs/hogwild.md, docs/sync_async.md and
+docs/learning_curves.md. A finished run writes one result file, which is kept in the repository (docs/benchmarks/, docs/hogwild/results/,
+docs/sync_async/results/, docs/learning_curves/NAME/). If this file is deleted, the run is repeated. The folders of the runs are in
+data/NAME/, so that a run that was interrupted continues. `--pages` writes the pages from the existing results without training.
 """
 
 import argparse
@@ -13,27 +13,34 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from bench.peers import PEERS, run_peers
+from bench.score_page import SECTIONS, markdown, tables_text, write_figures
+from bench.studies import DOCS, ROOT, STUDIES, TABLES, results_of
 from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.render_png import PNGRenderer
 from slm_lab.experiment.report.study_report import Row, explanation, markdown_table, study_figures, study_rows, study_settings
-from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.run.study.study import StudyExperiment
 from slm_lab.spec.load.files import find_spec_file
 from slm_lab.spec.load.study_file import load_study
 from slm_lab.spec.models.study import Study
 from slm_lab.spec.report import SpecError
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 INTRO = """# Scores of the shipped specs
 
-`make benchmarks` writes this page from the results of the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). It first trains the
-runs that have no result yet. Each `random_seed` is a run of four Sessions, and each Session counts as one seed. The published scores are
-from SLM Lab v5, with 4 seeds and the same frames, envs and row spacing.
+`make benchmarks` writes this page from kept results, after it has trained the runs that have none. A seed is one independent training.
+
+"""
+CLASSIC = """## Classic control and Box2D
+
+From the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `random_seed` is a run of four Sessions, and each Session counts
+as one seed. The published scores are from SLM Lab v5, with 4 seeds and the same frames, envs and row spacing.
+
+"""
+TABLES_INTRO = """The following tables are of the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are compared with
+seeds 100 to 999, never with those that are reported.
 
 """
 FIGURES = {
@@ -73,9 +80,6 @@ FIGURES = {
     "jumanji": {"snake": "returns_vs_frames_Jumanji_Snake-v1", "game2048": "returns_vs_frames_Jumanji_Game2048-v1"},
 }
 """Study → image file in the folder of its page → name of the figure."""
-LEARNING_CURVES = tuple(FIGURES)[2:]
-"""The studies of learning_curves.json."""
-
 SHORT_TABLES = {
     ROOT / "README.md": ("PPO", "DDQN + PER", "SAC", "CrossQ"),
     DOCS / "algorithms.md": ("REINFORCE", "SARSA", "A2C (GAE)", "A2C (n-step)", "PPO", "DQN", "DDQN + PER", "SAC", "CrossQ"),
@@ -83,28 +87,11 @@ SHORT_TABLES = {
 """Page with a short table of scores → the algorithms in its rows."""
 
 
-class Page(NamedTuple):
-    """The files of a study, and the function that writes its page."""
-
-    file: str
-    """File name of the study in slm_lab/spec/study/."""
-    results: Path
-    """Folder of the result files."""
-    write: Callable[[Study, Path], None]
-    """Write the page from the results."""
-
-
-def results_of(study: Study, folder: Path) -> list[ResultRun]:
-    """Return the results of a study's runs in a folder."""
-    wanted = {(run.entry, run.env, run.random_seed) for run in study.runs}
-    found = [ResultRun(file) for file in sorted(folder.glob("*_seed*.json"))]
-    return [one for one in found if (one.content["entry"], one.content["env"], one.content["random_seed"]) in wanted]
-
-
 def scores(study: Study, rows: Sequence[Row]) -> str:
     """Return the text of docs/BENCHMARKS.md, with a table row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
-    return f"{INTRO}{_markdown([head, *(_cells(study, row) for row in rows)])}\n\n{explanation(study, rows)}\n"
+    classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{explanation(study, rows)}\n"
+    return f"{INTRO}{classic}\n{TABLES_INTRO}{tables_text()}"
 
 
 def write_scores(study: Study, folder: Path) -> None:
@@ -125,7 +112,7 @@ def with_short_table(page: Path, rows: Sequence[Row]) -> str:
     known = {(row.entry, row.env): row for row in rows}
     envs = list(dict.fromkeys(row.env for row in rows if row.published is not None))
     shown = [(algorithm, [known.get((algorithm, env)) for env in envs]) for algorithm in SHORT_TABLES[page]]
-    table = _markdown([["", *envs], *([algorithm, *map(_short_cell, found)] for algorithm, found in shown)])
+    table = markdown([["", *envs], *([algorithm, *map(_short_cell, found)] for algorithm, found in shown)])
     seeds = sorted({row.seeds for _, found in shown for row in found if row is not None})
     over = " to ".join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))
     note = f"Each score is the mean over {over or 0} seeds. In brackets: the score that SLM Lab v5 published for as many frames."
@@ -137,12 +124,6 @@ def _short_cell(row: Row | None) -> str:
         return ""
     score = number(row.score and row.score.value)
     return score if row.published is None else f"{score} ({number(row.published)})"
-
-
-def _markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table. The first line is the header."""
-    head, *others = lines
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *others))
 
 
 def _cells(study: Study, row: Row) -> list[str]:
@@ -190,36 +171,45 @@ def write_page(study: Study, folder: Path) -> None:
             (folder.parent / f"{name}.png").write_bytes(renderer.render(figures[figure]))
 
 
-PAGES = {
-    "benchmarks": Page("benchmarks.json", DOCS / "benchmarks", write_scores),
-    "a3c_vs_a2c": Page("a3c_vs_a2c.json", DOCS / "hogwild" / "results", write_page),
-    "sync_async": Page("sync_async.json", DOCS / "sync_async" / "results", write_page),
-    **{name: Page("learning_curves.json", DOCS / "learning_curves" / name, write_page) for name in LEARNING_CURVES},
-}
-"""Name of a study → its files and page."""
+def write_tables(study: Study, folder: Path) -> None:
+    """Write docs/BENCHMARKS.md after a change of the results of a table, with the figures of its section."""
+    write_figures(study.name)
+    kept = STUDIES["benchmarks"]
+    write_scores(load_study(kept.file, "benchmarks"), kept.results)
+
+
+def writers(name: str) -> list[Callable[[Study, Path], None]]:
+    """Return the functions that write the pages of a study from its results."""
+    if name == "benchmarks":
+        return [write_scores]
+    in_table = any(name in section.studies for section in SECTIONS)
+    return [*([write_page] if name not in TABLES else []), *([write_tables] if in_table else [])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.benchmarks", description="Tables and figures that come from studies.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PAGES)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(STUDIES)} (default: all)")
     parser.add_argument("-s", "--set", action="append", default=[], metavar="KEY=VALUE", help="of the study, such as random_seed=[0]")
     parser.add_argument("--jobs", type=int, help="Sessions at a time")
     parser.add_argument("--pages", action="store_true", help="write the pages alone")
     arguments = parser.parse_args()
     for name in arguments.names:
-        if name not in PAGES:
-            parser.error(f"unknown study '{name}'; expected one of {', '.join(PAGES)}")
-    for name in arguments.names or PAGES:
-        page = PAGES[name]
-        study = load_study(page.file, name, arguments.set)
-        folder = StudyPaths(ROOT / "data" / name, name, results_folder=page.results)
+        if name not in STUDIES:
+            parser.error(f"unknown study '{name}'; expected one of {', '.join(STUDIES)}")
+    for name in arguments.names or STUDIES:
+        kept = STUDIES[name]
+        study = load_study(kept.file, name, arguments.set)
+        folder = StudyPaths(ROOT / "data" / name, name, results_folder=kept.results)
         try:
             if not arguments.pages:
-                for needed in (folder.root, page.results):
+                for needed in (folder.root, kept.results):
                     needed.mkdir(parents=True, exist_ok=True)
                 StudyExperiment(study, Plan(data_dir=folder.root.parent, jobs=arguments.jobs), paths=folder).run()
+                if name in PEERS:
+                    run_peers(name, arguments.set)
         finally:
-            page.write(study, page.results)
+            for write in writers(name):
+                write(study, kept.results)
 
 
 if __name__ == "__main__":

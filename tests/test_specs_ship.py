@@ -33,7 +33,7 @@ FILES = [
     *sorted(SPEC_DIR.glob("suites/*.json")),
     ROOT / "bench" / "specs.json",
 ]
-MINATAR = ("ppo_minatar", "dqn_minatar")
+MINATAR = ("ppo_minatar", "dqn_minatar", "pqn_minatar", "rainbow_minatar", "sac_minatar")
 _LEFT_OUT = (*(() if find_library("Qt5Gui") else ("ppo_procgen",)), *(() if find_spec("minatar") else MINATAR))
 SPECS = [(path, name) for path in FILES for name in spec_names(path) if name not in _LEFT_OUT]
 PONG = ("sac_atari", "ppo_atari", "a2c_gae_atari", "a2c_nstep_atari", "dqn_atari", "ddqn_per_atari", "dueling_ddqn_per_atari")
@@ -52,6 +52,7 @@ SUITES = {
     "ppo_gfootball": "gfootball/academy_empty_goal-v1",
     "ppo_procgen": "CoinrunEasy-v0",
     **dict.fromkeys(MINATAR, "MinAtar/Breakout-v1"),
+    **dict.fromkeys(spec_names(SPEC_DIR / "suites" / "mujoco.json"), "HalfCheetah-v5"),
 }
 ENVS = {**dict.fromkeys(MUJOCO, "HalfCheetah-v5"), **dict.fromkeys(PONG, "ALE/Pong-v5"), **SUITES}
 """Specs with `${env}`, and an env that they are for."""

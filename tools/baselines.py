@@ -1,8 +1,8 @@
 """Measure the random baselines that ship: python tools/baselines.py [--only PATTERN …] [--processes N] [--file FILE]
 
-Of every env id that the extras install and that FILE (slm_lab/experiment/report/baselines.json) lacks; to measure one again, delete its
-line. FILE is written after each env. A mean is over 100 episodes, or, where these take more than a minute of processor time, over as
-many as end in that time, at least 10.
+Of every env id of Gymnasium, MiniGrid, MinAtar and Atari, and of those of EnvPool in POOL, that FILE
+(slm_lab/experiment/report/baselines.json) lacks; to measure one again, delete its line. FILE is written after each env. A mean is over 100
+episodes, or, where these take more than a minute of processor time, over as many as end in that time, at least 10.
 Uses backend sync for the envs of Gymnasium, MiniGrid and MinAtar, and ALE's vector env for Atari.
 """
 
@@ -36,6 +36,14 @@ OTHERS: list[dict[str, Any]] = [
     {"name": "slm_lab.env.masked:MaskedCartPole-v1", "backend": "sync"},
     {"name": "LunarLander-v3", "backend": "sync", "continuous": True},
 ]
+POOL = (
+    "AcrobotSwingup", "AcrobotSwingupSparse", "BallInCupCatch", "CartpoleBalance", "CartpoleBalanceSparse", "CartpoleSwingup",
+    "CartpoleSwingupSparse", "CheetahRun", "FingerSpin", "FingerTurnEasy", "FingerTurnHard", "FishSwim", "HopperHop", "HopperStand",
+    "HumanoidRun", "HumanoidStand", "HumanoidWalk", "PendulumSwingup", "PointMassEasy", "ReacherEasy", "ReacherHard", "SwimmerSwimmer6",
+    "WalkerRun", "WalkerStand", "WalkerWalk", "MuJoCoPlayground/Go1Getup", "MuJoCoPlayground/Go1JoystickFlatTerrain",
+    "MuJoCoPlayground/PandaPickCube", "MuJoCoPlayground/SpotGetup",
+)  # fmt: skip
+"""Ids, without their version, of the envs of EnvPool that docs/BENCHMARKS.md has."""
 Result = tuple[str, Baseline | str, float]
 """baseline_key; the baseline, or why there is none; seconds of processor time."""
 
@@ -47,6 +55,7 @@ def all_envs() -> list[dict[str, Any]]:
     return [
         *({"name": name, "backend": "sync"} for name in ids),
         *OTHERS,
+        *({"name": f"{name}-v1", "backend": "envpool"} for name in POOL),
         *({"name": f"minigrid:{name}", "backend": "sync", "obs_keys": ["image"]} for name in _minigrid_ids()),
         *({"name": name, "backend": "sync"} for name in MINATAR),
         *({"name": name, "backend": "ale"} for name in atari),

@@ -6,16 +6,18 @@ import json
 
 import pytest
 
-from bench.benchmarks import DOCS, LEARNING_CURVES, PAGES, SHORT_TABLES, results_of, rows_of, scores, with_short_table, with_table
+from bench.benchmarks import SHORT_TABLES, rows_of, scores, with_short_table, with_table, writers
+from bench.studies import DOCS, LEARNING_CURVES, STUDIES, TABLES, results_of
+from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.load.study_file import differing, load_study
 from slm_lab.spec.models.spec import SPEC_VERSION
 
-with_results = pytest.mark.skipif(not PAGES["benchmarks"].results.exists(), reason="the source distribution has no results of benchmarks")
+with_results = pytest.mark.skipif(not STUDIES["benchmarks"].results.exists(), reason="the source distribution has no results of benchmarks")
 
 
 @with_results
 def test_the_exercise_is_that_of_its_results() -> None:
-    page = PAGES["a3c_vs_a2c"]
+    page = STUDIES["a3c_vs_a2c"]
     study = load_study(page.file, "a3c_vs_a2c")
     text = (DOCS / "hogwild.md").read_text(encoding="utf-8")
     assert with_table(study, page.results) == text
@@ -28,7 +30,7 @@ def test_the_exercise_is_that_of_its_results() -> None:
 
 @with_results
 def test_the_table_of_synchronous_and_asynchronous_runs_is_that_of_its_results() -> None:
-    page = PAGES["sync_async"]
+    page = STUDIES["sync_async"]
     study = load_study(page.file, "sync_async")
     text = (DOCS / "sync_async.md").read_text(encoding="utf-8")
     assert with_table(study, page.results) == text
@@ -42,7 +44,7 @@ def test_the_table_of_synchronous_and_asynchronous_runs_is_that_of_its_results()
 
 @pytest.mark.parametrize("name", LEARNING_CURVES)
 def test_the_tables_of_learning_curves_are_those_of_their_results(name: str) -> None:
-    page, text = PAGES[name], (DOCS / "learning_curves.md").read_text(encoding="utf-8")
+    page, text = STUDIES[name], (DOCS / "learning_curves.md").read_text(encoding="utf-8")
     study = load_study(page.file, name)
     if results_of(study, page.results):
         assert with_table(study, page.results) == text
@@ -52,7 +54,7 @@ def test_the_tables_of_learning_curves_are_those_of_their_results(name: str) -> 
 
 @with_results
 def test_scores_are_those_of_their_results() -> None:
-    page = PAGES["benchmarks"]
+    page = STUDIES["benchmarks"]
     study, text = load_study(page.file, "benchmarks"), (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8")
     rows = rows_of(study, page.results)
     assert scores(study, rows) == text
@@ -70,10 +72,19 @@ def test_scores_are_those_of_their_results() -> None:
 
 def test_kept_results_are_of_the_studies_as_they_are() -> None:
     """A result whose entry has changed since would be set aside and measured again."""
-    for name, page in PAGES.items():
+    for name, page in STUDIES.items():
         study = load_study(page.file, name)
         wanted = {(run.entry, run.env, run.random_seed): run for run in study.runs}
         for kept in (one.content for one in results_of(study, page.results)):
             run = wanted[kept["entry"], kept["env"], kept["random_seed"]]
             assert not differing(kept["settings"], run.settings, run.spec), f"{run.name}: make benchmarks"
             assert kept["spec_version"] == SPEC_VERSION, f"{run.name}: make benchmarks"
+
+
+def test_each_study_of_the_documentation_is_known_with_its_pages() -> None:
+    folder = DOCS.parent / "slm_lab" / "spec" / "study"
+    assert set(spec_names(folder / "tables.json")) == set(TABLES)
+    assert set(spec_names(folder / "learning_curves.json")) == set(LEARNING_CURVES)
+    assert [write.__name__ for write in writers("mujoco")] == ["write_tables"]
+    assert [write.__name__ for write in writers("dm_control")] == ["write_page", "write_tables"]
+    assert [write.__name__ for write in writers("hindsight")] == ["write_page"]

@@ -224,7 +224,9 @@ class Drawn(NamedTuple):
     y_label: str
     column: str
     solve: float | None = None
-    """Return that counts as solved, drawn as a line; None: no line."""
+    """Return that counts as solved, or a published score, drawn as a line; None: no line."""
+    level: str = "solved"
+    """What the line is, in the legend."""
     spread: bool = False
     """Show the variance between seeds instead of their mean; the mean has a band if there are two seeds."""
 
@@ -246,7 +248,7 @@ def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Ite
         found = [(style, one) for style, one in zip(styles, of_settings, strict=True) if len(one.frame)]
         limits = _limits(settings, what)
         lines = [_line(style, one, limits, spread=what.spread) for style, one in found if not what.spread or len(one.value_SF) > 1]
-        level = _threshold_line([one for _, one in found], what.solve)
+        level = _threshold_line([one for _, one in found], what)
         panel = Panel(what.y_label, [*level, *lines], x_label=shared_axis(settings, by).label)
         figures[what.name] = Figure(f"{env}: {what.title}", (panel,))
     return figures
@@ -269,12 +271,12 @@ def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
     return replace(style, curve=mean, band=within if len(one.value_SF) > 1 else None)
 
 
-def _threshold_line(of_settings: Sequence[Aligned], solve: float | None) -> list[Line]:
-    """Return a horizontal line at the return that counts as solved; [] if `solve` is None."""
+def _threshold_line(of_settings: Sequence[Aligned], what: Drawn) -> list[Line]:
+    """Return a horizontal line at the level of a figure, such as the return that counts as solved; [] without one."""
     last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
-    if solve is None or not last:
+    if what.solve is None or not last:
         return []
-    return [Line(f"solved: {number(solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, solve)), GREY, dashed=True)]
+    return [Line(f"{what.level}: {number(what.solve)}", Curve(np.linspace(0.0, last, 100), np.full(100, what.solve)), GREY, dashed=True)]
 
 
 def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:

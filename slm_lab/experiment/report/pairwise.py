@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,8 +75,11 @@ class Comparison(NamedTuple):
     """Name of a setting → its performance profile over all envs."""
 
 
-def compare_pairs(settings: Sequence[Setting], metric: str) -> Comparison:
-    """Compare settings with the first one: the first of all if it has results in the env, else the first in the env."""
+def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[str, float] | None = None) -> Comparison:
+    """Compare settings with the first one: the first of all if it has results in the env, else the first in the env.
+
+    Args: published: env → score that a normalised return of 1 means instead of the highest possible return.
+    """
     pairs = []
     for env in dict.fromkeys(one.env for one in settings):
         of_env = [one for one in settings if one.env == env and len(one.scores(metric))]
@@ -85,7 +88,7 @@ def compare_pairs(settings: Sequence[Setting], metric: str) -> Comparison:
             pairs += [_pair(first, one, metric) for one in of_env if one is not first]
     adjusted = holm([one.p_value for one in pairs])
     pairs = [one._replace(p_holm=p) for one, p in zip(pairs, adjusted, strict=True)]
-    return Comparison(pairs, *_over_envs(settings, metric))
+    return Comparison(pairs, *_over_envs(settings, metric, published or {}))
 
 
 def _label(setting: Setting) -> str:
@@ -103,7 +106,9 @@ def _pair(a: Setting, b: Setting, metric: str) -> Pair:
 # ---- several envs
 
 
-def _over_envs(settings: Sequence[Setting], metric: str) -> tuple[list[Overall], list[Scale], dict[str, Profile]]:
+def _over_envs(
+    settings: Sequence[Setting], metric: str, published: Mapping[str, float]
+) -> tuple[list[Overall], list[Scale], dict[str, Profile]]:
     """Return the comparison over the envs in which every setting that has results in several envs has results."""
     of_label: dict[str, dict[str, Setting]] = {}
     for one in settings:
@@ -113,7 +118,7 @@ def _over_envs(settings: Sequence[Setting], metric: str) -> tuple[list[Overall],
     envs = [env for env in dict.fromkeys(one.env for one in settings) if wide and all(env in own for own in wide.values())]
     if len(envs) < 2:
         return [], [], {}
-    scales = [_scale(env, [own[env] for own in wide.values()], metric) for env in envs]
+    scales = [_scale(env, [own[env] for own in wide.values()], metric, published.get(env)) for env in envs]
     scores = {
         label: [(own[scale.env].scores(metric) - scale.zero) / (scale.one - scale.zero) for scale in scales] for label, own in wide.items()
     }
@@ -133,14 +138,19 @@ def _over_envs(settings: Sequence[Setting], metric: str) -> tuple[list[Overall],
     return overall, scales, {label: performance_profile(own, thresholds) for label, own in scores.items()}
 
 
-def _scale(env: str, settings: Sequence[Setting], metric: str) -> Scale:
-    """Return the scale of an env: 0 is the random baseline, 1 the highest possible return; the range of the results where unknown."""
+def _scale(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> Scale:
+    """Return the scale of an env: 0 is the random baseline, 1 the published score, if given, else the highest possible return.
+
+    Where one of them is unknown, the lowest or highest result takes its place.
+    """
     scores = np.concatenate([one.scores(metric) for one in settings])
     zero, zero_is = _random_baseline(settings[0]), "random actions"
     if zero is None:
         zero, zero_is = float(scores.min()), "lowest result here"
     bounds = settings[0].bounds
     one, one_is = (float(scores.max()), "highest result here") if bounds is None else (bounds[1], "highest possible return")
+    if published is not None:
+        one, one_is = published, "published score"
     if one <= zero:
         zero, zero_is, one, one_is = float(scores.min()), "lowest result here", float(scores.max()), "highest result here"
     return Scale(env, zero, one if one > zero else zero + 1.0, zero_is, one_is)

@@ -246,7 +246,7 @@ def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) ->
 
 def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) -> dict[str, Figure]:
     metric, solve = study.metric, study.solve(env)
-    drawn = [Drawn("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, solve)]
+    drawn = [Drawn("returns", f"return, {comparison.BAND}", _Y_LABELS[metric], metric, *_level(study, env, settings))]
     if x == study.spec.x[0]:
         drawn.append(Drawn("variance", *comparison.VARIANCE, metric, spread=True))
     if metric == "evaluation":
@@ -257,6 +257,14 @@ def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) ->
     found = comparison.setting_figures(env, settings, x, [colours[one.name] for one in settings], drawn)
     axis = comparison.shared_axis(settings, x).name
     return {f"{name}_vs_{axis}": figure for name, figure in found.items() if figure.panel.lines}
+
+
+def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[float | None, str]:
+    """Return the level that is drawn in the figure of an env: `solve`, or else the published score if it is one for all entries."""
+    if (solve := study.solve(env)) is not None:
+        return solve, "solved"
+    scores = {study.published(one.name, env) for one in settings} - {None}
+    return (scores.pop(), "published") if len(scores) == 1 else (None, "")
 
 
 # ---- tables

@@ -1,0 +1,355 @@
+"""docs/BENCHMARKS.md: tables, figures and commands of the studies in tables.json, from the results that exist."""
+
+import csv
+import json
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from textwrap import fill
+from typing import NamedTuple
+
+from bench.peers import PEERS, with_peers
+from bench.studies import DOCS, ROOT, STUDIES, missing_runs, results_of
+from slm_lab.experiment.files.paths import file_stem
+from slm_lab.experiment.report.compare import Setting, summarize
+from slm_lab.experiment.report.compare_report import estimate_text, median_text
+from slm_lab.experiment.report.figure import Figure
+from slm_lab.experiment.report.metrics import Median, difference
+from slm_lab.experiment.report.pairwise import compare_pairs
+from slm_lab.experiment.report.progress import number
+from slm_lab.experiment.report.render_png import PNGRenderer
+from slm_lab.experiment.report.study_report import Row, explanation, study_figures, study_rows, study_settings, verdict, with_usable_metric
+from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.spec.load.files import find_spec_file, raw_entries
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.study_file import load_study, settings
+from slm_lab.spec.models.study import Study, StudyPlan, StudyRun
+
+FIGURES = DOCS / "scores"
+PUBLISHED = Path(__file__).with_name("published.csv")
+"""Published scores beside those that the studies themselves have: section, env, entry, source, score, standard deviation, frames, seeds."""
+
+
+class Section(NamedTuple):
+    """A table of the page."""
+
+    title: str
+    studies: Mapping[str, str]
+    """Study → source of the published scores that it has; "": none. In an env that two studies have, the run with more frames counts."""
+    text: str
+    reference: str = ""
+    """Source of the published score that `seconds` are counted to, and that is 1 in the interquartile mean over envs."""
+
+
+SECTIONS = (
+    Section(
+        "MuJoCo: PPO after 4 or 10 million frames",
+        {"mujoco": "SLM Lab v5"},
+        "Score: mean of total_reward over the last 100 rows, as SLM Lab reports it, with its frames and row spacing. Published: "
+        "SLM Lab v5, with separate settings for some environments; here one spec serves all.",
+        "SLM Lab v5",
+    ),
+    Section(
+        "MuJoCo: PPO after 1 million frames",
+        {"mujoco_1m": ""},
+        "CleanRL's and Stable-Baselines3's PPO, with their defaults, are trained here with the same seeds, environments and "
+        "frames. Score: mean return of the last 100 training episodes. The published scores are of older versions of the "
+        "environments (v3, v4), and those of Tianshou are the largest mean during training.",
+    ),
+    Section(
+        "DeepMind Control: PPO",
+        {"dm_control_5m": "SLM Lab (100 M frames)", "dm_control": "rl_games (32 M frames)"},
+        "EnvPool's environments. Rewards from 0 to 1 are summed over the 1,000 steps of an episode. Published: SLM Lab v5.3 after "
+        "100 million frames in MuJoCo Playground, and single runs of rl_games after about 32 million frames.",
+        "SLM Lab (100 M frames)",
+    ),
+    Section(
+        "MuJoCo Playground: PPO",
+        {"playground": "SLM Lab (100 M frames)"},
+        "EnvPool's environments, with C MuJoCo instead of MJX. Published: SLM Lab v5.3 after 100 million frames.",
+        "SLM Lab (100 M frames)",
+    ),
+    Section(
+        "MinAtar",
+        {"minatar": ""},
+        "Version 0 of the games: all six actions, and an action is repeated with probability 0.1. Score: mean return of the last "
+        "100 training episodes.",
+    ),
+    Section(
+        "Off-policy algorithms after 100,000 frames of MuJoCo",
+        {"off_policy_100k": "SimbaV2's runs (v4)"},
+        "One update per frame. Score: mean return of 10 episodes with deterministic actions. SAC and TD3 of Stable-Baselines3 and "
+        "CrossQ of SBX, with the settings of RL Zoo, are trained here with the same seeds. Published: the results of SimbaV2's "
+        "authors with version 4 of the environments, 10 seeds.",
+        "SimbaV2's runs (v4)",
+    ),
+    Section(
+        "Humanoid: asynchronous SAC",
+        {"async_sac_humanoid": ""},
+        "Two workers that train one net by Hogwild!, beside SAC in one process with the same settings. Frames are those of both "
+        "workers together. Score: mean return of 10 episodes with deterministic actions.",
+    ),
+    Section(
+        "Pong",
+        {"pong": ""},
+        "Frames are steps of the agent, each of four of the game. Score: mean return of the last 100 training episodes.",
+    ),
+)
+"""The tables, in the order of the page."""
+
+
+class Scored(NamedTuple):
+    """An agent in an env."""
+
+    name: str
+    """Name of the study."""
+    study: StudyPlan
+    row: Row
+    setting: Setting
+    run: StudyRun | None
+    """A run of the study; None for a run of another library."""
+
+    @property
+    def anchor(self) -> str:
+        return f"{self.name}-{file_stem(self.row.env)}".lower()
+
+    @property
+    def frames(self) -> int:
+        return int(self.setting.runs[0].settings()["env.max_frame"])
+
+
+def scored(name: str) -> list[Scored]:
+    """Return what a study has results of."""
+    found = load_study(STUDIES[name].file, name)
+    own = results_of(found, STUDIES[name].results)
+    study, others = with_peers(found, STUDIES[name].results)
+    of_key = study_settings(study, [*own, *others])
+    study, _ = with_usable_metric(study, of_key)
+    runs = {(run.env, run.entry): run for run in reversed(found.runs)}
+    rows = study_rows(study, of_key)
+    return [Scored(name, study, row, of_key[row.env, row.entry], runs.get((row.env, row.entry))) for row in rows]
+
+
+def contents(section: Section) -> list[Scored]:
+    """Return what a section has results of, in each env the agents with the most frames if studies have the same ones."""
+    best: dict[tuple[str, str], Scored] = {}
+    for one in (one for name in section.studies for one in scored(name)):
+        key = one.row.env, one.row.entry
+        if key not in best or one.frames > best[key].frames:
+            best[key] = one
+    return list(best.values())
+
+
+@cache
+def published() -> list[dict[str, str]]:
+    """Return the rows of published.csv."""
+    with PUBLISHED.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def sources(section: Section, found: Sequence[Scored]) -> dict[str, dict[tuple[str, str], float]]:
+    """Return source → (env, entry) → published score, of the envs and entries that have results."""
+    columns: dict[str, dict[tuple[str, str], float]] = {}
+    first = next(iter(section.studies))
+    for one in found:
+        key = one.row.env, one.row.entry
+        if one.row.published is not None:
+            columns.setdefault(section.studies[one.name], {})[key] = one.row.published
+        for line in published():
+            if (line["section"], line["env"], line["entry"]) == (first, *key):
+                columns.setdefault(line["source"], {})[key] = float(line["score"])
+    return columns
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table without the columns that are empty below the first line, the header."""
+    head, *others = lines
+    kept = [index for index in range(len(head)) if any(line[index] for line in others)]
+    return "\n".join(f"| {' | '.join(cells[index] for index in kept)} |" for cells in (head, ["---"] * len(head), *others))
+
+
+def table(section: Section, found: Sequence[Scored]) -> str:
+    """Return the table of a section."""
+    columns = sources(section, found)
+    head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "interquartile mean"]
+    head += [*columns, "ours above it by", "seconds to reach" if _level(section) is None else f"seconds to {_level(section)}", "repeat"]
+    return markdown([head, *(_cells(section, one, found, columns) for one in found)])
+
+
+def _level(section: Section) -> str | None:
+    """Return the return that counts as solved in a section, if its study says one."""
+    name = next(iter(section.studies))
+    solve = load_study(STUDIES[name].file, name).spec.solve
+    return None if solve is None else number(solve)
+
+
+def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[str]:
+    row = one.row
+    score, low, high = row.score or (None, None, None)
+    interval = "" if low is None or high is None else f"{number(low)} to {number(high)}"
+    cells = [row.env, row.entry, f"{one.frames:,}", _spec_link(one), str(row.seeds), f"**{number(score)}**", interval, number(row.median)]
+    cells.append(estimate_text(row.interquartile_mean))
+    for scores in columns.values():
+        known = scores.get((row.env, row.entry))
+        cells.append("" if known is None else f"{number(known)} {verdict(row.score, known)}")
+    seconds = seconds_to(one, reference(section, one, columns))
+    return [*cells, _advantage(one, found), "" if seconds is None else median_text(seconds), f"[command](#{one.anchor})"]
+
+
+def reference(section: Section, one: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
+    """Return the return that seconds are counted to: the published score of the section's reference, or what counts as solved."""
+    known = columns.get(section.reference, {}).get((one.row.env, one.row.entry))
+    return one.study.solve(one.row.env) if known is None else known
+
+
+def seconds_to(one: Scored, threshold: float | None) -> Median | None:
+    """Return the median number of seconds until an agent reached a return; None without a threshold."""
+    metric = one.study.metric
+    return summarize(one.setting, threshold, metric, one.setting.all_seeds, metric).seconds_to_threshold
+
+
+def _spec_link(one: Scored) -> str:
+    if one.run is None:
+        return "[peers.py](../bench/peers.py)"
+    file, name = spec_of(one.study, one.run)
+    return f"[{name}](../{find_spec_file(file).relative_to(ROOT)})"
+
+
+def _advantage(one: Scored, found: Sequence[Scored]) -> str:
+    """Return by how much the entry that a peer is compared with scores more than the peer."""
+    of = next((beside.of for beside in PEERS.get(one.name, ()) if beside.label == one.row.entry), None)
+    ours = next((other for other in found if (other.row.env, other.row.entry) == (one.row.env, of)), None)
+    if ours is None:
+        return ""
+    values = [setting.scores(one.study.metric).tolist() for setting in (ours.setting, one.setting)]
+    return estimate_text(difference(*values), "+")
+
+
+def over_envs(section: Section, found: Sequence[Scored]) -> str:
+    """Return the interquartile means over all envs, with a sentence on the scale; "" where two envs or a scale are missing."""
+    columns = sources(section, found).get(section.reference, {})
+    ones = {env: max(score for (its, _), score in columns.items() if its == env) for env, _ in columns}
+    together = [Setting(one.row.entry, one.setting.runs) for one in found]
+    if not together or (len({one.name for one in together}) == 1 and not all(one.row.env in ones for one in found)):
+        return ""
+    overall = compare_pairs(together, found[0].study.metric, ones)
+    if not overall.overall:
+        return ""
+    lines = [["algorithm", "seeds", "interquartile mean over envs", "P(higher than the first)"]]
+    lines += [
+        [one.name, str(one.seeds), estimate_text(one.interquartile_mean), "" if one.improvement is None else estimate_text(one.improvement)]
+        for one in overall.overall
+    ]
+    scales = Counter((scale.zero_is, scale.one_is) for scale in overall.scales)
+    meant = "; ".join(f"0: {zero}, 1: {one} ({count} of {len(overall.scales)} envs)" for (zero, one), count in scales.items())
+    return f"{markdown(lines)}\n\nOver {len(overall.scales)} envs, each scaled: {meant}."
+
+
+# ---- commands
+
+
+def spec_of(study: StudyPlan, run: StudyRun) -> tuple[str, str]:
+    """Return file and name of the spec of a run."""
+    entries = [entry for entry in study.spec.entries if entry.title == run.entry]
+    entry = next((one for one in entries if one.env in (None, run.env)), entries[0])
+    file, _, name = entry.spec.rpartition(":")
+    return file, name
+
+
+def command(study: StudyPlan, run: StudyRun) -> list[str]:
+    """Return the words of the command that trains a run of a study alone: its spec, its seed, and each value that the study changes."""
+    file, name = spec_of(study, run)
+    raw = json.dumps(raw_entries(find_spec_file(file))[1][name])
+    variable = [f"env={run.spec.env.name}"] if "${env}" in raw else []
+    before = settings(load_spec(file, name, variable))
+    after = dict(run.settings)
+    changed = [path for path in [*after, *(path for path in before if path not in after)] if before.get(path) != after.get(path)]
+    sets = [*variable, *(f"{path}={_value(after.get(path))}" for path in changed)]
+    return ["slm-lab", file, name, "train", "--seed", str(run.random_seed), *(word for one in sets for word in ("-s", one))]
+
+
+def _value(value: object) -> str:
+    """Return a value as --set takes it: text without quotes where that is the same text."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _command_of(one: Scored) -> str:
+    seeds = ", ".join(str(run.random_seed) for run in one.setting.runs)
+    if one.run is None:
+        return f"# {one.row.entry}, seeds {seeds}\npython -m bench.peers {one.name}"
+    words = command(one.study, one.run)
+    return f"# {one.row.entry}, seeds {seeds}\n{shlex.join(words)}"
+
+
+# ---- the page
+
+
+def section_text(section: Section) -> str:
+    """Return the text of a section; one line if it has no results."""
+    found = contents(section)
+    names = " ".join(section.studies)
+    if not found:
+        return f"## {section.title}\n\nNot run yet: `make benchmarks NAME={next(iter(section.studies))}`.\n"
+    parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, found), explained(section, found)]
+    parts += [over_envs(section, found), processors([run for one in found for run in one.setting.runs])]
+    parts += [f'Repeat all of it: `make benchmarks NAME="{names}"`, or one cell:', *_blocks(found)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def explained(section: Section, found: Sequence[Scored]) -> str:
+    """Return an explanation of the columns."""
+    rows = [one.row for one in found]
+    text = explanation(found[0].study, [row._replace(solved=None) for row in rows])
+    seconds = " Seconds: median over the seeds until the score was reached, without start-up; ∞: fewer than half of the seeds reached it."
+    return f"{text}{seconds if section.reference or _level(section) else ''}"
+
+
+def _left(section: Section) -> str:
+    """Return a sentence on the runs without a result; "" if there are none."""
+    studies: list[Study] = [load_study(STUDIES[name].file, name) for name in section.studies]
+    missing = sum(len(missing_runs(study, STUDIES[study.name].results)) for study in studies)
+    total = sum(len(study.runs) for study in studies)
+    return f"{missing} of {total} runs are not trained yet." if missing else ""
+
+
+def processors(results: Sequence[ResultRun]) -> str:
+    """Return a sentence on the processors of runs."""
+    counts = Counter(str(run.content.get("processor") or "an unknown processor") for run in results)
+    return f"Trained on {', '.join(f'{name} ({count} runs)' if len(counts) > 1 else name for name, count in counts.items())}."
+
+
+def _blocks(found: Sequence[Scored]) -> Iterator[str]:
+    """Yield for each env its figures and the commands of its agents."""
+    for anchor in dict.fromkeys(one.anchor for one in found):
+        own = [one for one in found if one.anchor == anchor]
+        env = own[0].row.env
+        images = "\n".join(f"![Return, {env}](scores/{name}.png)" for name in figures_of(own))
+        commands = "\n".join(map(_command_of, own))
+        yield f'<a id="{anchor}"></a>\n**{env}**\n\n{images}\n\n```bash\n{commands}\n```'
+
+
+def figures_of(own: Sequence[Scored]) -> dict[str, Figure]:
+    """Return file name → figure: the curves of an env over each axis of its study."""
+    one = own[0]
+    drawn = study_figures(one.study, {(one.row.env, each.row.entry): each.setting for each in own})
+    suffix = f"_{file_stem(one.row.env)}" if len(one.study.envs) > 1 else ""
+    wanted = {name: figure for name, figure in drawn.items() if name.startswith("returns_vs_") and name.endswith(suffix)}
+    return {f"{one.name}_{name.removeprefix('returns_vs_')}": figure for name, figure in wanted.items()}
+
+
+def tables_text() -> str:
+    """Return the part of the page below the scores of the classic environments."""
+    return "\n".join(map(section_text, SECTIONS))
+
+
+def write_figures(name: str) -> None:
+    """Write the figures of the sections that a study belongs to."""
+    renderer = PNGRenderer()
+    FIGURES.mkdir(exist_ok=True)
+    for section in SECTIONS:
+        found = contents(section) if name in section.studies else []
+        for anchor in dict.fromkeys(one.anchor for one in found):
+            for file, figure in figures_of([one for one in found if one.anchor == anchor]).items():
+                (FIGURES / f"{file}.png").write_bytes(renderer.render(figure))

@@ -1,0 +1,171 @@
+"""docs/BENCHMARKS.md: tables of studies, made from the results that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import score_page, studies
+from bench.score_page import SECTIONS, command, contents, over_envs, seconds_to, section_text, tables_text, write_figures
+from bench.studies import DOCS, STUDIES, TABLES, Kept
+from slm_lab.experiment.report.baseline import SHIPPED
+from slm_lab.spec.load.loader import load_spec
+from slm_lab.spec.load.study_file import load_study, settings
+from tests.docs.results import write
+
+MUJOCO = next(section for section in SECTIONS if "mujoco" in section.studies)
+CONTROL = next(section for section in SECTIONS if "dm_control" in section.studies)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without results, in which all studies keep theirs, and figures."""
+    for name, kept in STUDIES.items():
+        monkeypatch.setitem(studies.STUDIES, name, Kept(kept.file, tmp_path / name))
+    monkeypatch.setattr(score_page, "FIGURES", tmp_path / "figures")
+    return tmp_path
+
+
+def curve(*values: float, seconds: float = 10.0, frames: int = 2_000_000) -> dict[str, list[float]]:
+    """Rows every `seconds` and `frames` with these values of total_reward_ma and current_return."""
+    count = range(1, len(values) + 1)
+    own = {"frame": [frames * row for row in count], "wall_t": [seconds * row for row in count]}
+    return own | {"total_reward_ma": list(values), "current_return": list(values), "epi_new": [1] * len(values)}
+
+
+def results(folder: Path, name: str, env: str, *curves: dict[str, list[float]]) -> None:
+    runs = [run for run in load_study(STUDIES[name].file, name).runs if run.env == env]
+    for run, train in zip(runs, curves, strict=False):
+        write(folder / name, run, train)
+
+
+def cells(text: str, env: str) -> dict[str, str]:
+    """Header → cell of the row of an env in the first table."""
+    head, _, *lines = (line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|"))
+    return next(dict(zip(head, line, strict=True)) for line in lines if line[0] == env)
+
+
+def test_a_study_without_results_has_one_line(folder: Path) -> None:
+    for section in SECTIONS:
+        title, blank, line = section_text(section).rstrip("\n").split("\n")
+        assert (title, blank) == (f"## {section.title}", "")
+        assert line == f"Not run yet: `make benchmarks NAME={next(iter(section.studies))}`."
+    write_figures("mujoco")
+    assert not list((folder / "figures").iterdir())
+
+
+def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(folder: Path) -> None:
+    results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1900, seconds=20))
+    text = section_text(MUJOCO)
+    assert "42 of 44 runs are not trained yet." in text
+    row = cells(text, "Hopper-v5")
+    assert (row["algorithm"], row["frames"], row["seeds"], row["score"], row["median"]) == ("PPO", "4,000,000", "2", "**1800**", "1800")
+    # Student's t for one degree of freedom is 12.71, and the standard error 100
+    assert row["95 % interval"] == "529.4 to 3071"
+    assert row["SLM Lab v5"] == "1654 ≥"
+    assert row["seconds to reach"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
+    assert row["spec"] == "[ppo_mujoco](../slm_lab/spec/suites/mujoco.json)"
+    assert row["repeat"] == "[command](#mujoco-hopper-v5)"
+    assert '<a id="mujoco-hopper-v5"></a>' in text
+    assert "Trained on a processor." in text
+
+
+def test_seconds_are_infinite_if_most_seeds_stay_below(folder: Path) -> None:
+    results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1500), curve(900, 1100))
+    (one,) = contents(MUJOCO)
+    assert seconds_to(one, 1653.74) == (float("inf"), None, None, False)
+    assert cells(section_text(MUJOCO), "Hopper-v5")["SLM Lab v5"] == "1654 ≈"
+
+
+def test_scores_over_envs_are_scaled_by_random_actions_and_the_published_score(folder: Path) -> None:
+    """Of 8 scaled scores, the mean of the middle four."""
+    random = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    for env, published in (("Hopper-v5", 1653.74), ("Reacher-v5", -5.03)):
+        zero, scale = random[env], published - random[env]
+        results(folder, "mujoco", env, *(curve(zero + part * scale) for part in (0.1, 0.5, 1.0, 2.0)))
+    text = over_envs(MUJOCO, contents(MUJOCO))
+    # 0.1 0.1 | 0.5 0.5 1.0 1.0 | 2.0 2.0
+    assert "| PPO | 8 | 0.75 [" in text
+    assert "Over 2 envs, each scaled: 0: random actions, 1: published score (2 of 2 envs)." in text
+
+
+def test_there_is_no_mean_over_a_single_env(folder: Path) -> None:
+    results(folder, "mujoco", "Hopper-v5", curve(1, 2), curve(2, 3))
+    assert over_envs(MUJOCO, contents(MUJOCO)) == ""
+
+
+def test_of_an_env_that_two_studies_have_the_run_with_more_frames_counts(folder: Path) -> None:
+    results(folder, "dm_control", "WalkerStand-v1", curve(100, 200))
+    results(folder, "dm_control", "FingerSpin-v1", curve(100, 300))
+    assert {(one.row.env, one.name, one.frames) for one in contents(CONTROL)} == {
+        ("WalkerStand-v1", "dm_control", 2_000_000),
+        ("FingerSpin-v1", "dm_control", 5_000_000),
+    }
+    results(folder, "dm_control_5m", "WalkerStand-v1", curve(400, 950))
+    found = {one.row.env: one for one in contents(CONTROL)}
+    assert (found["WalkerStand-v1"].name, found["WalkerStand-v1"].frames) == ("dm_control_5m", 5_000_000)
+    row = cells(section_text(CONTROL), "WalkerStand-v1")
+    assert (row["SLM Lab (100 M frames)"], row["rl_games (32 M frames)"]) == ("948.4 ≥", "907 ≥")
+
+
+def test_writing_again_changes_nothing(folder: Path) -> None:
+    results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1900))
+    text = section_text(MUJOCO)
+    write_figures("mujoco")
+    (figure,) = (folder / "figures").iterdir()
+    assert figure.name == "mujoco_frames_Hopper-v5.png"
+    assert f"(scores/{figure.name})" in text
+    before = figure.read_bytes()
+    write_figures("mujoco")
+    assert figure.read_bytes() == before
+    assert section_text(MUJOCO) == text
+
+
+def test_figures_and_anchors_of_the_page_exist() -> None:
+    text = tables_text()
+    assert set(re.findall(r"\(scores/(.*?)\)", text)) == {file.name for file in (DOCS / "scores").glob("*.png")}
+    anchors = re.findall(r'<a id="(.*?)">', text)
+    assert len(anchors) == len(set(anchors))
+    assert set(re.findall(r"\[command\]\(#(.*?)\)", text)) == set(anchors)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", TABLES)
+def test_a_command_repeats_its_run(name: str) -> None:
+    """It loads the spec of the run: each entry in its first and last env."""
+    study = load_study(STUDIES[name].file, name)
+    for run in {run.entry: run for run in (*study.runs, *reversed(study.runs))}.values():
+        program, file, spec, mode, flag, seed, *sets = command(study, run)
+        assert (program, mode, flag, seed) == ("slm-lab", "train", "--seed", str(run.random_seed))
+        assert sets[::2] == ["-s"] * (len(sets) // 2)
+        assert settings(load_spec(file, spec, sets[1::2])) == dict(run.settings)
+
+
+def test_a_section_names_known_studies_and_sources() -> None:
+    known = {source for section in SECTIONS for source in section.studies.values()}
+    known |= {line["source"] for line in score_page.published()}
+    for section in SECTIONS:
+        assert set(section.studies) <= set(STUDIES)
+        assert section.reference in known | {""}
+    firsts = {next(iter(section.studies)) for section in SECTIONS}
+    assert {line["section"] for line in score_page.published()} <= firsts
+
+
+def test_published_scores_beside_a_study_are_of_its_envs() -> None:
+    for line in score_page.published():
+        section = next(one for one in SECTIONS if line["section"] in one.studies)
+        envs = {run.env for name in section.studies for run in load_study(STUDIES[name].file, name).runs}
+        assert line["env"] in envs, line
+        float(line["score"])
+
+
+def test_a_run_with_other_settings_has_another_command() -> None:
+    study = load_study(STUDIES["mujoco"].file, "mujoco")
+    run = study.runs[0]
+    other = replace(run, settings={**run.settings, "agent.algorithm.gamma": 0.5})
+    assert "agent.algorithm.gamma=0.5" in command(study, other)
+    assert "agent.algorithm.gamma=0.5" not in command(study, run)

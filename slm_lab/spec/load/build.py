@@ -23,7 +23,8 @@ from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
 from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, foreign_keys, models_at
 from slm_lab.spec.report import KeyPath, Problem, Report, nearest, override, show, value_at
-from slm_lab.spec.rules.check import ALGORITHM, check_rules, check_updates
+from slm_lab.spec.rules.check import check_rules, check_updates
+from slm_lab.spec.rules.keys import ALGORITHM
 from slm_lab.spec.rules.resolve import derive_sizes, resolve
 
 

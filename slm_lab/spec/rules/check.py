@@ -12,7 +12,6 @@ from slm_lab.spec.compat.migrate import OTHER_NAMES
 from slm_lab.spec.models.algorithm import (
     ALGORITHMS,
     EPOCHS,
-    ActorCriticSpec,
     AlgorithmSpec,
     C51Spec,
     DistributionalSACSpec,
@@ -32,23 +31,17 @@ from slm_lab.spec.models.memory import (
     ReplaySpec,
     SILReplayKeys,
 )
-from slm_lab.spec.models.meta import SamplerSpec
 from slm_lab.spec.models.net import (
     NETS,
-    ConvNetSpec,
-    HydraMLPNetSpec,
-    LayersSpec,
     NetSpec,
     RecurrentNetSpec,
-    SimbaV2NetSpec,
-    TorchArcNetSpec,
 )
 from slm_lab.spec.models.spec import SECTION_KEYS, AgentSpec, Spec
 from slm_lab.spec.report import KeyPath, Report, nearest, show
-from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, check_net
-
-ALGORITHM: KeyPath = ("agent", "algorithm")
-SAMPLER: KeyPath = ("meta", "sampler")
+from slm_lab.spec.rules.keys import ALGORITHM, SAMPLER, reject_non_defaults
+from slm_lab.spec.rules.net_rules import check_global_nets, check_net_in_agent
+from slm_lab.spec.rules.sampler_rules import check_sampler
+from slm_lab.spec.rules.torch_check import check_net
 
 
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
@@ -62,19 +55,19 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     _check_schedules(spec.agent.memory, ("agent", "memory"), report)
     for key, net in spec.agent.nets.items():
         check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
-        _check_net(spec.agent, net, ("agent", key), report)
+        check_net_in_agent(spec.agent, net, ("agent", key), report)
     _check_memory(spec.agent, report, algorithm_known=algorithm_known)
     _check_env(spec, report)
     _check_goals(spec, report)
     if algorithm_known:
         _check_demonstrations(spec, report)
     if spec.meta.distributed:
-        _check_global_nets(spec.agent, report)
+        check_global_nets(spec.agent, report)
     if algorithm_known:
         _check_meta(spec, report)
         _reject_without_effect(spec, report)
     if spec.meta.sampler is not None and algorithm_known:
-        _check_sampler(spec, spec.meta.sampler, report)
+        check_sampler(spec, spec.meta.sampler, report)
     _check_agents(spec, report)
 
 
@@ -147,14 +140,14 @@ def _check_algorithm(spec: Spec, report: Report) -> None:
     if isinstance(algorithm, C51Spec | DistributionalSACSpec) and algorithm.v_min >= algorithm.v_max:
         report.fail((*ALGORITHM, "v_min"), f"must be below v_max ({algorithm.v_max:g}), not {algorithm.v_min:g}")
     if isinstance(algorithm, VTraceSpec) and not algorithm.with_vtrace:
-        _reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
+        reject_non_defaults(algorithm, ("rho_bar", "c_bar"), ALGORITHM, "with_vtrace is false", report)
     if isinstance(algorithm, PPOSpec):
         _check_ppo(algorithm, spec.agent, report)
 
 
 def _check_ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
     if algorithm.normalize_values:
-        _reject_non_defaults(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
+        reject_non_defaults(algorithm, ("normalize_v_targets", "symlog"), ALGORITHM, "normalize_values scales values and targets", report)
         if algorithm.self_imitation:
             why = f"{algorithm.name} compares returns with the critic's outputs; set normalize_v_targets"
             report.fail((*ALGORITHM, "normalize_values"), f"must be false: {why}")
@@ -167,13 +160,6 @@ def _check_ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
             report.fail(("agent", "net", key), "cannot be combined with agent.algorithm.adaptive_lr; remove one of them")
 
 
-def _reject_non_defaults(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
-    """Reject keys that have no effect here, unless they have their default values."""
-    for key in keys:
-        if getattr(section, key) != type(section).model_fields[key].default:
-            report.fail((*location, key), f"has no effect: {why}")
-
-
 def _check_meta(spec: Spec, report: Report) -> None:
     """Reject keys for processes that do not exist in this run."""
     algorithm, meta = spec.agent.algorithm, spec.meta
@@ -183,13 +169,13 @@ def _check_meta(spec: Spec, report: Report) -> None:
         report.fail(("meta", "distributed"), f"must be false for {algorithm.name}, which does not learn")
     if not meta.distributed:
         keys = ("hogwild_lock",) if meta.sampler is not None else ("hogwild_lock", "max_restart")
-        _reject_non_defaults(meta, keys, ("meta",), "meta.distributed is false", report)
+        reject_non_defaults(meta, keys, ("meta",), "meta.distributed is false", report)
     if meta.rigorous_eval and meta.eval_episodes not in ("auto", 0):
         report.fail(("meta", "eval_episodes"), "must be 0 or absent with meta.rigorous_eval, which has its own evaluations")
     if meta.rigorous_eval == 0:
-        _reject_non_defaults(meta, ("eval_deterministic",), ("meta",), "meta.rigorous_eval is 0", report)
+        reject_non_defaults(meta, ("eval_deterministic",), ("meta",), "meta.rigorous_eval is 0", report)
     if algorithm.on_policy and not algorithm.self_imitation:
-        _reject_non_defaults(meta, ("save_replay",), ("meta",), f"{algorithm.name} has no replay buffer", report)
+        reject_non_defaults(meta, ("save_replay",), ("meta",), f"{algorithm.name} has no replay buffer", report)
 
 
 def _reject_without_effect(spec: Spec, report: Report) -> None:
@@ -333,115 +319,6 @@ def _check_sequences(net: NetSpec, replay: ReplayKeys, location: KeyPath, report
             report.fail((*location, key), f"has no effect: {net.name} is not recurrent and learns from single transitions")
 
 
-def _check_net(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> None:
-    algorithm = agent.algorithm
-    if isinstance(net, TorchArcNetSpec):
-        _check_arcs(agent, net, location, report)
-    fitting = [name for name, model in NETS.items() if model.recurrent <= algorithm.recurrent and model.dueling <= algorithm.values]
-    allowed = f"allowed: {', '.join(fitting)}"
-    if net.recurrent and not algorithm.recurrent:
-        why = f"is recurrent, and {algorithm.name} learns from single transitions, not from sequences"
-        report.fail((*location, "name"), f"'{net.name}' {why}; {allowed}")
-    if net is agent.critic_net and net.recurrent and algorithm.recurrent and agent.net is not None and not agent.net.recurrent:
-        why = f"needs a recurrent agent.net, whose sequences the critics learn from; agent.net is {agent.net.name}"
-        report.fail((*location, "name"), f"'{net.name}' {why}")
-    if net.recurrent and net.dtype != "float32":
-        report.fail((*location, "dtype"), f"'{net.dtype}' is not supported by {net.name}; allowed: float32")
-    if net.images and net.input == "vector":
-        report.fail((*location, "input"), f"'vector' contradicts {net.name}, whose convolutions need images; remove it, or use MLPNet")
-    if net is agent.critic_net and net.input is not None and net.input != agent.input:
-        report.fail((*location, "input"), f"must be that of agent.net ({agent.input!r}), not {net.input!r}: both nets read one observation")
-    if net.dueling and algorithm.learns and not algorithm.values:
-        report.fail((*location, "name"), f"'{net.name}' is a dueling network, and {algorithm.name} does not learn action values; {allowed}")
-    if isinstance(net, LayersSpec) and (net.noisy or net.noisy_sigma != LayersSpec.model_fields["noisy_sigma"].default):
-        _check_noisy(algorithm, net, location, report)
-    if getattr(net, "dropout", 0.0) and algorithm.learns and not algorithm.own_critics:
-        names = [name for name, model in ALGORITHMS.items() if model.own_critics]
-        report.fail((*location, "dropout"), f"is for the critics of {', '.join(names)} only; {algorithm.name} needs 0")
-    if net.shared and algorithm.own_critics:
-        report.ineffective(
-            (*location, "shared"), f"has no effect: the actor and the critics of {algorithm.name} have separate bodies; ignored"
-        )
-    if isinstance(net, RecurrentNetSpec) and agent.memory.on_policy and not agent.memory.episodes:
-        rollout = agent.rollout_len
-        if "seq_len" in net.model_fields_set and net.seq_len > rollout:
-            report.fail((*location, "seq_len"), f"must be at most {rollout}, the length of a rollout, not {net.seq_len}")
-    if isinstance(net, SimbaV2NetSpec):
-        _check_simba_v2(agent, net, location, report)
-    if isinstance(net, HydraMLPNetSpec):
-        _check_hydra(net, location, report)
-    if isinstance(net, ConvNetSpec):
-        _check_convolutions(net, location, report)
-
-
-def _check_simba_v2(agent: AgentSpec, net: SimbaV2NetSpec, location: KeyPath, report: Report) -> None:
-    """Reject keys that would change the norm of the weights."""
-    if getattr(agent.algorithm, "spectral_norm", False) and net is (agent.critic_net or agent.net):
-        report.fail((*ALGORITHM, "spectral_norm"), "must be false with SimbaV2Net, whose weights have norm 1, not true")
-    why = "the weights of each output have norm 1"
-    _reject_non_defaults(net, ("actor_init_std", "critic_init_std"), location, why, report)
-
-
-def _check_convolutions(net: ConvNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that no channel count, kernel size or stride is 0."""
-    for index, layer in enumerate(net.conv_hid_layers or []):
-        for part, what in ((0, "channels"), (1, "kernel size"), (2, "stride")):
-            sizes = layer[part] if part < len(layer) else 1
-            if 0 in (sizes if isinstance(sizes, list) else [sizes]) or sizes == []:
-                report.fail((*location, "conv_hid_layers", index, part), f"{what} must be > 0, not {show(sizes)}")
-
-
-def _check_noisy(algorithm: AlgorithmSpec, net: LayersSpec, location: KeyPath, report: Report) -> None:
-    """Reject noise in the net of an algorithm that does not act on action values, and a scale of noise without noise."""
-    if not net.noisy:
-        report.fail((*location, "noisy_sigma"), "has no effect: noisy is false")
-    elif algorithm.learns and not algorithm.noisy:
-        fitting = ", ".join(name for name, model in ALGORITHMS.items() if model.noisy)
-        report.fail((*location, "noisy"), f"true is not supported by {algorithm.name}; allowed with {fitting}")
-
-
-def _check_global_nets(agent: AgentSpec, report: Report) -> None:
-    """Reject optimizers that several Sessions cannot use on one net."""
-    for location, net in agent.nets.items():
-        for key in OPTIMIZER_KEYS:
-            if (optim := getattr(net, key)) is not None and optim.name == "Lookahead":
-                why = "'Lookahead' would reset the global net to the slow weights of one Session; use GlobalAdam"
-                report.fail(("agent", location, key, "name"), why)
-
-
-def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that hid_layers is [[units, …] of each head, [units] of the body, [units, …] of each tail]."""
-
-    def is_unit_list(value: Any) -> bool:
-        return isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in value)
-
-    heads, body, tails = net.hid_layers
-    for index, (part, what) in enumerate(((heads, "head"), (tails, "tail"))):
-        if not isinstance(part, list) or not all(is_unit_list(item) for item in part) or (what == "head" and not part):
-            report.fail(
-                (*location, "hid_layers", 2 * index),
-                f"must be a list with the units of each {what}, such as [[32], [32]], not {show(part)}",
-            )
-    if not is_unit_list(body):
-        report.fail((*location, "hid_layers", 1), f"must be a list of units of the body, such as [64], not {show(body)}")
-    if isinstance(tails, list) and len(tails) > 2:
-        report.fail((*location, "hid_layers", 2), f"must have at most two tails, the actor's and the critic's, not {len(tails)}")
-
-
-def _check_arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that there is `arc`, or one arc each for actor and critic."""
-    if net.arc is not None or (location[-1] == "critic_net" and net.critic_arc is not None):
-        return
-    if location[-1] == "critic_net":
-        report.fail((*location, "arc"), "missing; the critics' TorchArcNet needs arc or critic_arc", "missing")
-    elif net.actor_arc is None:
-        report.fail((*location, "arc"), "missing; a TorchArcNet needs arc, or actor_arc and critic_arc", "missing")
-    elif net.critic_arc is None and agent.algorithm.has_critic and agent.critic_net is None:
-        report.fail((*location, "critic_arc"), "missing; a critic needs critic_arc beside actor_arc, or arc for both", "missing")
-    if net.shared and net.actor_arc is not None and net.critic_arc is not None:
-        report.fail((*location, "shared"), "a shared body needs arc, not actor_arc and critic_arc")
-
-
 def _check_env(spec: Spec, report: Report) -> None:
     algorithm = spec.agent.algorithm
     if spec.env.critic_keys is not None and algorithm.learns and not algorithm.has_critic:
@@ -496,7 +373,7 @@ def _check_demonstrations(spec: Spec, report: Report) -> None:
     if algorithm.offline:
         why = f"{algorithm.name} learns from all of meta.demonstrations, and collects nothing"
         if isinstance(memory, ReplaySpec):
-            _reject_non_defaults(memory, ("max_size", "use_cer", "demonstration_fraction"), ("agent", "memory"), why, report)
+            reject_non_defaults(memory, ("max_size", "use_cer", "demonstration_fraction"), ("agent", "memory"), why, report)
     elif algorithm.on_policy or not algorithm.learns:
         learners = ", ".join(name for name, model in ALGORITHMS.items() if not model.on_policy)
         report.fail(location, f"{algorithm.name} does not learn from demonstrations; allowed: {learners}")
@@ -524,89 +401,3 @@ def _check_with_own_steps(spec: Spec, report: Report) -> None:
     if spec.env.normalize_obs:
         why = "cannot be combined with meta.demonstrations, whose statistics would differ from those of the agent's own steps"
         report.fail(("env", "normalize_obs"), why)
-
-
-def _check_sampler(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Add a problem for everything that meta.sampler does not support."""
-    algorithm, memory = spec.agent.algorithm, spec.agent.memory
-    if spec.meta.distributed:
-        report.fail(("meta", "distributed"), f"'{spec.meta.distributed}' cannot be combined with meta.sampler; remove one of them")
-    if "num_envs" in spec.env.model_fields_set and spec.env.num_envs != sampler.num_envs:
-        product = f"num_workers × num_envs_per_worker = {sampler.num_workers} × {sampler.num_envs_per_worker} = {sampler.num_envs}"
-        report.fail(("env", "num_envs"), f"must be {product}, or absent, not {spec.env.num_envs}")
-    if sampler.pbt is not None and sampler.pbt.perturb_min > sampler.pbt.perturb_max:
-        report.fail(
-            (*SAMPLER, "pbt", "perturb_min"), f"must be at most perturb_max ({sampler.pbt.perturb_max:g}), not {sampler.pbt.perturb_min:g}"
-        )
-    if sampler.pbt is not None and sampler.num_policies == 1:
-        report.fail((*SAMPLER, "pbt"), "has no effect with one policy; set num_policies to 2 or more")
-    if sampler.inference == "central" and sampler.num_envs_per_worker % sampler.worker_num_splits:
-        splits = [n for n in range(1, sampler.num_envs_per_worker + 1) if sampler.num_envs_per_worker % n == 0]
-        best = min(splits, key=lambda n: abs(n - sampler.worker_num_splits))
-        why = f"must divide num_envs_per_worker ({sampler.num_envs_per_worker}), not {sampler.worker_num_splits}; nearest: {best}"
-        report.fail((*SAMPLER, "worker_num_splits"), why)
-    if sampler.inference == "central" and getattr(spec.agent.net, "noisy", False):
-        report.fail((*SAMPLER, "inference"), "'central' is not supported with a noisy net, whose noise each worker draws; allowed: local")
-    if not algorithm.samplers:
-        report.fail(SAMPLER, f"does not support {algorithm.name}; allowed: {_supported_algorithms()}")
-    elif not algorithm.on_policy:
-        _check_replay(spec, sampler, report)
-    elif not memory.on_policy or memory.episodes:
-        why = "rollout workers collect rollouts of a fixed length"
-        report.fail(("agent", "memory", "name"), f"must be 'OnPolicyBatchReplay' ({why}), not '{memory.name}'")
-    else:
-        _check_sizes(spec, sampler, report)
-
-
-def _supported_algorithms() -> str:
-    """Return the names of the algorithms that rollout workers can collect for."""
-    both = [name for name, model in ALGORITHMS.items() if "sync" in model.samplers]
-    only_async = [name for name, model in ALGORITHMS.items() if model.samplers == ("async",)]
-    return f"{', '.join(both)}, and with async_rl {', '.join(only_async)}"
-
-
-def _check_replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    name = spec.agent.algorithm.name
-    if not sampler.async_rl and "sync" not in spec.agent.algorithm.samplers:
-        report.fail((*SAMPLER, "async_rl"), f"must be true for {name}, which learns from a replay buffer")
-    for key in ("num_policies", "num_batches_per_epoch"):
-        if getattr(sampler, key) > 1:
-            report.fail((*SAMPLER, key), f"must be 1 for {name}, which learns from a replay buffer, not {getattr(sampler, key)}")
-    if spec.agent.net is not None and spec.agent.net.recurrent:
-        why = "rollout workers send a replay buffer no hidden states"
-        report.fail(("agent", "net", "name"), f"'{spec.agent.net.name}' cannot be combined with meta.sampler in {name}: {why}; remove one")
-    if sampler.max_policy_lag != SamplerSpec.model_fields["max_policy_lag"].default:
-        report.fail((*SAMPLER, "max_policy_lag"), f"has no effect: {name} learns from a replay buffer, from transitions of any age")
-
-
-def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Check that datasets consist of whole rollouts, in sync mode of whole rounds of all workers."""
-    algorithm = spec.agent.algorithm
-    if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
-        why = "ActorCritic takes one gradient step on the rollouts of all workers together"
-        report.fail((*SAMPLER, "num_batches_per_epoch"), f"must be 1 ({why}), not {sampler.num_batches_per_epoch}")
-    if not isinstance(algorithm, EPOCHS):
-        return
-    rows, minibatch, batches = spec.rollout_rows, algorithm.minibatch_size, sampler.num_batches_per_epoch
-    unit = dataset_unit(spec, sampler)
-    if unit == rows:
-        what = f"rollouts of time_horizon = {rows} transitions"
-    else:
-        rounds = (
-            f"num_workers × num_envs_per_worker × time_horizon = {sampler.num_workers} × {sampler.num_envs_per_worker} × {rows} = {unit}"
-        )
-        what = f"rounds of {rounds} transitions"
-    dataset = minibatch * batches
-    if dataset % unit:
-        nearest = max(1, round(dataset / unit)) * unit
-        fitting = [n for n in range(1, nearest + 1) if nearest % n == 0]
-        by_batches = min(fitting, key=lambda n: (abs(n - batches), n))
-        found = [(minibatch, nearest // minibatch)] if nearest % minibatch == 0 else []
-        fits = " or ".join(f"{size} × {count}" for size, count in dict.fromkeys([*found, (nearest // by_batches, by_batches)]))
-        sizes = f"minibatch_size × num_batches_per_epoch = {minibatch} × {batches} = {dataset} transitions"
-        report.fail((*SAMPLER, "num_batches_per_epoch"), f"{sizes}, which is not a multiple of {what}; nearest: {fits}")
-
-
-def dataset_unit(spec: Spec, sampler: SamplerSpec) -> int:
-    """Return the number of transitions that must divide a dataset of PPO or PQN: one rollout, or in sync mode one rollout of every env."""
-    return spec.rollout_rows * (1 if sampler.async_rl and not sampler.serial_mode else sampler.num_envs)

@@ -31,10 +31,11 @@ from slm_lab.spec.models.net import NETS, LossSpec, NetSpec, RecurrentNetSpec
 from slm_lab.spec.models.search import parse_search, redirect_search, walk
 from slm_lab.spec.models.spec import AgentSpec, Spec
 from slm_lab.spec.report import CRITIC_NET, NET, KeyPath, Report, with_name, without_v4_index
-from slm_lab.spec.rules.check import ALGORITHM, SAMPLER, dataset_unit, value_of
+from slm_lab.spec.rules.check import value_of
+from slm_lab.spec.rules.keys import ALGORITHM, MEMORY, SAMPLER
+from slm_lab.spec.rules.sampler_rules import dataset_unit
 from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS, activation
 
-MEMORY: KeyPath = ("agent", "memory")
 _NAME: KeyPath = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
 """Specs of the separate optimizers of actor and critic."""

@@ -1,0 +1,19 @@
+"""Paths of the sections of a spec, and a rule for keys of any section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slm_lab.spec.models.base import SpecModel
+from slm_lab.spec.report import KeyPath, Report
+
+ALGORITHM: KeyPath = ("agent", "algorithm")
+MEMORY: KeyPath = ("agent", "memory")
+SAMPLER: KeyPath = ("meta", "sampler")
+
+
+def reject_non_defaults(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
+    """Reject keys that have no effect here, unless they have their default values."""
+    for key in keys:
+        if getattr(section, key) != type(section).model_fields[key].default:
+            report.fail((*location, key), f"has no effect: {why}")

@@ -180,6 +180,10 @@ class EnvInfo:
         """Number of frames of a vector step: one per env, however many agents it has."""
         return self.num_envs // max(1, len(self.agents))
 
+    def of_envs(self, count: int) -> EnvInfo:
+        """Return the info of `count` envs."""
+        return replace(self, num_envs=count * max(1, len(self.agents)))
+
     def rows_of(self, names: Collection[str]) -> np.ndarray:
         """Return the rows of the named agents of all envs, int64 [K] ascending."""
         chosen = np.array([i for i, agent in enumerate(self.agents) if agent in names], np.int64)

@@ -67,6 +67,7 @@ def test_workers_step_the_env_after_tanh() -> None:
 
     class Recorder:
         info = INFO
+        acts_N = None
 
         def reset(self) -> np.ndarray:
             return np.zeros((2, 3), np.float32)
@@ -76,8 +77,7 @@ def test_workers_step_the_env_after_tanh() -> None:
             raise Stop
 
     class Slot:
-        class storage:
-            t = 0
+        t = 0
 
     env: Any = Recorder()
     policy = build_policy(load_spec(SPEC).agent, INFO, np.random.default_rng(0))

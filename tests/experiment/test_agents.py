@@ -200,11 +200,11 @@ def test_stopped_and_continued_self_play_equals_straight(tmp_path: Path) -> None
     ("keys", "path"),
     [
         ({"env": {"name": CARTPOLE, "max_frame": 600}, "meta": {"self_play": {}}}, "meta.self_play"),
-        ({"env": {"name": CARTPOLE, "max_frame": 6000, **DUEL}, "meta": {"sampler": {"num_workers": 1}}}, "meta.sampler"),
+        ({"env": {"name": CARTPOLE, "max_frame": 600}, "agent": {"policies": {"one": ["left"]}}}, "agent.policies"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_by_its_path(keys: dict[str, Any], path: str) -> None:
-    spec = load_spec({"run": {"agent": {"algorithm": {"name": "PPO"}}, **keys}}, "run")
+    spec = load_spec({"run": {**keys, "agent": {"algorithm": {"name": "PPO"}, **keys.get("agent", {})}}}, "run")
     with pytest.raises(SpecError) as error:
         Session(spec).build()
     assert [problem.path for problem in error.value.problems] == [path]

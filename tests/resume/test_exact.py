@@ -72,6 +72,16 @@ CASES: dict[str, dict[str, Any]] = {
             "algorithm": {"time_horizon": 16, "minibatch_size": 32},
         },
     },
+    "two policies of a game in turns, recurrent": {
+        "algorithm": "PPO",
+        "env": "CartPole-v1",
+        "sections": {
+            "env": {"backend": "tests.env.turn_games:Duel"},
+            "net": RNN,
+            "meta": {"sampler": {**ROUNDS, **PBT}},
+            "algorithm": {"time_horizon": 16, "minibatch_size": 32},
+        },
+    },
 }
 
 

@@ -204,10 +204,31 @@ class OnPolicyBatchReplay(RolloutStorage):
         self.state_NS = arrays["state"] if self.state_size else self.state_NS
         self._rollout = self._view()
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return all arrays of a rollout, by name."""
+        return {**self.slabs, "state": self.state_NS}
+
+    def use(self, arrays: Arrays) -> None:
+        """Use the given arrays, which have the names of the method `arrays`, to read or to write a rollout."""
+        self.slabs, self.state_NS = {name: arrays[name] for name in self.slabs}, arrays["state"]
+        self._rollout = self._view()
+
+    def restart(self) -> None:
+        """Begin a rollout."""
+        self.t = 0
+        self.truncations.clear()
+
+    def copy_columns(self, begin: int, source: OnPolicyBatchReplay, columns: np.ndarray | slice) -> None:
+        """Copy columns of another storage, without its truncations, to the columns from `begin` on."""
+        for name, slab in self.slabs.items():
+            copied = source.slabs[name][:, columns]
+            slab[:, begin : begin + copied.shape[1]] = copied
+        state_KS = source.state_NS[columns]
+        self.state_NS[begin : begin + len(state_KS)] = state_KS
+
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.t == self.length:
-            self.t = 0
-            self.truncations.clear()
+            self.restart()
         if self.t == 0:
             self.slabs["first"][0] = first_N
             if state_N is not None:
@@ -247,13 +268,31 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         self._even = True
         """Whether all columns have the same number of transitions."""
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {**super().arrays(), "count": self.count_N, "end_state": self._end_state_NS}
+
+    def use(self, arrays: Arrays) -> None:
+        super().use(arrays)
+        self.count_N, self._end_state_NS = arrays["count"], arrays["end_state"]
+
+    def restart(self) -> None:
+        super().restart()
+        self.steps = 0
+        self.count_N[:] = 0
+        self._even = True
+        self.slabs["valid"][:] = False
+
+    def copy_columns(self, begin: int, source: OnPolicyBatchReplay, columns: np.ndarray | slice) -> None:
+        assert isinstance(source, AgentsBatchReplay)
+        super().copy_columns(begin, source, columns)
+        count_K = source.count_N[columns]
+        end = begin + len(count_K)
+        self.count_N[begin:end], self._end_state_NS[begin:end] = count_K, source._end_state_NS[columns]
+        self.t = int(self.count_N.max())
+
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.steps == self.length:
-            self.steps = self.t = 0
-            self.count_N[:] = 0
-            self._even = True
-            self.slabs["valid"][:] = False
-            self.truncations.clear()
+            self.restart()
         self.steps += 1
         if self._even and 0 not in step.valid_N.tobytes():  # all agents act in each step: a third of the time of the general case
             self._add_row(obs_N, first_N, state_N, out, step)
@@ -434,6 +473,11 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
         return [episode for episode, total in zip(self.ended, totals, strict=True) if not total < least]
 
 
+def batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay:
+    """Build the storage of `length` vector steps of an env with one agent or several."""
+    return (AgentsBatchReplay if info.agents else OnPolicyBatchReplay)(info, length, state_size)
+
+
 def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
     """Build the storage that an on-policy spec names; for a user's spec model, its `implementation()` is the storage class.
 
@@ -441,7 +485,7 @@ def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -
     """
     arguments: dict[str, Any] = {"quantile": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
     kind = type(spec).implementation()
-    if info.agents and kind is OnPolicyBatchReplay:
-        kind = AgentsBatchReplay
+    if kind is OnPolicyBatchReplay:
+        return batch_storage(info, length, state_size)
     storage: RolloutStorage = kind(info, length, state_size, **arguments)
     return storage

@@ -156,11 +156,11 @@ class SessionParts:
         return source
 
     def _policy_infos(self, info: EnvInfo) -> list[EnvInfo]:
-        """Return the info of the rows of each policy. Raises SpecError if policies and agents do not fit each other."""
+        """Return the info of the rows that each policy may play. Raises SpecError if policies and agents do not fit each other."""
         check_agents(self.spec, info)
         policies = self.spec.agent.policies
         if policies is None:
-            return [info]
+            return [info] * self.spec.policies
         return [info.for_agents(names) for names in policies.values()]
 
     def _local_source(self, env: Env, learners: list[PolicyLearner]) -> LocalSource | OfflineSource | AgentsSource:
@@ -170,11 +170,14 @@ class SessionParts:
         if not env.info.agents:
             return LocalSource(env, learners[0], stop, beat)
         self.self_play = self._build_self_play(env, learners[0])
-        source = AgentsSource(env, learners, stop, beat, policies=self.spec.agent.policies, self_play=self.self_play)
+        self._set_partners(learners)
+        return AgentsSource(env, learners, stop, beat, policies=self.spec.agent.policies, self_play=self.self_play)
+
+    def _set_partners(self, learners: list[PolicyLearner]) -> None:
+        """Let the policies of agent.policies be evaluated together."""
         if self.spec.agent.policies is not None:
             for learner in learners:
                 learner.partners = list(zip(self.spec.agent.policies.values(), learners, strict=True))
-        return source
 
     def _build_self_play(self, env: Env, learner: PolicyLearner) -> SelfPlay | None:
         spec, meta = self.spec, self.spec.meta
@@ -199,12 +202,14 @@ class SessionParts:
         self._closing.append(pool.close)
         try:
             info = pool.info()
-            check_agents(spec, info)
+            infos = self._policy_infos(info)
             self._torch.restore()
         except WorkerFailed as error:
             raise UserError(f"{spec.env.name} cannot be built: {error}") from None
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
-        learners = [self._build_learner(policy, info, normalizers) for policy in range(spec.policies)]
+        learners = [self._build_learner(policy, own, normalizers) for policy, own in enumerate(infos)]
+        self._info = info
+        self._set_partners(learners)
         concurrent_sessions = self.plan.concurrent_sessions(spec.meta)
         source = WorkerSource(spec, pool, info, learners, context.stop, context.beat, concurrent_sessions=concurrent_sessions)
         if sampler.pbt is not None:
@@ -321,15 +326,12 @@ class SessionParts:
 
 
 def check_agents(spec: Spec, info: EnvInfo) -> None:
-    """Raise SpecError for keys that need an env with several agents, or that such an env does not support."""
+    """Raise SpecError for keys that need an env with several agents, or that do not fit its agents."""
     meta, name, agents = spec.meta, spec.env.name, info.agents
     if problems := group_problems(spec, info):
         raise SpecError(name, problems)
     if meta.self_play is not None and len(agents) < 2:
         problems.append(Problem("meta.self_play", f"needs an env with several agents, such as ConnectFour-v1; {name} has one; remove it"))
-    if meta.sampler is not None and agents:
-        why = f"does not support envs with several agents such as {name} (agents {', '.join(agents)}); remove it"
-        problems.append(Problem("meta.sampler", why))
     if spec.agent.policies is not None and not agents:
         problems.append(Problem("agent.policies", f"{name} has one agent without a name; remove it"))
     for policy, names in (spec.agent.policies or {}).items() if agents else ():

@@ -211,7 +211,8 @@ class SamplerSpec(SpecModel):
     """Central inference: number of groups into which each worker's envs are divided; one group steps while another waits for its actions.
     No effect with local inference."""
     num_batches_per_epoch: Positive = 1
-    """Minibatches per dataset: an epoch has minibatch_size × this many transitions."""
+    """Minibatches per dataset: an epoch has minibatch_size × this many transitions; with several agents, steps of envs, and the transitions
+    of all agents in them."""
     num_batches_to_accumulate: Positive = 2
     """async_rl: pause collection while this many datasets wait for the learner."""
     max_policy_lag: Positive = 1000
@@ -221,7 +222,8 @@ class SamplerSpec(SpecModel):
     inference: Literal["auto", "local", "central"] = "auto"
     """Compute actions in each worker (local), or in batches in one process for all workers (central); auto: central for nets on a GPU."""
     num_policies: Positive = 1
-    """Number of policies, each trained for env.max_frame frames; each episode is played by one of them, drawn at random."""
+    """Number of policies, each trained for env.max_frame frames; each episode (with several agents, each agent of each episode) is played
+    by one of them, drawn at random."""
     pbt: PBTSpec | None = None
     """Population-based training; default: policies learn independently."""
 

@@ -75,12 +75,19 @@ def _check_agents(spec: Spec, report: Report) -> None:
     """Check the keys for envs with several agents."""
     policies, self_play = spec.agent.policies, spec.meta.self_play
     engine = "distributed" if spec.meta.distributed else "sampler" if spec.meta.sampler is not None else None
-    offline = engine is None and spec.agent.algorithm.offline
-    for key, value in ((("agent", "policies"), policies), (("meta", "self_play"), self_play)):
-        if value is not None and engine is not None:
-            report.fail(key, f"is not supported with meta.{engine}, only with envs that each Session steps itself; remove one of them")
-        if value is not None and offline:
-            report.fail(key, f"has no effect: {spec.agent.algorithm.name} learns from recorded episodes and steps no env; remove it")
+    if policies is not None and engine == "distributed":
+        report.fail(
+            ("agent", "policies"), "is not supported with meta.distributed, where all Sessions train one policy; remove one of them"
+        )
+    if policies is not None and spec.meta.sampler is not None and spec.meta.sampler.num_policies > 1:
+        report.fail((*SAMPLER, "num_policies"), "draws a policy for each episode, which agent.policies determines; remove one of them")
+    if self_play is not None and engine is not None:
+        why = f"is not supported with meta.{engine}, only with envs that each Session steps itself; remove one of them"
+        report.fail(("meta", "self_play"), why)
+    if engine is None and spec.agent.algorithm.offline:
+        for key, value in ((("agent", "policies"), policies), (("meta", "self_play"), self_play)):
+            if value is not None:
+                report.fail(key, f"has no effect: {spec.agent.algorithm.name} learns from recorded episodes and steps no env; remove it")
     if self_play is not None and policies is not None:
         report.fail(("meta", "self_play"), "trains one policy against its own snapshots, not those of agent.policies; remove one of them")
     if self_play is not None and self_play.opponent == "latest" and "past_fraction" in self_play.model_fields_set:

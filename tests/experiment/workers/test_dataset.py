@@ -103,7 +103,7 @@ def test_each_policy_gets_its_columns_and_trains_on_its_rows() -> None:
     assert columns_of(one) == [11, 12]
     assert zero.rollout().valid_TN.tolist() == [[True, False], [True, False], [True, True], [False, True]]
     assert one.rollout().valid_TN.tolist() == [[True, True], [True, True], [True, False], [True, False]]
-    assert zero.own_TN.tolist() == [[True, False], [True, False], [True, True], [True, True]], "frames count dummy rows"
+    assert zero.frame_TN.tolist() == [[True, False], [True, False], [True, True], [True, True]], "frames count dummy rows"
     assert ([t for t, _ in zero.ended], [t for t, _ in one.ended]) == ([3], [1])
     assert slot.storage.slabs["valid"][:2, 2].all(), "the slot itself is unchanged"
 
@@ -123,7 +123,7 @@ def test_a_released_dataset_is_empty() -> None:
     assert columns_of(full) == [20, 21, 22]
     assert (full.storage.truncations, full.ended) == ([], [])
     assert full.rollout().valid_TN.all()
-    assert full.own_TN.all()
+    assert full.frame_TN.all()
 
 
 # ---- RolloutAssembler

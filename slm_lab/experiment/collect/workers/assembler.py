@@ -67,7 +67,7 @@ class RolloutAssembler:
         """Number of further rollouts of a worker that fit into the free and current datasets, rounded up."""
         columns: int = sum(builder.free_columns for builder in self.builders)
         waiting = sum(map(len, self.waiting))
-        return -(-columns // sum(int(slot.policy_TN.shape[1]) for slot in self.slots[0][0])) - waiting
+        return -(-columns // sum(int(slot.played_TN.shape[1]) for slot in self.slots[0][0])) - waiting
 
     def _next(self) -> FilledSlot | None:
         if self.rounds is None:  # oldest first
@@ -82,7 +82,7 @@ class RolloutAssembler:
         for slot, rollout in zip(self.slots[filled.worker][filled.slot], filled.report.rollouts, strict=True):
             for builder in self.builders:
                 full, filled.begins[part] = builder.add(slot, rollout, filled.begins[part])
-                done &= filled.begins[part] == slot.policy_TN.shape[1]
+                done &= filled.begins[part] == slot.played_TN.shape[1]
                 complete += [(builder.policy, dataset) for dataset in full]
                 part += 1
         return complete, done

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, Rollout, Truncation
+from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, Rollout, Truncation, batch_storage
 from slm_lab.experiment.collect.workers.shared import Slot
 from slm_lab.lib.records import EnvInfo, Episode
 
 
 class EndedEpisode(NamedTuple):
-    """An episode that ended in row t of a rollout, in env n, played by `policy`."""
+    """An episode that ended in step t of a rollout, in row n of the envs, played by `policy`."""
 
     t: int
     n: int
@@ -32,15 +32,16 @@ class GroupRollout:
 
 @dataclass
 class Dataset:
-    """Rollouts that a policy trains on together: each is the rollout of a single env, in one column."""
+    """Rollouts that a policy trains on together: each is that of a single env, or of an agent of an env with several, in one column."""
 
     storage: OnPolicyBatchReplay
-    own_TN: np.ndarray
-    """bool [T, N]: transitions that the policy played, including dummy rows; they count as its frames."""
+    frame_TN: np.ndarray
+    """bool [T, N]: whether a step of a column counts as a frame of the policy: if the policy played, including dummy rows, and for the
+    first of the agents if it played several of the env."""
     columns: int = 0
     """Columns filled so far."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
-    """The policy's episodes, with the row in which each ended."""
+    """The policy's episodes, with the step in which each ended."""
 
     def rollout(self) -> Rollout:
         """Return the filled columns as a Rollout of views."""
@@ -58,18 +59,16 @@ class DatasetBuilder:
         policy: index of the policy.
         info: of the env.
         columns: columns of a dataset.
-        rows: rows of a rollout.
+        rows: steps of a rollout.
         state_size: S, size of the hidden state.
         num_spare: number of datasets besides the current one.
         single_policy: whether the Session has no other policy.
     """
 
     def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, num_spare: int, single_policy: bool) -> None:
-        self.policy, self.capacity, self.single_policy = policy, columns, single_policy
+        self.policy, self.capacity, self.single_policy, self.num_agents = policy, columns, single_policy, len(info.agents)
         wide = replace(info, num_envs=columns)
-        self.free = deque(
-            Dataset(OnPolicyBatchReplay(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(num_spare + 1)
-        )
+        self.free = deque(Dataset(batch_storage(wide, rows, state_size), np.zeros((rows, columns), np.bool_)) for _ in range(num_spare + 1))
         self.current: Dataset | None = None
 
     @property
@@ -82,10 +81,12 @@ class DatasetBuilder:
 
         Returns the datasets that are now full, and the first column that did not fit (the number of columns if all fit).
         """
-        policy_TN = slot.policy_TN
-        columns = np.arange(begin, policy_TN.shape[1])
+        own_TN = slot.played_TN == self.policy
+        num_columns = own_TN.shape[1]
+        columns = np.arange(begin, num_columns)
         if not self.single_policy:
-            columns = columns[(policy_TN[:, begin:] == self.policy).any(axis=0)]
+            columns = columns[own_TN[:, begin:].any(axis=0)]
+        frame_TN = self._frames(own_TN)
         full: list[Dataset] = []
         while len(columns):
             if self.current is None:
@@ -93,11 +94,19 @@ class DatasetBuilder:
                     return full, int(columns[0])
                 self.current = self.free.popleft()
             added, columns = np.split(columns, [self.capacity - self.current.columns])
-            self._copy(self.current, slot, rollout, added)
+            self._copy(self.current, slot, rollout, frame_TN, added)
             if self.current.columns == self.capacity:
                 full.append(self.current)
                 self.current = None
-        return full, policy_TN.shape[1]
+        return full, num_columns
+
+    def _frames(self, own_TN: np.ndarray) -> np.ndarray:
+        """Return which steps of which rows count as frames, bool [T, N]: of the rows of an env that the policy plays, the first."""
+        if self.num_agents < 2:
+            return own_TN
+        own_TEA = own_TN.reshape(len(own_TN), -1, self.num_agents)
+        frame_TN: np.ndarray = (own_TEA & (own_TEA.cumsum(axis=2) == 1)).reshape(own_TN.shape)
+        return frame_TN
 
     def close(self) -> Dataset | None:
         """Return the current dataset, full or not; None if it is empty."""
@@ -108,20 +117,17 @@ class DatasetBuilder:
         """Make a dataset available again after training on it."""
         dataset.columns = 0
         dataset.ended.clear()
-        dataset.storage.truncations.clear()
+        dataset.storage.restart()
         self.free.append(dataset)
 
-    def _copy(self, dataset: Dataset, slot: Slot, rollout: GroupRollout, columns: np.ndarray) -> None:
+    def _copy(self, dataset: Dataset, slot: Slot, rollout: GroupRollout, frame_TN: np.ndarray, columns: np.ndarray) -> None:
         begin, end = dataset.columns, dataset.columns + len(columns)
-        whole = len(columns) == slot.policy_TN.shape[1]
+        whole = len(columns) == frame_TN.shape[1]
         source = slice(None) if whole else columns
-        for name, slab in slot.storage.slabs.items():
-            dataset.storage.slabs[name][:, begin:end] = slab[:, source]
-        dataset.storage.state_NS[begin:end] = slot.storage.state_NS[source]
-        own_TN = slot.policy_TN[:, source] == self.policy
-        dataset.own_TN[:, begin:end] = own_TN
+        dataset.storage.copy_columns(begin, slot.storage, source)
+        dataset.frame_TN[:, begin:end] = frame_TN[:, source]
         if not self.single_policy:
-            dataset.storage.slabs["valid"][:, begin:end] &= own_TN
+            dataset.storage.slabs["valid"][:, begin:end] &= slot.policy_TN[:, source] == self.policy
         column = {int(n): begin + index for index, n in enumerate(columns)}
         dataset.storage.truncations += [(t, column[n], obs, state) for t, n, obs, state in rollout.truncations if n in column]
         dataset.ended += [(one.t, one.episode) for one in rollout.ended if one.n in column and one.policy == self.policy]

@@ -113,7 +113,7 @@ class CentralInference:
 
     def _send(self, group: EnvGroup) -> None:
         buffer = self.buffers[group.index]
-        buffer.obs_N[:], buffer.policy_N[:] = group.obs_N, group.policy_N
+        buffer.obs_N[:], buffer.policy_N[:] = group.obs_N, group.acting_N
         if group.state_NS is not None:
             buffer.state_NS[:] = group.state_NS
         self.connection.send_bytes(bytes([group.index]))
@@ -125,14 +125,14 @@ class CentralInference:
             except (EOFError, OSError):
                 self._request_again()
         self.subscriber.pull()
-        buffer, policies = self.buffers[group.index], group.policies
+        buffer, acting_N = self.buffers[group.index], group.acting_N
         parts = []
-        for p, policy in enumerate(policies):
-            row_K = np.flatnonzero(group.policy_N == p)
+        for p, policy in enumerate(group.policies):
+            row_K = np.flatnonzero(acting_N == p)
             if len(row_K):
                 state = buffer.state_NS[row_K] if policy.state_size else None
                 parts.append((row_K, policy.act_from_params(buffer.params_NP[row_K], state)._replace(version=buffer.version_N[row_K])))
-        return merge(parts)
+        return merge(group, parts)
 
     def _request_again(self) -> None:
         """Send every open request again: the server may have died while it was writing the answer over the request."""

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from slm_lab.agent.policy.policy import Policy
-from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay, storage_bytes
+from slm_lab.agent.rollout.rollout import AgentsBatchReplay, batch_storage, storage_bytes
 from slm_lab.env.normalize import Normalizers
+from slm_lab.experiment.training.experience import Transition
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
@@ -195,13 +196,30 @@ class Slot:
     """Storage for one rollout of a group of envs."""
 
     def __init__(self, info: EnvInfo, rows: int, state_size: int) -> None:
-        self.storage = OnPolicyBatchReplay(info, rows, state_size)
-        self.policy_TN = np.zeros((rows, info.num_envs), np.int64)
-        """Which policy played each transition."""
+        self.storage, self.t = batch_storage(info, rows, state_size), 0
+        self.played_TN = np.zeros((rows, info.num_envs), np.int64)
+        """Which policy played each row of the envs in each step."""
+        self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
+        """Which policy played each stored transition. With several agents, transitions are not stored by steps (see AgentsBatchReplay)."""
+
+    def begin(self) -> None:
+        """Begin a rollout."""
+        self.t = 0
+        self.storage.restart()
+
+    def add(self, policy_N: np.ndarray, transition: Transition) -> None:
+        """Store the transitions that end in a step. Args: policy_N: which policy played each row."""
+        self.played_TN[self.t] = policy_N
+        self.t += 1
+        self.storage.add(*transition)
+        if isinstance(self.storage, AgentsBatchReplay):
+            n_K = np.flatnonzero(transition[-1].valid_N)
+            self.policy_TN[self.storage.count_N[n_K] - 1, n_K] = policy_N[n_K]
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of the slot, by name."""
-        return {**self.storage.slabs, "state": self.storage.state_NS, "policy": self.policy_TN}
+        named = {**self.storage.arrays(), "played": self.played_TN}
+        return named if self.policy_TN is self.played_TN else named | {"policy": self.policy_TN}
 
     def shared_arrays(self) -> Named:
         return {name: SharedArray(array, "single") for name, array in self.arrays().items()}
@@ -211,8 +229,9 @@ class Slot:
 
     def use(self, arrays: Arrays) -> None:
         """Use the given arrays, which have the names of the method `arrays`."""
-        self.storage.slabs = {name: arrays[name] for name in self.storage.slabs}
-        self.storage.state_NS, self.policy_TN = arrays["state"], arrays["policy"]
+        self.storage.use(arrays)
+        self.played_TN = arrays["played"]
+        self.policy_TN = arrays.get("policy", self.played_TN)
 
 
 class WorkerArrays:
@@ -221,7 +240,7 @@ class WorkerArrays:
     def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], acting_state_size: int) -> None:
         sampler = sampler_of(spec)
         rows, policy, groups = spec.rollout_rows, policies[0], num_splits(sampler)
-        group = replace(info, num_envs=sampler.num_envs_per_worker // groups)
+        group = info.of_envs(sampler.num_envs_per_worker // groups)
         self.weights = [PublishedWeights(one, acting_state_size) for one in policies]
         self.active_P = np.ones(len(policies), np.bool_)
         """Policies that still need frames."""
@@ -271,10 +290,30 @@ def num_splits(sampler: SamplerSpec) -> int:
 def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
     """Return the memory of the slots and datasets of a Session."""
     sampler, rows = sampler_of(spec), spec.rollout_rows
-    slots = SLOTS * storage_bytes(replace(info, num_envs=sampler.num_envs), rows + 1)
+    slots = SLOTS * storage_bytes(info.of_envs(sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
-    datasets = sampler.num_policies * (waiting + 1)
-    return slots + (datasets + 1) * storage_bytes(replace(info, num_envs=spec.dataset_columns), rows + 1)
+    columns = dataset_columns(spec, info)
+    return slots + storage_bytes(replace(info, num_envs=(waiting + 1) * sum(columns) + columns[0]), rows + 1)
+
+
+def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
+    """Return the number of columns of each policy's datasets: one for each agent that it plays, in each of spec.dataset_columns envs.
+
+    A policy may be drawn for any agent (meta.sampler.num_policies), while agent.policies determines its agents.
+    """
+    fixed = spec.agent.policies
+    agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]
+    return [spec.dataset_columns * count for count in agents]
+
+
+def fixed_policies(spec: Spec, info: EnvInfo) -> np.ndarray | None:
+    """Return the policy of each row that agent.policies determines, int64 [N]; None: each episode's policy is drawn."""
+    if spec.agent.policies is None:
+        return None
+    policy_N = np.zeros(info.num_envs, np.int64)
+    for policy, names in enumerate(spec.agent.policies.values()):
+        policy_N[info.rows_of(names)] = policy
+    return policy_N
 
 
 def check_memory(spec: Spec, info: EnvInfo, concurrent_sessions: int = 1) -> None:

@@ -16,7 +16,7 @@ import torch
 from slm_lab.agent.rollout.rollout import Rollout
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder
-from slm_lab.experiment.collect.workers.shared import WorkerArrays, acting_state_size, check_memory, sampler_of
+from slm_lab.experiment.collect.workers.shared import WorkerArrays, acting_state_size, check_memory, dataset_columns, sampler_of
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.collect.workers.worker_pool import WorkerPool
 from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
@@ -164,8 +164,9 @@ class WorkerSource:
     def _builders(self, info: EnvInfo) -> list[DatasetBuilder]:
         sampler, spec, single_policy = self.sampler, self.spec, len(self.learners) == 1
         num_spare = 0 if self.in_rounds else sampler.num_batches_to_accumulate
-        sizes = (spec.dataset_columns, spec.rollout_rows, self.learners[0].agent.policy.state_size)
-        return [DatasetBuilder(p, info, *sizes, num_spare, single_policy) for p in range(len(self.learners))]
+        sizes = (spec.rollout_rows, self.learners[0].agent.policy.state_size)
+        columns = dataset_columns(spec, info)
+        return [DatasetBuilder(p, info, columns[p], *sizes, num_spare, single_policy) for p in range(len(self.learners))]
 
     def begin(self) -> None:
         """Wait until every worker is ready. Raises WorkerFailed."""
@@ -206,7 +207,7 @@ class WorkerSource:
     def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience | CollectedRollout]:
         """Yield a dataset: on-policy as a rollout, off-policy as transitions."""
         learner = self.learners[policy]
-        frames_T = dataset.own_TN[:, : dataset.columns].sum(axis=1).tolist()
+        frames_T = dataset.frame_TN[:, : dataset.columns].sum(axis=1).tolist()
         episodes_T: list[list[Episode]] = [[] for _ in frames_T]
         for t, episode in dataset.ended:
             episodes_T[t].append(episode)

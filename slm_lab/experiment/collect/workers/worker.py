@@ -16,6 +16,7 @@ from slm_lab.agent.torch_settings import TorchSettings, use_matmul
 from slm_lab.env.make import make_env
 from slm_lab.env.normalize import Moments
 from slm_lab.env.vec import Env
+from slm_lab.experiment.collect.turns import Turns
 from slm_lab.experiment.collect.workers.dataset import EndedEpisode, GroupRollout
 from slm_lab.experiment.collect.workers.shared import (
     PublishedWeights,
@@ -23,6 +24,7 @@ from slm_lab.experiment.collect.workers.shared import (
     WorkerArrays,
     WorkerConfig,
     acting_state_size,
+    fixed_policies,
     num_splits,
     sampler_of,
 )
@@ -66,22 +68,43 @@ _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
 
 
 class EnvGroup:
-    """Envs that step together, the policy that plays in each, and the state kept between steps."""
+    """Envs that step together, the policy that plays each of their rows, and the state kept between steps.
 
-    def __init__(self, index: int, env: Env, policies: Sequence[Policy], active_P: np.ndarray, rng: np.random.Generator) -> None:
-        self.index, self.env, self.policies, self.active_P, self.rng = index, env, policies, active_P, rng
+    Args: fixed_N: which policy plays each row; None: a policy is drawn for each episode of a row.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        env: Env,
+        policies: Sequence[Policy],
+        active_P: np.ndarray,
+        rng: np.random.Generator,
+        fixed_N: np.ndarray | None = None,
+    ) -> None:
+        self.index, self.env, self.policies, self.active_P, self.rng, self.fixed_N = index, env, policies, active_P, rng, fixed_N
+        self.draws = len(policies) > 1 and fixed_N is None
         self.begin()
 
     def begin(self) -> None:
         """Begin an episode in every env."""
-        count = self.env.info.num_envs
+        info = self.env.info
+        count = info.num_envs
         self.obs_N = self.env.reset()
         self.first_N = np.ones(count, np.bool_)
         self.over_N = np.ones(count, np.bool_)
         """Whether the episode (in Atari the game, not only a life) is over, so that another policy may play the next one."""
         self.state_NS = self.policies[0].initial_state(count)
-        self.policy_N = np.zeros(count, np.int64)
+        self.turns = Turns(count, self.policies[0].state_size) if info.agents else None
+        """Open transitions of an env with several agents."""
+        self.policy_N = np.zeros(count, np.int64) if self.fixed_N is None else self.fixed_N
         self._draw()
+
+    @property
+    def acting_N(self) -> np.ndarray:
+        """Which policy acts next for each row, int64 [N]; −1: none, since the row waits for its turn or its agent is absent."""
+        acts_N = self.env.acts_N
+        return self.policy_N if acts_N is None else np.where(acts_N, self.policy_N, -1)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the envs and of their open episodes; None if the backend cannot save them."""
@@ -90,7 +113,8 @@ class EnvGroup:
             return None
         arrays = {name: getattr(self, name) for name in _GROUP_ARRAYS}
         saved = {name: None if array is None else np.array(array) for name, array in arrays.items()}
-        return {"env": env, "rng": generator_state(self.rng), "arrays": saved}
+        turns = None if self.turns is None else to_arrays(self.turns.state_dict())
+        return {"env": env, "rng": generator_state(self.rng), "arrays": saved, "turns": turns}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Load what `state_dict` returned. Returns whether the open episodes continue; if not, new ones have begun."""
@@ -101,20 +125,21 @@ class EnvGroup:
             return False
         for name, array in state["arrays"].items():
             setattr(self, name, array)
+        if self.turns is not None:
+            self.turns.load_state_dict(to_tensors(state["turns"]))
         return True
 
     def step(self, slot: Slot, out: ActOut, ended: list[EndedEpisode]) -> None:
-        """Step the envs and write the transition."""
-        storage = slot.storage
-        t = storage.t
+        """Step the envs and write the transitions that end."""
+        t, acts_N = slot.t, self.env.acts_N
         step = self.env.step(self.policies[0].env_action(out.action_N))
-        slot.policy_TN[t] = self.policy_N
-        storage.add(self.obs_N, self.first_N, self.state_NS, out, step)
+        transition = (self.obs_N, self.first_N, self.state_NS, out, step)
+        slot.add(self.policy_N, transition if self.turns is None else self.turns.advance(*transition, acts_N))
         ended += [EndedEpisode(t, episode.env, int(self.policy_N[episode.env]), episode) for episode in step.episodes]
         self.obs_N, self.first_N = step.obs_N, step.first_N
         if out.state_N is not None:
             self.state_NS = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
-        if len(self.policies) > 1:
+        if self.draws:
             for episode in step.episodes:
                 self.over_N[episode.env] = True
             self._draw()
@@ -122,7 +147,7 @@ class EnvGroup:
     def _draw(self) -> None:
         """Draw a policy for each episode that begins."""
         playing, begins_N = np.flatnonzero(self.active_P), self.first_N & self.over_N
-        if len(self.policies) > 1 and len(playing) and begins_N.any():
+        if self.draws and len(playing) and begins_N.any():
             self.policy_N = np.where(begins_N, self.rng.choice(playing, len(begins_N)), self.policy_N)
             self.over_N &= ~begins_N
 
@@ -138,32 +163,30 @@ class LocalInference:
     def result(self, group: EnvGroup) -> ActOut:
         self.subscriber.pull()
         policies = group.policies
-        if len(policies) == 1:
+        if len(policies) == 1 and group.env.acts_N is None:
             return policies[0].act(group.obs_N, group.state_NS)
-        rows = [np.flatnonzero(group.policy_N == p) for p in range(len(policies))]
-        state_NS = group.state_NS
+        acting_N, state_NS = group.acting_N, group.state_NS
+        rows = [np.flatnonzero(acting_N == p) for p in range(len(policies))]
         return merge(
+            group,
             [
                 (row_K, policy.act(group.obs_N[row_K], None if state_NS is None else state_NS[row_K]))
                 for row_K, policy in zip(rows, policies, strict=True)
                 if len(row_K)
-            ]
+            ],
         )
 
 
-def merge(parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
-    """Combine the outputs of several policies, each for its own rows."""
-    count = sum(len(row_K) for row_K, _ in parts)
-
-    def joined(name: str) -> np.ndarray:
-        first = np.asarray(getattr(parts[0][1], name))
-        whole = np.empty((count, *first.shape[1:]), first.dtype)
-        for row_K, out in parts:
-            whole[row_K] = getattr(out, name)
-        return whole
-
-    state_N = None if parts[0][1].state_N is None else joined("state_N")
-    return ActOut(joined("action_N"), joined("logp_N"), state_N, joined("version"))
+def merge(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
+    """Combine the outputs of the policies of a group, each for its own rows. The hidden states of rows that do not act stay as they are."""
+    action, count = group.policies[0].action, len(group.policy_N)
+    action_N, logp_N, version_N = np.zeros((count, *action.shape), action.dtype), np.zeros(count, np.float32), np.zeros(count, np.int64)
+    state_NS = None if group.state_NS is None else group.state_NS.copy()
+    for row_K, out in parts:
+        action_N[row_K], logp_N[row_K], version_N[row_K] = out.action_N, out.logp_N, out.version
+        if state_NS is not None:
+            state_NS[row_K] = out.state_N
+    return ActOut(action_N, logp_N, state_NS, version_N)
 
 
 class WeightSubscriber:
@@ -207,14 +230,14 @@ class RolloutWorker:
     @property
     def info(self) -> EnvInfo:
         """Info of the envs of all workers."""
-        return replace(self.envs[0].info, num_envs=self.config.spec.env.num_envs)
+        return self.envs[0].info.of_envs(self.config.spec.env.num_envs)
 
     def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
         """Build the policies and begin episodes. Args: connect: called with this worker's arrays, to load the weights into them."""
-        self.policies = build_policies(self.config, self.info)
+        spec, self.policies = self.config.spec, build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
-        self.arrays = own = WorkerArrays(self.config.spec, self.info, self.policies, acting_state_size(self.envs[0].normalizers))
+        self.arrays = own = WorkerArrays(spec, self.info, self.policies, acting_state_size(self.envs[0].normalizers))
         connect(own)
         self.slots = own.slots[self.config.index]
         self.subscriber = WeightSubscriber(own.weights, self.policies, self.envs)
@@ -223,7 +246,9 @@ class RolloutWorker:
             env.normalizers.accumulate_deltas()
         self.beat(RESETTING)
         self.groups = [
-            EnvGroup(index, env, self.policies, own.active_P, np.random.default_rng([self.seeds.act, index, 1]))
+            EnvGroup(
+                index, env, self.policies, own.active_P, np.random.default_rng([self.seeds.act, index, 1]), fixed_policies(spec, env.info)
+            )
             for index, env in enumerate(self.envs)
         ]
         self.inference: Inference = LocalInference(self.subscriber)
@@ -246,8 +271,7 @@ class RolloutWorker:
         self.torch.restore()
         ended: list[list[EndedEpisode]] = [[] for _ in groups]
         for place in slots:
-            place.storage.t = 0
-            place.storage.truncations.clear()
+            place.begin()
         begin = now = perf_counter()
         env_seconds = act_seconds = 0.0
         for group in groups:

@@ -21,8 +21,9 @@ from slm_lab.lib.clock import Clock
 from slm_lab.lib.records import EnvInfo, Metrics
 from slm_lab.lib.rng import session_seeds
 from slm_lab.lib.store import Arrays, Named, SharedArray, SharedArrays, shared_file
+from slm_lab.spec.models.algorithm import EntropyAnneal
 from slm_lab.spec.models.spec import Spec
-from tests.agent.helpers import Acting, ToyEnv, info
+from tests.agent.helpers import Acting, ToyEnv, changed, info
 from tests.contract.combinations import Case
 
 Stores = Callable[..., list[SharedArrays]]
@@ -263,6 +264,27 @@ def test_gradients_of_actor_and_critics_are_of_the_latest_shared_nets(stores: St
         setattr(algorithm, name, late(name))
     one.update()
     assert staleness == [0.0] * 4  # training_iter 2
+
+
+def test_a_gradient_of_weights_that_a_snapshot_has_replaced_is_not_stale(stores: Stores) -> None:
+    """A parameter server that was restored from a snapshot counts fewer updates than its Sessions have pulled."""
+    (store,) = stores(1)
+    trainer = session(a3c(), store).algorithm.trainer
+    grad = np.ones(trainer.flat.size, np.float32)
+    assert [trainer.receive(grad, [0.01], (), pulled) for pulled in (7, 1, 0, 1)] == [0.0, 0.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("anneal", "frames"), [(EntropyAnneal(end_ratio=0.2, frames=80), 80), (True, 20_000)])
+def test_the_target_entropy_of_a_shared_policy_is_annealed_over_global_frames(
+    stores: Stores, anneal: EntropyAnneal | bool, frames: int
+) -> None:
+    """Two Sessions of 10,000 frames: over all 20,000 by default, over as many as the spec says otherwise."""
+    case = Case("SoftActorCritic", "Replay", "MLPNet")
+    spec = changed(case.spec(), algorithm={"entropy_anneal": anneal})
+    temperature = session(spec, stores()[0], case.info()).algorithm.temperature
+    begin, middle, end, later = (temperature.target_entropy(frame) for frame in (0, frames // 2, frames, 2 * frames))
+    assert begin > middle == pytest.approx((begin + end) / 2)
+    assert begin > end == later
 
 
 def test_statistics_of_other_optimizers_are_the_sessions_own(stores: Stores) -> None:

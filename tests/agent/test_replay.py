@@ -585,6 +585,23 @@ def test_contents_go_on_in_another_memory(kind: str, image: bool, tmp_path: Any)
         twin.update_priorities(theirs.row_B, theirs.reward_B)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_earlier_batches_have_left_goes_on_in_another_memory(kind: str) -> None:
+    """Which transitions were in a batch (use_cer), and the greatest priority so far, which new transitions get."""
+    keys: dict[str, Any] = {"use_cer": True} | ({"initial_error": "greatest"} if kind == "PrioritizedReplay" else {})
+    memory, twin = (build(info(2), kind, max_size=50, **keys) for _ in range(2))
+    list(feed(memory, ToyEnv(info(2), 1), 10))
+    memory.update_priorities(memory.sample().row_B, torch.arange(8.0))
+    twin.load_contents(memory.contents())
+    twin.load_state_dict(memory.state_dict())
+    assert memory.sample().row_B.tolist() == twin.sample().row_B.tolist()
+    for one in (memory, twin):
+        list(feed(one, ToyEnv(info(2), 7), 3, 11))
+    assert memory.sample().row_B.tolist() == twin.sample().row_B.tolist()
+    if isinstance(memory, PrioritizedReplay) and isinstance(twin, PrioritizedReplay):
+        assert memory.tree.get(np.arange(26)).tolist() == twin.tree.get(np.arange(26)).tolist()
+
+
 def test_frames_of_a_ring_that_wrapped_go_on_in_a_larger_memory() -> None:
     """As when a finished run with short episodes is given more frames to train."""
     env_info = images(2)

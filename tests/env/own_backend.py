@@ -52,6 +52,18 @@ class Counting(Backend):
     def close(self) -> None: ...
 
 
+class Hidden(Counting):
+    """Does not expose the random streams of its envs; each episode begins with a number that its seed determines."""
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        if seeds is not None:
+            self.rngs = [np.random.default_rng(seed) for seed in seeds]
+        return super().reset(seeds) + np.array([[rng.random()] for rng in self.rngs], np.float32)
+
+    def rng_states(self) -> None:  # type: ignore[override]
+        return None
+
+
 class Partial(Backend):
     """Lacks methods."""
 

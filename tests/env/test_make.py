@@ -293,6 +293,26 @@ def test_only_a_vector_env_that_is_known_to_hands_out_fresh_arrays(monkeypatch: 
         backend.close()
 
 
+def test_hidden_random_streams_are_new_ones_whenever_a_run_continues() -> None:
+    """Where they were is unknown. With the seeds of the first start, the same episodes would begin again."""
+    keys = {"backend": "tests.env.own_backend:Hidden"}
+    env = build("Counting-v0", 2, **keys)
+    unused, starts = env.state_dict(), []
+    for _ in range(3):
+        starts.append(env.reset().ravel().tolist())
+        state, env = env.state_dict(), build("Counting-v0", 2, **keys)
+        env.load_state_dict(state)
+        assert not env.resume()
+    assert len({number for start in starts for number in start}) == 6
+    env.load_state_dict(state)
+    again = env.reset().ravel().tolist()
+    assert again not in starts
+    env.load_state_dict(state)
+    assert env.reset().ravel().tolist() == again, "the same state is continued in the same way"
+    env.load_state_dict(unused)
+    assert env.reset().ravel().tolist() == starts[0], "nothing was drawn before"
+
+
 def test_a_backend_of_the_users_own() -> None:
     """It is named by its import path, steps an id that Gymnasium does not know, and its errors are problems of env.backend."""
     backend = "tests.env.own_backend:Counting"

@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab import Session, load_spec
 from slm_lab.experiment.collect.turns import Turns
-from slm_lab.experiment.training.self_play import Snapshot, game_score, rate
+from slm_lab.experiment.training.self_play import Rating, Snapshot, game_score, rate
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
 from slm_lab.spec.report import SpecError
@@ -168,6 +168,22 @@ def test_self_play_rates_snapshots_and_keeps_the_newest() -> None:
     assert result.rows[-1]["elo"] is not None
     assert session.parts.self_play is not None
     assert [snapshot.frame for snapshot in session.parts.self_play.pool] == [900, 1200]
+
+
+def test_a_snapshot_that_wins_every_game_is_rated_near_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draw that keeps a rating finite is one against the previous snapshot; for the first, one against random actions (0)."""
+    session = Session(load_spec({"run": duel()}, "run")).build()
+    self_play, policy = session.parts.self_play, session.agent.policy
+    assert self_play is not None
+    monkeypatch.setattr("slm_lab.experiment.training.self_play.match", lambda env, policy, opponent, games, *_: [1.0] * 40)
+    first, second = Snapshot(0, 0, policy), Snapshot(1, 300, policy)
+    self_play._rate(first)
+    assert first.rating == rate([40.0], [40], [0.0], 0.0)
+    self_play.pool.append(Snapshot(0, 0, policy, Rating(500.0, 10.0)))
+    self_play._rate(second)
+    assert second.rating == rate([40.0, 40.0], [40, 40], [0.0, 500.0], 500.0)
+    assert second.rating.elo > 500.0
+    session.close()
 
 
 def test_a_policy_learns_only_from_its_own_moves_against_snapshots() -> None:

@@ -193,3 +193,14 @@ def test_a_bundle_without_a_header_is_read_whole(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(state.BundleError, match="does not match its checksum"):
         state.read_header(path)
+
+
+def test_which_weights_are_the_best() -> None:
+    """Those of an evaluation, then those of five training episodes or more, then others; with equal ones the higher return."""
+
+    def saved(value: float | None, episodes: int, mode: str = "train") -> dict[str, Any]:
+        return {"current_return": value, "current_epi": episodes, "mode": mode}
+
+    kept = [saved(0.0, 1, "eval"), saved(9.0, 4), saved(2.0, 5), None, saved(-1.0, 1, "eval"), saved(1.0, 5)]
+    assert sorted(kept, key=state.rank) == [kept[index] for index in (3, 1, 5, 2, 4, 0)]
+    assert {state.rank(one) for one in (saved(None, 0), saved(np.nan, 5), {})} == {state.rank(None)}

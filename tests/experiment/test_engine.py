@@ -12,6 +12,7 @@ import pytest
 from slm_lab.agent.torch_settings import cpu_name, resolve_matmul
 from slm_lab.experiment import plan
 from slm_lab.experiment.events import CheckpointWritten, Event, Progress, Row, SessionEnded
+from slm_lab.experiment.execute.executor import Context, Resources
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.run import sessions, trial
@@ -20,10 +21,12 @@ from slm_lab.experiment.run.sessions import SessionsJob
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
+from slm_lab.experiment.session.session_process import SessionTask
 from slm_lab.experiment.training.resolve import completed
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.spec import Spec
+from slm_lab.testing import FakeExecutor
 from tests.experiment.commands import rows
 
 MakeSpec = Callable[..., Spec]
@@ -63,6 +66,33 @@ def test_engines_agree(make_spec: MakeSpec, tmp_path: Path) -> None:
         assert "begins: index 0" in paths.session_log(0).read_text()
     assert tables["inline"] == tables["processes"]
     assert kinds["inline"] == kinds["processes"] == [CheckpointWritten(0, 1000)]
+
+
+def test_a_continued_session_whose_process_dies_before_it_begins_is_continued_by_the_next(
+    make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a cluster, where a Session with its own net is restarted: it does not start from frame 0."""
+    before, seen = RunPaths(tmp_path, "small"), list[RunPaths | None]()
+
+    def target(context: Context, task: SessionTask) -> None:
+        seen.append(task.resumed)
+        if context.restart:  # the first process just ends
+            context.send("ready", {})
+            context.receive()
+            context.send("event", SessionEnded(0, "done"))
+
+    class Host:
+        executor, concurrent, resources, restarts = FakeExecutor(), 1, Resources(), True
+
+        def task(self, index: int) -> SessionTask:
+            return SessionTask(make_spec(), index, 0, Plan(), None, resumed=before)
+
+        def poll(self, paths: RunPaths | None) -> None: ...
+
+    monkeypatch.setattr(sessions, "run_session", target)
+    job = SessionsJob(make_spec(), Plan(), 0, lambda choices: before, lambda event: None, Stop(), resumed=before)
+    assert sessions.Sessions(job, Host()).run() == [SessionEnded(0, "done")]
+    assert seen == [before, before]
 
 
 def test_a_further_engine_is_a_line_in_the_table(make_spec: MakeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,25 @@
 
 import numpy as np
 
-from slm_lab.lib.rng import generator_state, session_seeds, set_generator_state
+from slm_lab.lib.rng import generator_state, session_seeds, set_generator_state, worker_seeds
 
 
 def test_seeds_differ_by_every_part() -> None:
-    """Defect 10: a Session's seeds follow from random_seed, trial and session alone."""
+    """A Session's seeds follow from random_seed, trial and session alone."""
     assert session_seeds(1, 0, 0) == session_seeds(1, 0, 0)
     several = [session_seeds(seed, trial, session) for seed in range(3) for trial in range(3) for session in range(3)]
     flat = [value for seeds in several for value in (seeds.net, seeds.act, seeds.update, seeds.env, seeds.eval_env)]
     assert len(set(flat)) == len(flat)
     assert all(0 <= value < 2**31 for value in flat)
+
+
+def test_workers_and_their_restarts_have_streams_of_their_own() -> None:
+    """The first worker collects what the Session itself would; once restarted, it does not: the same steps could end it again."""
+    seeds = session_seeds(1, 0, 0)
+    assert worker_seeds(seeds, 0) == seeds
+    several = [worker_seeds(seeds, worker, restart) for worker in range(3) for restart in range(3)]
+    assert len({value for one in several for value in (one.env, one.act)}) == 2 * len(several)
+    assert {(one.net, one.update, one.eval_env) for one in several} == {(seeds.net, seeds.update, seeds.eval_env)}
 
 
 def test_generator_state_round_trip() -> None:

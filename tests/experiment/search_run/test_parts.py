@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import TrialState
-from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.plan import Plan, Stop
 from slm_lab.experiment.run.search import prepare
 from slm_lab.experiment.run.search.prepare import TrialShare, trial_resources
+from slm_lab.experiment.run.search.search import Search
 from slm_lab.experiment.run.search.stage import SearchTable, Totals, shown_values
+from slm_lab.experiment.run.search.trial_task import Update
 from slm_lab.experiment.training.resolve import number_of_gpus
 from slm_lab.spec.models.spec import Spec
+from tests.experiment.search_run.conftest import ScriptedExecutor, failing, finishing
 
 
 @pytest.mark.parametrize(
@@ -90,3 +95,21 @@ def test_a_run_on_the_cpu_has_no_gpus(device: str | None, expected: int, monkeyp
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     assert number_of_gpus(Plan(device=device)) == expected
+
+
+def test_what_a_failed_trial_reported_before_is_not_its_result(tmp_path: Path, search_spec: Callable[..., Spec]) -> None:
+    """Its return may have been the highest so far; a proposal near its values would fail too."""
+    spec = search_spec(meta={"max_trial": 3, "search_metric": "final_strength", "search_algorithm": "random"})
+    search: Any = Search(spec, Plan(data_dir=tmp_path))
+    told: dict[int, float | None] = {}
+    search.paths = RunPaths(tmp_path, "small")
+    search._proposer = SimpleNamespace(ask=lambda trial: {"agent.algorithm.gamma": 0.95}, tell=told.__setitem__, state_dict=dict)
+    search._share = TrialShare(1, 1, 0.0, 1)
+
+    def script(trial: int, start: int) -> list[Update]:
+        return [Update(50, ((50, 99.0),)), *failing(retry=False)] if trial == 1 else finishing(float(trial))
+
+    table = SearchTable("final_strength", Console(file=StringIO()))
+    search._search_stage(ScriptedExecutor(script), search.paths, table).run(Stop())
+    assert told == {0: 0.0, 1: None, 2: 2.0}
+    assert [trial.status for trial in search.state.trials] == ["finished", "failed", "finished"]

@@ -11,6 +11,7 @@ from slm_lab.agent.rollout.rollout import OnPolicyBatchReplay
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset, DatasetBuilder, EndedEpisode, GroupRollout
 from slm_lab.experiment.collect.workers.shared import SLOTS, Slot
+from slm_lab.experiment.collect.workers.source import _transition
 from slm_lab.lib.records import Episode
 from tests.experiment.workers.puppets import INFO, ROWS, STATE, empty_slot, fill, report
 
@@ -124,6 +125,19 @@ def test_a_released_dataset_is_empty() -> None:
     assert (full.storage.truncations, full.ended) == ([], [])
     assert full.rollout().valid_TN.all()
     assert full.frame_TN.all()
+
+
+def test_the_last_observation_of_a_truncated_episode_is_no_observation_of_the_next() -> None:
+    """Off-policy algorithms get a dataset step by step: the next step acts on the observation after the reset."""
+    builder = make_builder(3)
+    slot, _ = filled_slot(1)
+    last, state = np.array([-1.0], np.float32), np.zeros(STATE, np.float32)
+    (full,), _ = builder.add(slot, GroupRollout([(1, 2, last, state)], []))
+    *_, step = _transition(full, 1)
+    assert step.last_obs_N[:, 0].tolist() == [102.0, 112.0, -1.0]
+    assert step.obs_N[:, 0].tolist() == [102.0, 112.0, 122.0]
+    obs_N, *_ = _transition(full, 2)
+    assert obs_N[:, 0].tolist() == [102.0, 112.0, 122.0]
 
 
 # ---- RolloutAssembler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,18 @@ def test_each_policy_gets_the_transitions_of_its_agents() -> None:
     assert transitions(two) == [[(2, 2, -1.0, 1, True)]]
     assert one.frame_TN[:, 0].tolist() == two.frame_TN[:, 0].tolist() == [True] * 4, "both play in every step"
     assert [episode.total_reward for _, episode in two.ended] == [-1.0]
+
+
+def test_a_slot_may_be_sent_to_another_node() -> None:
+    (expected, _), slot = play_by_hand([0, 1])
+    sent = Slot(slot.storage.info, 4, 0)
+    sent.use(pickle.loads(pickle.dumps(slot.arrays())))
+    builder = DatasetBuilder(0, slot.storage.info, 3, 4, 0, 0, single_policy=False)
+    builder.add(sent, GroupRollout([], []))
+    received = builder.close()
+    assert received is not None
+    assert transitions(received) == transitions(expected)
+    assert np.array_equal(received.frame_TN, expected.frame_TN)
 
 
 def test_a_policy_s_frames_are_the_steps_of_envs_in_which_it_plays(open_session: Open) -> None:

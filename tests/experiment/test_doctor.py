@@ -119,6 +119,20 @@ def save_checkpoint(run: Run, obs: float = 1.0, action: np.ndarray | None = None
     bundle.save(path, {"version": bundle.VERSION, "policies": [policy], "source": source})
 
 
+def save_policies(run: Run, *obs: float) -> None:
+    """Write the last checkpoint of session 0, with policies that get these observations, of one number more each."""
+    own = [
+        {"rollout": {"rollout": {"slabs": {name: torch.full((64, 1, 4 + index), one) for name in ("obs", "action", "reward")}}}}
+        for index, one in enumerate(obs)
+    ]
+    for one in own:
+        one["rollout"]["rollout"]["slabs"]["valid"] = torch.ones(64, 1, dtype=torch.bool)
+    path = run.paths.checkpoint(0, "last")
+    assert isinstance(path, Path)
+    policies = [{"weights": {}, "spaces": {"action": {"type": "Discrete"}}} for _ in obs]
+    bundle.save(path, {"version": bundle.VERSION, "policies": policies, "source": {"open": {"obs": torch.zeros(1, 5), "policies": own}}})
+
+
 def half(early: float, late: float) -> list[float]:
     return [early] * (ROWS // 2) + [late] * (ROWS // 2)
 
@@ -196,6 +210,15 @@ def test_in_self_play_the_rating_is_judged_and_not_the_return(elo: list[float], 
 def test_returns_against_policies_that_learn_are_not_judged(tmp_path: Path) -> None:
     run = make_run(tmp_path, {"current_return": 22.0}, sets={"agent.policies": {"good": ["a"], "evil": ["b"]}}, others=1)
     assert of_rule(diagnose(run), "baseline") is None
+
+
+def test_observations_are_those_of_each_policy(tmp_path: Path) -> None:
+    run = make_run(tmp_path, sets={"agent.policies": {"good": ["a"], "evil": ["b"]}}, others=1)
+    save_policies(run, 1.0, 2.0)
+    assert of_rule(diagnose(run), "observation_scale") is None
+    assert "observation_scale" in examine(run).checked
+    save_policies(run, 1.0, 101.0)
+    assert of_rule(diagnose(run), "observation_scale") is not None
 
 
 def diagnose(run: Run, *, checkpoints: bool = True) -> list[Finding]:

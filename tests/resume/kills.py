@@ -27,7 +27,7 @@ class Case:
     """A spec to kill.
 
     Attributes:
-        sections: of the spec's body: env, algorithm, net, memory, meta.
+        sections: of the spec's body: env, algorithm, net, memory, policies, meta.
         exact: each resume must report that it is exact.
     """
 
@@ -41,7 +41,7 @@ class Case:
         """Return the body of the spec."""
         parts = self.sections
         agent: dict[str, Any] = {"name": self.algorithm, "algorithm": {"name": self.algorithm, **parts.get("algorithm", {})}}
-        agent |= {key: parts[key] for key in ("memory", "net") if key in parts}
+        agent |= {key: parts[key] for key in ("memory", "net", "policies") if key in parts}
         meta = {"random_seed": 3, "log_frequency": 100, "save_interval": 0.05, **parts.get("meta", {})}
         return {"agent": agent, "env": {"name": self.env, "max_frame": self.frames, **parts.get("env", {})}, "meta": meta}
 
@@ -72,6 +72,17 @@ CASES: dict[str, Case] = {
     "sampler, serial": Case("PPO", "CartPole-v1", 6400, {**_PPO, "meta": {"sampler": {**_ROUNDS, "serial_mode": True}}}),
     "sampler in turns": Case("PPO", "CartPole-v1", 6400, {**_PPO, "meta": {"sampler": _ROUNDS}}),
     "sampler, asynchronous": Case("PPO", "CartPole-v1", 20000, {**_PPO, "meta": {"sampler": {**_ROUNDS, "async_rl": True}}}, exact=False),
+    "agents with different spaces": Case(
+        "PPO",
+        "pettingzoo:tests.env.zoo:Unequal",
+        3000,
+        {
+            **_PPO,
+            "policies": {"outer": ["a", "c"], "inner": ["b"]},
+            "env": {"num_envs": 4, "continuous": True, "comes": 2, "normalize_obs": True, "normalize_reward": True},
+            "meta": {"rigorous_eval": 2, "eval_frequency": 500},
+        },
+    ),
     "two policies with PBT": Case("PPO", "CartPole-v1", 4000, {**_PPO, "meta": {"sampler": {**_ROUNDS, **_PBT, "serial_mode": True}}}),
 }
 QUICK = ("PPO",)

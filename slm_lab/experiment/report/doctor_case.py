@@ -266,7 +266,8 @@ class Session:
         """The last checkpoint. Raises NotMeasured if it does not exist, cannot be read, or is too large to read quickly."""
         case, paths = self.case, self.case.run.paths
         require(case.checkpoints, "checkpoints are not read")
-        path = paths.checkpoint(max(self.index, 0), "last", case.run.trial)
+        first = max(self.index, 0) // case.run.policies * case.run.policies  # all policies of a Session are in one checkpoint
+        path = paths.checkpoint(first, "last", case.run.trial)
         require(isinstance(path, Path) and path.is_file(), "there is no last checkpoint")
         assert isinstance(path, Path)
         require(path.stat().st_size <= _LARGEST_CHECKPOINT, "the last checkpoint is too large to be read quickly")
@@ -300,12 +301,15 @@ class Session:
         checkpoint = self.checkpoint
         with _reading_checkpoint("observations (the envs cannot be saved)"):
             opened = checkpoint["source"]["open"]
-            slabs = next((storage["slabs"] for storage in opened["rollout"].values()), None)
+            own = opened["policies"][max(self.index, 0) % len(opened["policies"])] if "policies" in opened else opened
+            slabs = next((storage["slabs"] for storage in own["rollout"].values()), None)
             if slabs is not None and len(slabs["valid"]):
                 valid_TN = slabs["valid"].numpy()
                 steps = {name: slabs[name].numpy()[: len(valid_TN)][valid_TN] for name in ("obs", "action", "reward")}
                 if len(steps["obs"]):
                     return steps
+            if own is not opened and len(opened["policies"]) > 1:
+                raise NotMeasured("the last checkpoint has no observations of this policy alone")
             return {"obs": opened["obs"].numpy()}
 
     def unused_units(self) -> Iterator[tuple[str, float]]:

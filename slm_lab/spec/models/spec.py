@@ -53,7 +53,8 @@ class AgentSpec(SpecModel):
 
     policies: Annotated[dict[str, Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None
     """For envs with several agents: the policies by name, each with the names of the agents that it acts for, such as {"good": ["agent_0"],
-    "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and tables. Default: one policy acts for all agents."""
+    "bad": ["adversary_0", "adversary_1"]}. Each policy has its own weights, memory and tables; its agents have equal spaces. Default: one
+    policy acts for all agents."""
 
     @property
     def nets(self) -> dict[str, NetSpec]:

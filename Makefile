@@ -94,8 +94,8 @@ docs: $(DOCS)
 	NO_MKDOCS_2_WARNING=1 $(CACHED) $(BIN)/mkdocs build --strict
 	@echo "open site/index.html, or for its search: $(BIN)/python -m http.server --directory site"
 
-benchmarks: $(TEST)
-	$(CACHED) $(BIN)/python -m bench.benchmarks
+benchmarks: $(TEST) # NAME="mujoco_1m minatar": these studies alone
+	$(CACHED) $(BIN)/python -m bench.benchmarks $(NAME)
 
 bench: $(TEST)
 	$(CACHED) $(BIN)/python -m bench.speed

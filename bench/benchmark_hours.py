@@ -1,24 +1,27 @@
 """Hours that the missing runs of `make benchmarks` take on this machine: `python -m bench.benchmark_hours [NAME …] [--seconds 20]`.
 
-Each entry of a study that lacks results trains for some seconds in each of its envs, as the study would train it but without the frames
-before its first update. From the frames per second follow the hours of one core. Results go to standard output, as a Markdown table.
+Each entry of a study that lacks results trains for some seconds in each of its envs, in this process, as the study would train it, but
+with updates almost from the start and without evaluations. Frames and seconds are counted from the first row on. Seconds are those of the
+processor, so that other programs hardly matter; from them follow the hours of one core. The table is written in Markdown.
 """
 
 import argparse
 import logging
+import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from bench.ours import frames_and_seconds
-from bench.studies import STUDIES, missing_runs
-from slm_lab.experiment.plan import Plan, TrialFailed
-from slm_lab.experiment.run.trial import Trial
+from bench.studies import STUDIES, missing_runs, study_of
+from slm_lab.experiment.events import Event, Row
+from slm_lab.experiment.files.sink import RunSink
+from slm_lab.experiment.plan import Plan, Stop
+from slm_lab.experiment.session.build import SessionContext
+from slm_lab.experiment.session.session import Session
 from slm_lab.lib.limits import processor_name
-from slm_lab.spec.load.study_file import load_study
+from slm_lab.lib.store import SharedArrays, shared_file
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import StudyRun
 
@@ -34,46 +37,76 @@ class Rate(NamedTuple):
     frames: int
     """Frames of all of these runs and their sessions."""
     per_second: float | None
-    """Frames per second of a run on one core, of all workers of a distributed run together; None: the run failed."""
+    """Frames per second of one core; None: the run failed."""
 
     @property
     def hours(self) -> float | None:
         return None if not self.per_second else self.frames / self.per_second / 3600
 
 
-def shortened(spec: Spec, seconds: float) -> Spec:
-    """Return the spec with a limit of seconds, rows after each rollout or few frames, and updates almost from the start."""
-    algorithm, meta = spec.agent.algorithm, spec.meta
-    sessions = meta.max_session if meta.distributed else 1
+class Stopwatch(RunSink):
+    """Records frames and seconds of the processor at each row of training, and requests the end after some seconds."""
+
+    def __init__(self, stop: Stop, seconds: float) -> None:
+        self.stop, self.seconds = stop, seconds
+        self.marks: list[tuple[int, float]] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Row) and event.mode == "train":
+            self.marks.append((int(event.values["frame"] or 0), time.process_time()))
+            if self.marks[-1][1] - self.marks[0][1] > self.seconds:
+                self.stop.requested = True
+
+    @property
+    def frames_per_second(self) -> float | None:
+        """Frames per second from the first row to the last; None without two rows."""
+        (first, begin), (last, end) = (self.marks[0], self.marks[-1]) if self.marks else ((0, 0.0), (0, 0.0))
+        return (last - first) / (end - begin) if end > begin else None
+
+
+def shortened(spec: Spec) -> Spec:
+    """Return the spec for one Session on one thread, with frequent rows, without evaluations, and with updates almost from the start."""
+    algorithm = spec.agent.algorithm
     if not algorithm.on_policy:
         algorithm = algorithm.model_copy(update={"training_start_step": 500})
-    env = spec.env.model_copy(update={"max_frame": 10**9})
-    rows = max(100, spec.agent.rollout_len * env.num_envs) if algorithm.on_policy else 100
-    limits = {"max_session": sessions, "max_seconds": seconds, "log_frequency": rows, "rigorous_eval": 0, "eval_episodes": 0}
+    rows = spec.agent.rollout_len * spec.env.num_envs if algorithm.on_policy else 200
+    limits = {"max_session": 1, "log_frequency": rows, "rigorous_eval": 0, "eval_episodes": 0, "threads": 1}
     agent = spec.agent.model_copy(update={"algorithm": algorithm})
-    return spec.model_copy(update={"agent": agent, "env": env, "meta": meta.model_copy(update=limits)})
+    return spec.model_copy(update={"agent": agent, "meta": spec.meta.model_copy(update=limits)})
 
 
 def frames_per_second(spec: Spec, seconds: float) -> float | None:
-    """Train for some seconds and return the frames per second after the first row; None if training failed or gave a single row."""
-    with TemporaryDirectory() as folder:
-        try:
-            Trial(shortened(spec, seconds), plan=Plan(data_dir=Path(folder), jobs=1)).run()
-        except TrialFailed as error:
-            sys.stderr.write(f"{error}\n")
-            return None
-        tables = [frames_and_seconds(table) for table in Path(folder).glob("*/info/*_session_df_train.csv")]
-    return sum(frames / seconds for frames, seconds in tables if seconds) or None
+    """Train a Session (of a distributed run: one worker) for some seconds, and return its frames per second of the processor.
+
+    Returns None, with a message, if it fails.
+    """
+    stop, store = Stop(), None
+    if spec.meta.distributed:
+        fd = shared_file()
+        store = SharedArrays(fd, synced=spec.meta.distributed == "synced")
+    watch = Stopwatch(stop, seconds)
+    try:
+        session = Session(shortened(spec), plan=Plan(), sink=watch, context=SessionContext(stop=stop, store=store)).build()
+        session.run()
+    except Exception as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return None
+    finally:
+        if store is not None:
+            os.close(fd)
+    return watch.frames_per_second
 
 
-def rates(name: str, seconds: float) -> Iterator[Rate]:
-    """Measure each entry of a study in each env in which it lacks results."""
-    missing = missing_runs(load_study(STUDIES[name].file, name), STUDIES[name].results)
+def rates(name: str, seconds: float, envs: Sequence[str] = ()) -> Iterator[Rate]:
+    """Measure each entry of a study in each env, or those of `envs`, in which it lacks results."""
+    missing = missing_runs(study_of(name), STUDIES[name].results)
     left = Counter((run.entry, run.env) for run in missing)
     first: dict[tuple[str, str], StudyRun] = {}
     for run in missing:
         first.setdefault((run.entry, run.env), run)
     for (entry, env), run in first.items():
+        if envs and env not in envs:
+            continue
         sessions = 1 if run.spec.meta.distributed else run.spec.meta.max_session
         frames = left[entry, env] * sessions * run.spec.env.max_frame
         rate = Rate(name, entry, env, left[entry, env], frames, frames_per_second(run.spec, seconds))
@@ -90,13 +123,14 @@ def line(rate: Rate) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.benchmark_hours", description="Hours that the missing runs of studies take.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(STUDIES)} (default: all)")
+    parser.add_argument("--env", action="append", default=[], help="measure this env alone (repeatable)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of training of each entry in each env (default: %(default)s)")
     options = parser.parse_args(arguments)
     for name in options.names:
         if name not in STUDIES:
             parser.error(f"unknown study '{name}'; expected one of {', '.join(STUDIES)}")
     logging.disable(logging.WARNING)
-    found = [rate for name in options.names or STUDIES for rate in rates(name, options.seconds)]
+    found = [rate for name in options.names or STUDIES for rate in rates(name, options.seconds, options.env)]
     sys.stdout.write("| study | env | entry | runs left | frames | frames/s | hours of a core |\n|---|---|---|---|---|---|---|\n")
     sys.stdout.write("".join(f"{line(rate)}\n" for rate in found))
     for name in dict.fromkeys(rate.study for rate in found):

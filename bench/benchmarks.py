@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.peers import PEERS, run_peers
 from bench.score_page import SECTIONS, markdown, tables_text, write_figures
-from bench.studies import DOCS, ROOT, STUDIES, TABLES, results_of
+from bench.studies import DOCS, ROOT, STUDIES, TABLES, results_of, study_of
 from slm_lab.experiment.files.paths import StudyPaths
 from slm_lab.experiment.plan import Plan, TrialFailed, UserError
 from slm_lab.experiment.report.progress import number
@@ -174,8 +174,7 @@ def write_page(study: Study, folder: Path) -> None:
 def write_tables(study: Study, folder: Path) -> None:
     """Write docs/BENCHMARKS.md after a change of the results of a table, with the figures of its section."""
     write_figures(study.name)
-    kept = STUDIES["benchmarks"]
-    write_scores(load_study(kept.file, "benchmarks"), kept.results)
+    write_scores(study_of("benchmarks"), STUDIES["benchmarks"].results)
 
 
 def writers(name: str) -> list[Callable[[Study, Path], None]]:

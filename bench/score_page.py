@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import NamedTuple
 
 from bench.peers import PEERS, with_peers
-from bench.studies import DOCS, ROOT, STUDIES, missing_runs, results_of
+from bench.studies import DOCS, ROOT, STUDIES, missing_runs, results_of, study_of
 from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.report.compare import Setting, summarize
 from slm_lab.experiment.report.compare_report import estimate_text, median_text
@@ -24,8 +24,8 @@ from slm_lab.experiment.report.study_report import Row, explanation, study_figur
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.spec.load.files import find_spec_file, raw_entries
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import load_study, settings
-from slm_lab.spec.models.study import Study, StudyPlan, StudyRun
+from slm_lab.spec.load.study_file import settings
+from slm_lab.spec.models.study import StudyPlan, StudyRun
 
 FIGURES = DOCS / "scores"
 PUBLISHED = Path(__file__).with_name("published.csv")
@@ -122,7 +122,7 @@ class Scored(NamedTuple):
 
 def scored(name: str) -> list[Scored]:
     """Return what a study has results of."""
-    found = load_study(STUDIES[name].file, name)
+    found = study_of(name)
     own = results_of(found, STUDIES[name].results)
     study, others = with_peers(found, STUDIES[name].results)
     of_key = study_settings(study, [*own, *others])
@@ -174,14 +174,14 @@ def table(section: Section, found: Sequence[Scored]) -> str:
     """Return the table of a section."""
     columns = sources(section, found)
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "interquartile mean"]
-    head += [*columns, "ours above it by", "seconds to reach" if _level(section) is None else f"seconds to {_level(section)}", "repeat"]
+    head += [*columns, "ours above it by", f"seconds to {_level(section) or 'the published score'}", "repeat"]
     return markdown([head, *(_cells(section, one, found, columns) for one in found)])
 
 
 def _level(section: Section) -> str | None:
     """Return the return that counts as solved in a section, if its study says one."""
     name = next(iter(section.studies))
-    solve = load_study(STUDIES[name].file, name).spec.solve
+    solve = study_of(name).spec.solve
     return None if solve is None else number(solve)
 
 
@@ -302,15 +302,17 @@ def explained(section: Section, found: Sequence[Scored]) -> str:
     """Return an explanation of the columns."""
     rows = [one.row for one in found]
     text = explanation(found[0].study, [row._replace(solved=None) for row in rows])
-    seconds = " Seconds: median over the seeds until the score was reached, without start-up; ∞: fewer than half of the seeds reached it."
+    seconds = (
+        " Seconds: median over the seeds until this return was reached, on the processors below and beside what else ran on them; "
+        "∞: fewer than half of the seeds reached it."
+    )
     return f"{text}{seconds if section.reference or _level(section) else ''}"
 
 
 def _left(section: Section) -> str:
     """Return a sentence on the runs without a result; "" if there are none."""
-    studies: list[Study] = [load_study(STUDIES[name].file, name) for name in section.studies]
-    missing = sum(len(missing_runs(study, STUDIES[study.name].results)) for study in studies)
-    total = sum(len(study.runs) for study in studies)
+    missing = sum(len(missing_runs(study_of(name), STUDIES[name].results)) for name in section.studies)
+    total = sum(len(study_of(name).runs) for name in section.studies)
     return f"{missing} of {total} runs are not trained yet." if missing else ""
 
 

@@ -1,10 +1,12 @@
 """The studies whose results are kept in the repository: their files, and the runs that have a result."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from slm_lab.experiment.report.study_result import ResultRun
+from slm_lab.spec.load.study_file import load_study
 from slm_lab.spec.models.study import Study, StudyRun
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +39,12 @@ STUDIES = {
     **{name: Kept("tables.json", DOCS / "benchmarks" / name) for name in TABLES},
 }
 """Name of a study → its files."""
+
+
+@cache
+def study_of(name: str) -> Study:
+    """Return a study as it is in its file."""
+    return load_study(STUDIES[name].file, name)
 
 
 def results_of(study: Study, folder: Path) -> list[ResultRun]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from bench import score_page, studies
-from bench.score_page import SECTIONS, command, contents, over_envs, seconds_to, section_text, tables_text, write_figures
-from bench.studies import DOCS, STUDIES, TABLES, Kept
+from bench.score_page import SECTIONS, command, contents, figures_of, over_envs, seconds_to, section_text, tables_text, write_figures
+from bench.studies import DOCS, STUDIES, TABLES, Kept, study_of
 from slm_lab.experiment.report.baseline import SHIPPED
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.load.study_file import load_study, settings
+from slm_lab.spec.load.study_file import settings
 from tests.docs.results import write
 
 MUJOCO = next(section for section in SECTIONS if "mujoco" in section.studies)
@@ -38,7 +38,7 @@ def curve(*values: float, seconds: float = 10.0, frames: int = 2_000_000) -> dic
 
 
 def results(folder: Path, name: str, env: str, *curves: dict[str, list[float]]) -> None:
-    runs = [run for run in load_study(STUDIES[name].file, name).runs if run.env == env]
+    runs = [run for run in study_of(name).runs if run.env == env]
     for run, train in zip(runs, curves, strict=False):
         write(folder / name, run, train)
 
@@ -67,7 +67,7 @@ def test_the_row_of_an_agent_has_score_interval_published_score_and_seconds(fold
     # Student's t for one degree of freedom is 12.71, and the standard error 100
     assert row["95 % interval"] == "529.4 to 3071"
     assert row["SLM Lab v5"] == "1654 ≥"
-    assert row["seconds to reach"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
+    assert row["seconds to the published score"] == "30"  # both seeds reach it in their second row, after 20 s and 40 s
     assert row["spec"] == "[ppo_mujoco](../slm_lab/spec/suites/mujoco.json)"
     assert row["repeat"] == "[command](#mujoco-hopper-v5)"
     assert '<a id="mujoco-hopper-v5"></a>' in text
@@ -112,6 +112,14 @@ def test_of_an_env_that_two_studies_have_the_run_with_more_frames_counts(folder:
     assert (row["SLM Lab (100 M frames)"], row["rl_games (32 M frames)"]) == ("948.4 ≥", "907 ≥")
 
 
+def test_a_figure_has_the_published_score_as_a_line(folder: Path) -> None:
+    results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1900))
+    (figure,) = figures_of(contents(MUJOCO)).values()
+    level, mean = figure.panel.lines
+    assert (level.name, level.curve.value[0], level.dashed) == ("published: 1654", 1653.74, True)
+    assert mean.curve.value.tolist() == [1000, 1800]
+
+
 def test_writing_again_changes_nothing(folder: Path) -> None:
     results(folder, "mujoco", "Hopper-v5", curve(1000, 1700), curve(1000, 1900))
     text = section_text(MUJOCO)
@@ -125,6 +133,7 @@ def test_writing_again_changes_nothing(folder: Path) -> None:
     assert section_text(MUJOCO) == text
 
 
+@pytest.mark.skipif(not STUDIES["benchmarks"].results.exists(), reason="the source distribution has no results of benchmarks")
 def test_figures_and_anchors_of_the_page_exist() -> None:
     text = tables_text()
     assert set(re.findall(r"\(scores/(.*?)\)", text)) == {file.name for file in (DOCS / "scores").glob("*.png")}
@@ -137,7 +146,7 @@ def test_figures_and_anchors_of_the_page_exist() -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_a_command_repeats_its_run(name: str) -> None:
     """It loads the spec of the run: each entry in its first and last env."""
-    study = load_study(STUDIES[name].file, name)
+    study = study_of(name)
     for run in {run.entry: run for run in (*study.runs, *reversed(study.runs))}.values():
         program, file, spec, mode, flag, seed, *sets = command(study, run)
         assert (program, mode, flag, seed) == ("slm-lab", "train", "--seed", str(run.random_seed))
@@ -158,13 +167,13 @@ def test_a_section_names_known_studies_and_sources() -> None:
 def test_published_scores_beside_a_study_are_of_its_envs() -> None:
     for line in score_page.published():
         section = next(one for one in SECTIONS if line["section"] in one.studies)
-        envs = {run.env for name in section.studies for run in load_study(STUDIES[name].file, name).runs}
+        envs = {run.env for name in section.studies for run in study_of(name).runs}
         assert line["env"] in envs, line
         float(line["score"])
 
 
 def test_a_run_with_other_settings_has_another_command() -> None:
-    study = load_study(STUDIES["mujoco"].file, "mujoco")
+    study = study_of("mujoco")
     run = study.runs[0]
     other = replace(run, settings={**run.settings, "agent.algorithm.gamma": 0.5})
     assert "agent.algorithm.gamma=0.5" in command(study, other)

@@ -173,8 +173,8 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 def table(section: Section, found: Sequence[Scored]) -> str:
     """Return the table of a section."""
     columns = sources(section, found)
-    head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "interquartile mean"]
-    head += [*columns, "ours above it by", f"seconds to {_level(section) or 'the published score'}", "repeat"]
+    head = ["env", "algorithm", "frames", "seeds", "score", *columns, "ours above it by"]
+    head.append(f"seconds to {_level(section) or 'the published score'}")
     return markdown([head, *(_cells(section, one, found, columns) for one in found)])
 
 
@@ -187,15 +187,18 @@ def _level(section: Section) -> str | None:
 
 def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapping[str, Mapping[tuple[str, str], float]]) -> list[str]:
     row = one.row
-    score, low, high = row.score or (None, None, None)
-    interval = "" if low is None or high is None else f"{number(low)} to {number(high)}"
-    cells = [row.env, row.entry, f"{one.frames:,}", _spec_link(one), str(row.seeds), f"**{number(score)}**", interval, number(row.median)]
-    cells.append(estimate_text(row.interquartile_mean))
+    cells = [
+        f"[{row.env}](#{one.anchor})",
+        f"[{row.entry}]({_spec_link(one)})",
+        f"{one.frames:,}",
+        str(row.seeds),
+        estimate_text(row.score),
+    ]
     for scores in columns.values():
         known = scores.get((row.env, row.entry))
         cells.append("" if known is None else f"{number(known)} {verdict(row.score, known)}")
     seconds = seconds_to(one, reference(section, one, columns))
-    return [*cells, _advantage(one, found), "" if seconds is None else median_text(seconds), f"[command](#{one.anchor})"]
+    return [*cells, _advantage(one, found), "" if seconds is None else median_text(seconds)]
 
 
 def reference(section: Section, one: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
@@ -212,9 +215,8 @@ def seconds_to(one: Scored, threshold: float | None) -> Median | None:
 
 def _spec_link(one: Scored) -> str:
     if one.run is None:
-        return "[peers.py](../bench/peers.py)"
-    file, name = spec_of(one.study, one.run)
-    return f"[{name}](../{find_spec_file(file).relative_to(ROOT)})"
+        return "../bench/peers.py"
+    return f"../{find_spec_file(spec_of(one.study, one.run)[0]).relative_to(ROOT)}"
 
 
 def _advantage(one: Scored, found: Sequence[Scored]) -> str:
@@ -278,9 +280,9 @@ def _value(value: object) -> str:
 def _command_of(one: Scored) -> str:
     seeds = ", ".join(str(run.random_seed) for run in one.setting.runs)
     if one.run is None:
-        return f"# {one.row.entry}, seeds {seeds}\npython -m bench.peers {one.name}"
+        return f"# {one.row.entry}; random_seed: {seeds}\npython -m bench.peers {one.name}"
     words = command(one.study, one.run)
-    return f"# {one.row.entry}, seeds {seeds}\n{shlex.join(words)}"
+    return f"# {one.row.entry}; random_seed: {seeds}\n{shlex.join(words)}"
 
 
 # ---- the page
@@ -294,19 +296,19 @@ def section_text(section: Section) -> str:
         return f"## {section.title}\n\nNot run yet: `make benchmarks NAME={next(iter(section.studies))}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, found), explained(section, found)]
     parts += [over_envs(section, found), processors([run for one in found for run in one.setting.runs])]
-    parts += [f'Repeat all of it: `make benchmarks NAME="{names}"`, or one cell:', *_blocks(found)]
+    parts += [f'Repeat all of it: `make benchmarks NAME="{names}"`, or one run with the commands below.', *_blocks(found)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def explained(section: Section, found: Sequence[Scored]) -> str:
-    """Return an explanation of the columns."""
+    """Return an explanation of the columns and links."""
     rows = [one.row for one in found]
     text = explanation(found[0].study, [row._replace(solved=None) for row in rows])
     seconds = (
         " Seconds: median over the seeds until this return was reached, on the processors below and beside what else ran on them; "
         "∞: fewer than half of the seeds reached it."
     )
-    return f"{text}{seconds if section.reference or _level(section) else ''}"
+    return f"An env links its figure and commands, an algorithm its spec. {text}{seconds if section.reference or _level(section) else ''}"
 
 
 def _left(section: Section) -> str:

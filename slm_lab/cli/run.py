@@ -119,6 +119,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
     """Print the keys in which the spec given by FILE and NAME, if any, differs from the saved spec, which is used."""
     from slm_lab.experiment.session.resume import differences
     from slm_lab.lib.log import notice
+    from slm_lab.lib.text import last_line
     from slm_lab.spec.load.loader import load_spec
     from slm_lab.spec.report import SpecError
 
@@ -128,7 +129,7 @@ def _show_differences(request: Request, paths: RunPaths) -> None:
     try:
         given = load_spec(file, name, for_search=False)
     except SpecError as error:  # it has variables, whose values only the saved spec contains, or was changed since
-        notice(f"{file} {name} is not compared with the saved spec: {str(error).splitlines()[-1].strip()}")
+        notice(f"{file} {name} is not compared with the saved spec: {last_line(str(error))}")
         return
     for path, (one, other) in differences(given, load_spec(paths.spec, paths.spec_name, for_search=False)).items():
         notice(f"{path}: {one} in {file}, {other} in the saved spec, which is used")

@@ -34,6 +34,11 @@ def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
         raise
 
 
+def indented_json(content: Any, *, ensure_ascii: bool = False) -> bytes:
+    """Return the content of a JSON file that users read."""
+    return (json.dumps(content, indent=2, ensure_ascii=ensure_ascii) + "\n").encode()
+
+
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON file with its CRC-32 added as "crc32"."""
     return {**content, "crc32": zlib.crc32(json.dumps(content).encode())}

@@ -21,6 +21,12 @@ def shorten(text: str, letters: int) -> str:
     return f"{text[: letters - 1 - end]}…{text[len(text) - end :]}"
 
 
+def last_line(text: str) -> str:
+    """Return the last line that is not blank, without spaces around it: of a traceback, the error. "" if there is none."""
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
 def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:
     """Return lines of cells, the first of which is the header, with aligned columns.
 

@@ -1,8 +1,8 @@
-"""Tables that fit the terminal."""
+"""Tables that fit the terminal, and parts of texts."""
 
 from __future__ import annotations
 
-from slm_lab.lib.text import aligned, shorten, wrapped
+from slm_lab.lib.text import aligned, last_line, shorten, wrapped
 
 
 def test_a_table_that_fits_is_one_block() -> None:
@@ -36,3 +36,9 @@ def test_long_names_keep_their_ends() -> None:
     assert shorten("short", 5) == "short"
     path = "/data/" + "x" * 90
     assert wrapped(f"all files are in {path} now", 40) == f"all files are in\n  {path}\n  now"
+
+
+def test_the_last_line_of_a_traceback_is_the_error() -> None:
+    assert last_line("Traceback:\n  File x\n  ValueError: no \n\n") == "ValueError: no"
+    assert last_line("one") == "one"
+    assert last_line("") == last_line(" \n") == ""

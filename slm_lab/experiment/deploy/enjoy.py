@@ -44,6 +44,7 @@ from slm_lab.lib.demonstrations import EpisodeRecorder, joined
 from slm_lab.lib.limits import cores
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import session_seeds
+from slm_lab.lib.text import last_line
 from slm_lab.spec.load.loader import load_spec, mark_sets, parse_sets
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import Spec
@@ -102,7 +103,7 @@ class VideoFile:
                 next(self._writer)
             self._writer.send(np.ascontiguousarray(frame_HWC))
         except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or str(error).strip().splitlines()[-1]}") from None
+            raise UserError(f"cannot write {self.path}: {error.strerror or last_line(str(error))}") from None
         self.frames += 1
         self.episodes += self._begins
         self._begins = False

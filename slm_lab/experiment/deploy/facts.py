@@ -14,7 +14,7 @@ from slm_lab.experiment.files.named_model import model_names, models_dir, named_
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.progress import estimate_number
-from slm_lab.lib.text import aligned
+from slm_lab.lib.text import aligned, last_line
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -89,7 +89,7 @@ def _row(name: str, data_dir: Path) -> dict[str, Any]:
         values = tensor_file.load_values(model.weights)
         known = facts(Training(model), values, model.weights)
     except (UserError, SpecError, OSError, tensor_file.TensorFileError) as error:
-        return {"name": name, "folder": str(folder), "problem": str(error).splitlines()[-1].strip()}
+        return {"name": name, "folder": str(folder), "problem": last_line(str(error))}
     return {"name": name, **_facts_row(known, values), "policy": model.policy and model.policy.name, "folder": str(folder)}
 
 

@@ -22,6 +22,7 @@ from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
+from slm_lab.lib.text import last_line
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 
@@ -163,7 +164,7 @@ def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], devic
     try:
         policy.load_weights(bundle["weights"])
     except RuntimeError as error:
-        raise state.BundleError(f"{path} does not fit the net of {spec.name}: {str(error).splitlines()[-1].strip()}") from None
+        raise state.BundleError(f"{path} does not fit the net of {spec.name}: {last_line(str(error))}") from None
     policy.explore_var = bundle.get("explore_var") or 0.0
     normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma, training=False)
     normalizers.copy_obs_statistics(bundle["normalizers"])

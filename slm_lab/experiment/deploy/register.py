@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from slm_lab.experiment.files.named_model import (
     new_model,
 )
 from slm_lab.experiment.plan import UserError
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import indented_json, replace_file
 from slm_lab.lib.log import notice
 
 _PRIVATE = ("command", "host", "checkpoints")
@@ -135,4 +134,4 @@ def _public_spec(file: Path) -> bytes:
     meta = dict(body.get("meta", {}))
     if isinstance(starts := meta.get("run"), list):
         meta["run"] = [{key: value for key, value in start.items() if key not in _PRIVATE} for start in starts]
-    return (json.dumps({name: {**body, "meta": meta}}, indent=2, ensure_ascii=False) + "\n").encode()
+    return indented_json({name: {**body, "meta": meta}})

@@ -457,9 +457,8 @@ class _Trial:
             known = [value for value in values.values() if value is not None]
             if known:
                 rows.append([label, *_interval_cells(known, bounds[name]), *(_cell_text(value) for value in values.values())])
-        rows += [
-            ["consistency", _cell_text(value), "", *[""] * len(own)] for value in [self.run.metrics.get("consistency")] if value is not None
-        ]
+        if (consistency := self.run.metrics.get("consistency")) is not None:
+            rows.append(["consistency", _cell_text(consistency), "", *[""] * len(own)])
         note = "95 % interval over the seeds (Student's t, within the possible range); consistency is of all seeds together"
         return {"columns": ["metric", "mean", "95 % interval", *(self.names[index] for index in own)], "rows": rows, "note": note}
 

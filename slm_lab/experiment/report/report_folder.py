@@ -49,6 +49,7 @@ from slm_lab.experiment.report.study_report import (
 )
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.files import shown
+from slm_lab.lib.text import last_line
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import PlannedRun, StudyPlan, StudySpec
@@ -151,8 +152,7 @@ def write_search_report(paths: RunPaths, spec: Spec, state: SearchState, *, ende
 
 def search_data(view: SearchSummary, paths: RunPaths, spec: Spec, *, running: bool, complete: bool = True) -> dict[str, Any]:
     """Return the data of the page of a search (see report_data.py)."""
-    mode = "eval" if spec.meta.rigorous_eval else "train"
-    figures = [*return_figures(view, paths, "eval" if mode == "eval" else "train").items()]
+    figures = [*return_figures(view, paths, "eval" if spec.meta.rigorous_eval else "train").items()]
     own = search_figures(view)
     ordered: dict[str, AnyFigure] = dict(figures[:1]) | {name: own[name] for name in ("parallel_coordinates", "importance", "")}
     ordered |= dict(figures[1:])
@@ -210,7 +210,7 @@ def _ranking(view: SearchSummary, paths: RunPaths) -> dict[str, Any]:
         trial = {"text": f"trial {one.trial}", "href": page if (paths.root / page).is_file() else None}
         again = [] if not confirmed else ["" if one.confirmed is None else number(one.confirmed)]
         values = [_value(one.values[key]) if key in one.values else "" for key in names]
-        cause = [one.cause.strip().rpartition("\n")[2]] if failed else []
+        cause = [last_line(one.cause)] if failed else []
         rows.append([str(rank), trial, one.status, number(one.metric), *again, *values, f"{one.frame:,}", duration(one.seconds), *cause])
     left = len(view.ranked) - len(rows)
     note = "Best first: by the result with new seeds where there is one, else by the metric."

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -28,7 +30,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, curve
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.spec import models_at
-from slm_lab.spec.report import KeyPath, nearest
+from slm_lab.spec.report import KeyPath, flat, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,6 +50,8 @@ _IGNORED_KEY_PREFIXES = (
 )
 """Path prefixes of keys that do not affect learning."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
+_TAIL = 4_096
+"""Bytes at the end of a table in which its last row is looked for; the header is shorter too."""
 
 
 class Run:
@@ -180,7 +184,7 @@ class Run:
         agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
         body = {**_with_defaults(spec, (), spec), "mode": self.mode}
-        return {key: value for key, value in _flat(body) if not key.startswith("meta.run")}
+        return {key: value for key, value in flat(body) if value != {} and not key.startswith("meta.run")}
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
@@ -296,12 +300,26 @@ def read_table(path: Path) -> Table:
     return {name: values[frame > 0] for name, values in columns.items()}
 
 
-def numbers(cells: Sequence[str]) -> np.ndarray:
+def last_row(path: Path | str) -> dict[str, float]:
+    """Return the finite numbers in a table's last complete row; {} without one. Reads only the two ends of the file."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(_TAIL).partition(b"\n")[0]
+            file.seek(max(len(head) + 1, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = file.read(_TAIL).split(b"\n")[:-1]
+    except OSError:
+        return {}
+    names = head.decode(errors="replace").strip().split(",")
+    cells = next((cells for cells in (line.split(b",") for line in reversed(lines)) if len(cells) == len(names)), [])
+    return {name: value for name, cell in zip(names, cells, strict=False) if math.isfinite(value := _parsed_number(cell))}
+
+
+def numbers(cells: Sequence[str | bytes]) -> np.ndarray:
     """Convert cells to float64; NaN if a cell is not a number."""
     return np.array([_parsed_number(cell) for cell in cells], dtype=np.float64)
 
 
-def _parsed_number(cell: str) -> float:
+def _parsed_number(cell: str | bytes) -> float:
     try:
         return float(cell)
     except ValueError:
@@ -349,14 +367,6 @@ def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str,
     defaults = {key: field.default for key, field in fields.items() if field.default not in (None, PydanticUndefined)}
     filled = {key: _with_defaults(value, (*path, key), spec) if isinstance(value, dict) else value for key, value in section.items()}
     return {**to_jsonable_python(defaults, exclude_none=True), **filled}
-
-
-def _flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in body.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 ALL_WORKERS = -1

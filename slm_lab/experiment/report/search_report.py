@@ -26,6 +26,7 @@ from slm_lab.experiment.report.trial_figures import return_curves
 from slm_lab.experiment.report.trial_record import METHOD, MIN_TRIALS, Importance, TrialRecord, key_importance, ranked
 from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
 from slm_lab.lib.log import notice
+from slm_lab.lib.text import last_line
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.meta import SearchMetric
@@ -198,8 +199,7 @@ def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
     rows = []
     for one in records:
         low, high = one.confirmed_interval or (None, None)
-        cause = one.cause.strip().rpartition("\n")[2]
-        last = (one.frame, round(one.seconds, 3), one.random_seed, one.confirmed, low, high, cause)
+        last = (one.frame, round(one.seconds, 3), one.random_seed, one.confirmed, low, high, last_line(one.cause))
         values = [_cell(one.values[key]) if key in one.values else None for key in keys]
         rows.append([one.trial, one.status, one.metric, *values, *(one.metrics.get(name) for name in metrics), *last])
     return csv_bytes(["trial", "status", "metric", *keys, *metrics, *after], rows)

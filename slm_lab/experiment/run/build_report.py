@@ -16,6 +16,7 @@ from slm_lab.experiment.report.progress import duration
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
 from slm_lab.lib.records import Episode, Metrics, ObservationPart, ObservationSpace
+from slm_lab.lib.text import last_line
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -90,8 +91,7 @@ def _time_text(session: Session) -> str:
     except InvalidOutcome as error:
         raise SpecError(session.spec.name, [Problem("env.name", str(error))]) from error
     except Exception as error:  # the env's
-        last = cause(error).rstrip().rpartition("\n")[2]
-        return f"time unknown: {last}"
+        return f"time unknown: {last_line(cause(error))}"
 
 
 def measure(session: Session) -> float | None:

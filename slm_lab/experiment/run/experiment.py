@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,11 +109,6 @@ def check_writable(folder: Path) -> None:
     if usage.total and usage.free < _NEEDED_BYTES:
         needed, free = (f"{size / 2**20:.3g} MiB" for size in (_NEEDED_BYTES, usage.free))
         raise UserError(f"cannot write to the data folder {folder}: a run needs {needed} of disk space, and {free} are free")
-
-
-def as_text(content: Any) -> bytes:
-    """Return content in the format of an experiment's JSON files."""
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 @dataclass(frozen=True)

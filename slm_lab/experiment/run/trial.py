@@ -27,12 +27,12 @@ from slm_lab.experiment.files.trackers import wait_for_trackers
 from slm_lab.experiment.plan import Interrupted, Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.progress import ProgressDisplay, duration, is_number, number
 from slm_lab.experiment.run.engine import ENGINES, choose_engine, failures, watched
-from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_error, lock_of
+from slm_lab.experiment.run.experiment import Experiment, cleanup_on_error, lock_of
 from slm_lab.experiment.run.sessions import SessionsJob
 from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
 from slm_lab.experiment.training.resolve import completed
-from slm_lab.lib.files import replace_file, shown
+from slm_lab.lib.files import indented_json, replace_file, shown
 from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
@@ -273,7 +273,7 @@ class Trial(Experiment):
             name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # unique for runs on different machines
             start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
         meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
-        saved = as_text(dump_spec(self.spec.model_copy(update={"meta": meta})))
+        saved = indented_json(dump_spec(self.spec.model_copy(update={"meta": meta})))
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self._folder

@@ -21,6 +21,7 @@ from slm_lab.experiment.session.resume import read_checkpoint
 from slm_lab.experiment.training.learner import PolicyLearner
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.store import is_shared
+from slm_lab.lib.text import last_line
 
 if TYPE_CHECKING:
     from slm_lab.experiment.session.session import Session
@@ -174,7 +175,7 @@ def resume(session: Session, paths: RunPaths) -> None:
     try:
         restore(session, bundle, shared)
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+        reason = last_line(str(error)) or type(error).__name__
         raise UserError(f"{path} does not fit the spec of the run, {paths.spec}: {reason}") from error
 
 

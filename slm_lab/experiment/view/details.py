@@ -20,6 +20,7 @@ from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.report.run import Run, read_json
 from slm_lab.experiment.view.entries import entry_of, run_paths, sparkline_of, study_runs
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
+from slm_lab.lib.text import last_line
 
 Content = tuple[str, Callable[[], dict[str, Any]]]
 _LOG_BYTES = 65_536
@@ -149,7 +150,7 @@ def search(found: Found, data: DataFolder) -> Content:
         importance = (read_json(paths.importance) or {}).get("shares") or {}
         trials = [
             {"trial": one.trial, "status": one.status, "values": one.values, "metric": one.metric, "frame": one.frame}
-            | {"seconds": round(one.seconds, 1), "confirmed": confirmed.get(one.trial), "cause": one.cause.strip().rpartition("\n")[2]}
+            | {"seconds": round(one.seconds, 1), "confirmed": confirmed.get(one.trial), "cause": last_line(one.cause)}
             | {"return": one.metrics.get("current_return"), "strength": one.metrics.get("strength")}
             for one in state.trials
         ]

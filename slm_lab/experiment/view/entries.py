@@ -25,13 +25,11 @@ from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunPaths, StudyPaths
 from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.report.metrics import mean_current_return, mean_rating
-from slm_lab.experiment.report.run import Run, read_json
+from slm_lab.experiment.report.run import Run, last_row, numbers, read_json
 from slm_lab.experiment.view.folders import Found, runs_of_study
 from slm_lab.lib.episodes import MAX_AGE
 
 Entry = dict[str, Any]
-_TAIL = 4_096
-"""Bytes at the end of a table in which its last row is looked for; the header is shorter too."""
 _WHOLE = 65_536
 """Size in bytes up to which a table is read as a whole for a sparkline."""
 _POINTS = 40
@@ -176,37 +174,20 @@ def _first_table(run: Run) -> str:
 
 
 def _last_row(path: Path | str) -> dict[str, float]:
-    """Return the finite cells of a table's last complete row, and `active` (whether it grew lately); {} without a row."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            status = os.fstat(file.fileno())
-            head = file.read(_TAIL).partition(b"\n")[0]
-            file.seek(max(len(head) + 1, status.st_size - _TAIL))
-            lines = file.read(_TAIL).split(b"\n")[:-1]
-    except OSError:
-        return {}
-    names = head.decode(errors="replace").strip().split(",")
-    cells = next((cells for cells in (line.split(b",") for line in reversed(lines)) if len(cells) == len(names)), [])
-    row = {name: value for name, cell in zip(names, cells, strict=False) if cell and math.isfinite(value := _number(cell))}
+    """Return the last row of a table as numbers, and `active` (whether it grew lately); {} without a row."""
+    row = last_row(path)
     if row:
-        row["active"] = float(time.time() - status.st_mtime < _ACTIVE_SECONDS)
+        row["active"] = float(time.time() - (_modified(path) or 0.0) < _ACTIVE_SECONDS)
     return row
-
-
-def _number(cell: bytes) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
 
 
 def _share(part: float, whole: float) -> float:
     return min(part / whole, 1.0) if whole else 0.0
 
 
-def _modified(path: Path) -> float | None:
+def _modified(path: Path | str) -> float | None:
     try:
-        return path.stat().st_mtime
+        return os.stat(path).st_mtime
     except OSError:
         return None
 
@@ -334,7 +315,7 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            names = file.readline(_TAIL).decode(errors="replace").strip().split(",")
+            names = file.readline(_WHOLE).decode(errors="replace").strip().split(",")
             lines = _lines(file, file.tell(), size)
     except OSError:
         return np.empty(0), np.empty(0)
@@ -343,7 +324,7 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0), np.empty(0)
     at = names.index("frame"), names.index(column)
     rows = [cells for line in lines if len(cells := line.split(b",")) == len(names)]
-    frame, value = (np.array([_number(cells[index]) for cells in rows]) for index in at)
+    frame, value = (numbers([cells[index] for cells in rows]) for index in at)
     known = np.isfinite(frame) & np.isfinite(value)
     order = np.argsort(frame[known], kind="stable")
     return frame[known][order], value[known][order]

@@ -21,6 +21,7 @@ from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import cores
 from slm_lab.lib.process import environment, stop_signals_blocked
+from slm_lab.lib.text import last_line
 
 _CONNECT_SECONDS = 3.0
 """Seconds that the head of a cluster has to accept a connection. (Ray itself would try for 80 s and then end this process.)"""
@@ -306,8 +307,7 @@ def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[
     except ray.exceptions.RayError as error:
         if node.id not in alive:
             return None
-        last = [line for line in str(error).splitlines() if line.strip()][-1].strip()
-        raise UserError(f"--cluster {cluster.address}: {node.name} cannot run slm_lab: {last}") from None
+        raise UserError(f"--cluster {cluster.address}: {node.name} cannot run slm_lab: {last_line(str(error))}") from None
     own = versions()
     other = [f"{name} {version} (here {own[name]})" for name, version in found["versions"].items() if version != own[name]]
     if other:

@@ -5,14 +5,13 @@ The best of many trials is partly the luckiest one. The confirmations have their
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.files.search_state import TrialState
-from slm_lab.lib.files import replace_file
+from slm_lab.lib.files import indented_json, replace_file
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 
@@ -48,5 +47,5 @@ def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
     runs.root.mkdir(exist_ok=True)
     runs.make_dirs()
     runs.remove_temporaries()
-    replace_file(runs.spec, (json.dumps(dump_spec(spec), indent=2, ensure_ascii=False) + "\n").encode())
+    replace_file(runs.spec, indented_json(dump_spec(spec)))
     return runs

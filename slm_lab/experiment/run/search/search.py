@@ -27,7 +27,7 @@ from slm_lab.experiment.files.provenance import provenance
 from slm_lab.experiment.files.search_state import SearchState, TrialState, best_first
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, check_spec
 from slm_lab.experiment.report.trial_record import TrialRecord
-from slm_lab.experiment.run.experiment import Experiment, as_text, cleanup_on_error, lock_of
+from slm_lab.experiment.run.experiment import Experiment, cleanup_on_error, lock_of
 from slm_lab.experiment.run.search import confirm as confirming
 from slm_lab.experiment.run.search.prepare import TrialShare, check_in_process, trial_resources
 from slm_lab.experiment.run.search.proposer import make_proposer
@@ -36,7 +36,7 @@ from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric
 from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis
 from slm_lab.experiment.session.resume import differences, run_in, start_history
-from slm_lab.lib.files import replace_file, shown
+from slm_lab.lib.files import indented_json, replace_file, shown
 from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace, Values
@@ -213,7 +213,7 @@ class Search(Experiment):
             paths.remove_temporaries()
             start = provenance({}, "search") | ({} if made is not None else {"continues": len(self.state.trials)})
             meta = self.spec.meta.model_copy(update={"run": [*history, start]})
-            replace_file(paths.spec, as_text(dump_spec(self.spec.model_copy(update={"meta": meta}))), sync=True)
+            replace_file(paths.spec, indented_json(dump_spec(self.spec.model_copy(update={"meta": meta}))), sync=True)
             self.state.save(paths.search_state)
         self.paths = paths
         return paths
@@ -257,7 +257,7 @@ class Search(Experiment):
             executor,
             self._share.resources,
             lambda trial, slot: self._job(paths, trial, slot),
-            lambda: self._save(paths),
+            partial(self._save, paths),
             table,
             propose=propose,
             on_report=report,
@@ -269,10 +269,6 @@ class Search(Experiment):
 
     def _save(self, paths: RunPaths) -> None:
         self.state.proposer = self._proposer.state_dict()
-        self.state.save(paths.search_state)
-        self._live_report.poll()
-
-    def _save_confirmations(self, paths: RunPaths) -> None:
         self.state.save(paths.search_state)
         self._live_report.poll()
 
@@ -348,7 +344,7 @@ class Search(Experiment):
                 executor,
                 share.resources,
                 job,
-                partial(self._save_confirmations, paths),
+                partial(self._save, paths),
                 table,
                 on_end=end,
                 exhausted=True,

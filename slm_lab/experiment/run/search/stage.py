@@ -17,7 +17,8 @@ from slm_lab.experiment.report.progress import LiveTable, duration, number
 from slm_lab.experiment.run.experiment import ATTEMPTS, STOP_SECONDS, TaskStart, run_plan
 from slm_lab.experiment.run.search.schedule import Decision, Exploit, Scheduler
 from slm_lab.experiment.run.search.trial_task import Outcome, TrialJob, Update, metric_of, run_trial_task
-from slm_lab.lib.text import aligned, wrapped
+from slm_lab.experiment.run.sessions import SAVING
+from slm_lab.lib.text import aligned, last_line, wrapped
 from slm_lab.spec.load.search_space import Values
 from slm_lab.spec.report import SpecError
 
@@ -77,7 +78,7 @@ class SearchTable(LiveTable):
         """Print the result of a trial that has ended."""
         how = {"finished": "", "stopped": f" stopped at frame {trial.frame:,}", "failed": " failed"}.get(trial.status, f" {trial.status}")
         result = "" if trial.status == "failed" else f"  {self.metric} {number(trial.metric)}"
-        cause = f": {trial.cause.rstrip().splitlines()[-1].strip()}" if trial.status == "failed" and trial.cause.strip() else ""
+        cause = f": {last_line(trial.cause)}" if trial.status == "failed" and trial.cause.strip() else ""
         self.say_end(f"trial {trial.trial}{how}{cause}{result}  {shown_values(trial.values)}  {duration(trial.seconds)}")
         self.show(now=True)
 
@@ -217,7 +218,7 @@ class Stage(Totals):
         return None
 
     def stopping(self) -> None:
-        self.table.notice("saving checkpoints (Ctrl-C again quits without saving)")
+        self.table.notice(SAVING)
 
     def tick(self) -> None:
         """Save and show the state."""
@@ -298,7 +299,7 @@ class Stage(Totals):
             trial.cause = outcome.cause
             if outcome.retry and trial.failures < ATTEMPTS:
                 trial.status = "waiting"
-                self.table.say(f"trial {trial.trial} failed and is retried: {_last_line(outcome.cause)}")
+                self.table.say(f"trial {trial.trial} failed and is retried: {last_line(outcome.cause) or 'unknown cause'}")
                 self.save()
                 return
             trial.status = "failed"
@@ -322,8 +323,3 @@ def final_metric(trial: TrialState, name: str) -> float | None:
     """Return the search metric of a trial that has ended: from its metrics if defined, else from its last report."""
     value = metric_of(trial.metrics, name)
     return trial.metric if value is None else value
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "unknown cause"

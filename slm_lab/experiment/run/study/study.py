@@ -21,14 +21,16 @@ from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, new_folder, run_name
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
 from slm_lab.experiment.report.report_page import LiveReport, attempt
-from slm_lab.experiment.report.run import load_run
+from slm_lab.experiment.report.run import last_row, load_run
 from slm_lab.experiment.report.study_result import ResultRun, write_result
-from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, as_text, cleanup_on_error, lock_of, run_plan
+from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, cleanup_on_error, lock_of, run_plan
+from slm_lab.experiment.run.sessions import SAVING
 from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes, check_in_process, has_failed, key_of, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
-from slm_lab.lib.files import replace_file, shown, with_checksum
+from slm_lab.lib.files import indented_json, replace_file, shown, with_checksum
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import capture_notices
+from slm_lab.lib.text import last_line
 from slm_lab.spec.load.study_file import differing
 from slm_lab.spec.models.spec import SPEC_VERSION
 from slm_lab.spec.models.study import Study, StudyRun
@@ -104,7 +106,7 @@ class _Planner:
         self.live.poll()
 
     def stopping(self) -> None:
-        self.table.say("stopping: the runs under way save themselves …")
+        self.table.notice(SAVING)
 
     def _end(self, state: RunState, status: str, cause: str) -> None:
         state.cause = cause
@@ -119,7 +121,7 @@ class _Planner:
             state.status = "failed" if state.failures >= ATTEMPTS or status == "invalid" else "waiting"
             state.share = 0.0
             if state.status == "waiting":
-                return self.table.say(f"{state.run.name}: failed, is tried again: {_last_line(cause)}")
+                return self.table.say(f"{state.run.name}: failed and is retried: {last_line(cause) or 'unknown cause'}")
         self.table.ended(state)
 
     def _trained_share(self, run: StudyRun) -> float:
@@ -167,7 +169,7 @@ class StudyExperiment(Experiment):
             self._run(stop)
             failed = [state for state in self.states if state.status == "failed"]
             if failed:
-                names = "; ".join(f"{state.run.name}: {_last_line(state.cause)}" for state in failed[:3])
+                names = "; ".join(f"{state.run.name}: {last_line(state.cause) or 'unknown cause'}" for state in failed[:3])
                 raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
         assert self.paths is not None
         return self.paths
@@ -274,7 +276,7 @@ class StudyExperiment(Experiment):
                 "$study": {"version": VERSION, "source": self.study.source, "set": list(self.study.sets), **self.study.plan}
                 | ({} if self.max_seeds is None else {"max_seeds": self.max_seeds}),
             }
-            replace_file(paths.study, as_text(content), sync=True)
+            replace_file(paths.study, indented_json(content), sync=True)
         self.paths = paths
         return paths
 
@@ -457,16 +459,7 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 def _frames(paths: RunPaths) -> int:
     """Return the frames in the last rows of a run's tables."""
-    return sum(_last_frame(paths.session_df(index)) for index in paths.sessions())
-
-
-def _last_frame(file: Path) -> int:
-    with suppress(OSError, ValueError, IndexError), file.open("rb") as table:
-        column = table.readline().decode().rstrip().split(",").index("frame")
-        table.seek(max(0, file.stat().st_size - 4096))
-        line = table.read().rpartition(b"\n")[0].rpartition(b"\n")[2]
-        return int(float(line.split(b",")[column]))
-    return 0
+    return sum(int(last_row(paths.session_df(index)).get("frame", 0)) for index in paths.sessions())
 
 
 def _unused_path(path: Path) -> Path:
@@ -483,7 +476,3 @@ def _run_count_text(study: Study) -> str:
 
 def _count(number: int, plural: str) -> str:
     return f"{number} {plural if number != 1 else {'entries': 'entry'}.get(plural, plural[:-1])}"
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1].strip() if text.strip() else "unknown cause"

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slm_lab.experiment.report.progress import LiveTable, duration
+from slm_lab.lib.text import last_line
 from slm_lab.spec.models.study import StudyRun
 
 RunStatus = Literal["waiting", "running", "done", "failed"]
@@ -45,7 +46,7 @@ class StudyTable(LiveTable):
     def ended(self, state: RunState) -> None:
         """Print how a run ended."""
         took = "" if state.seconds is None else f"  {duration(state.seconds)}"
-        cause = f": {state.cause.strip().splitlines()[-1].strip()}" if state.cause.strip() else ""
+        cause = f": {last_line(state.cause)}" if state.cause.strip() else ""
         self.say_end(f"{state.run.name}: {state.status}{cause}{took}  ({self.summary()})")
 
     def rows(self) -> Table:

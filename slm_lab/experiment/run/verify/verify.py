@@ -411,13 +411,12 @@ def _compare(result: Verification, again: _Again, copy: RunPaths) -> None:
             result.findings += _row_findings(table.name, found, window)
     for one in window.checkpoints:
         file = copy.checkpoint(one.table, one.which, trial)
-        saved = state.load(one.path)
-        name = f"ckpt-{one.which}"
-        if not file.is_file() or (now := state.load(file)) is None:
+        if not file.is_file():
             result.findings.append(Finding("weights", str(one.path), f"was not written again at frame {one.frame:,}"))
             continue
-        result.checkpoints.append((name, one.frame, count_arrays(saved)))
-        if parts := differing_parts(saved, now):
+        saved = state.load(one.path)
+        result.checkpoints.append((f"ckpt-{one.which}", one.frame, count_arrays(saved)))
+        if parts := differing_parts(saved, state.load(file)):
             result.findings.append(_part_finding(one, parts))
 
 

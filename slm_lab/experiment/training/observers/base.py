@@ -18,7 +18,6 @@ from slm_lab.spec.report import Problem, SpecError
 if TYPE_CHECKING:
     from slm_lab.agent.agent import Agent
     from slm_lab.lib.clock import Clock
-    from slm_lab.spec.models.spec import Spec
 
 
 EmitRow = Callable[[Row], None]

@@ -125,8 +125,8 @@ hooks: $(CHECK)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pre-commit
 	$(BIN)/pre-commit install
 
-container: # runs the steps of Containerfile in a temporary folder, without a container engine
-	$(PYTHON) tools/container_steps.py
+container: # DEBIAN=FOLDER: with a Debian, made by debootstrap, as the root (tools/container_steps.py says how)
+	$(PYTHON) tools/container_steps.py $(if $(DEBIAN),--root $(DEBIAN))
 
 clean:
 	rm -rf build dist site .matrix *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

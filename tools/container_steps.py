@@ -1,9 +1,15 @@
-"""Run the steps of Containerfile without a container engine: python tools/container_steps.py [--keep FOLDER] [--index]
+"""Run the steps of Containerfile without a container engine: python tools/container_steps.py [--keep FOLDER | --root FOLDER] [--index]
 
 COPY and RUN act in a temporary folder that stands for the root of the container, with a virtual environment in place of the image's Python.
 What this cannot show: the base image itself, and that the packages of the system are installed; `apt-get install` is simulated with the
-packages of this machine, and users are not created. By default the line of Containerfile with --index-url, for torch's CPU build, is left
-out, so that pip's own settings decide; --index keeps it. At the end the entry point trains for a few thousand frames.
+packages of this machine, and users are not created.
+
+--root: a folder with a Debian that has Python 3.11, into which the steps change by `unshare --root`. Packages of the system are installed
+there, users are created, and the program runs as the user that Containerfile names. This needs the rights of root. To make such a folder:
+debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm FOLDER
+
+By default the line of Containerfile with --index-url, for torch's CPU build, is left out, so that pip's own settings decide; --index keeps
+it. At the end the entry point trains for a few thousand frames, and draws a picture of MuJoCo and one of Atari.
 """
 
 from __future__ import annotations
@@ -23,6 +29,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAINING = ("demo.json", "ppo_cartpole", "train", "--set", "env.max_frame=8000")
+DRAWING = """
+import os
+os.environ.setdefault("MUJOCO_GL", "egl")
+import ale_py, cv2, gymnasium
+gymnasium.register_envs(ale_py)
+for name in ("HalfCheetah-v5", "ALE/Pong-v5", "LunarLander-v3"):
+    env = gymnasium.make(name, render_mode="rgb_array")
+    env.reset(seed=0)
+    print(name, env.render().shape)
+"""
+"""Loads the libraries that need packages of the system."""
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -39,7 +56,7 @@ class Steps:
 
     def __init__(self, root: Path, index: bool) -> None:
         self.root, self.index = root, index
-        self.folder, self.entry = root, list[str]()
+        self.folder, self.entry, self.user = root, list[str](), "0"
         self.environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         self.ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").splitlines()
 
@@ -47,11 +64,12 @@ class Steps:
         """Run one instruction. Raises CalledProcessError if a command fails, ValueError for an unknown instruction."""
         match word:
             case "FROM":
-                subprocess.run([sys.executable, "-m", "venv", str(self.root / "venv")], check=True)
-                self.environment["PATH"] = f"{self.root / 'venv/bin'}:{self.environment['PATH']}"
+                self._begin()
             case "ARG" | "ENV":
                 name, _, value = rest.partition("=")
                 self.environment.setdefault(name, value)
+            case "USER":
+                self.user = rest
             case "WORKDIR":
                 self.folder = self.root / rest.lstrip("/")
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +81,7 @@ class Steps:
                 self._shell(rest)
             case "ENTRYPOINT":
                 self.entry = [one.strip(' "') for one in rest.strip("[]").split(",")]
-            case "USER" | "CMD":
+            case "CMD":
                 pass
             case _:
                 raise ValueError(f"Containerfile: the instruction {word} is not known here")
@@ -78,31 +96,66 @@ class Steps:
         else:
             shutil.copy(path, target)
 
+    def _begin(self) -> None:
+        subprocess.run([sys.executable, "-m", "venv", str(self.root / "venv")], check=True)
+        self.environment["PATH"] = f"{self.root / 'venv/bin'}:{self.environment['PATH']}"
+
     def _shell(self, command: str) -> None:
         command = command.replace("apt-get install", "apt-get install --simulate").replace("rm -rf /var/lib/apt/lists/*", "true")
         command = re.sub(r"useradd [^&]*", "true ", re.sub(r"chown [^&]*", "true ", command)).replace(" /lab", f" {self.root}/lab")
-        if not self.index:
-            command = re.sub(r"--index-url \S+?(?=[\"'\s])", "", command)
-        subprocess.run(["sh", "-euc", command], cwd=self.folder, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+        self._execute("sh", "-euc", self._without_index(command), stdout=subprocess.DEVNULL)
+
+    def _without_index(self, command: str) -> str:
+        return command if self.index else re.sub(r"--index-url \S+?(?=[\"'\s])", "", command)
+
+    def _execute(self, *words: str, stdout: int | None = None) -> None:
+        subprocess.run(words, cwd=self.folder, env=self.environment, check=True, stdout=stdout)
 
     def start(self, *words: str) -> None:
         """Run the entry point with arguments."""
-        subprocess.run([*self.entry, *words], cwd=self.folder, env=self.environment, check=True)
+        self._execute(*self.entry, *words)
+
+    def draw(self) -> None:
+        """Draw pictures of environments."""
+        self._execute("python", "-c", DRAWING)
+
+
+class StepsInRoot(Steps):
+    """Runs instructions in a folder that has a Debian, as a container engine does: processes see nothing outside of it."""
+
+    def _begin(self) -> None:
+        self.environment |= {"PATH": "/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp"}
+        self._execute("python3", "-m", "venv", "/venv")
+
+    def _shell(self, command: str) -> None:
+        self._execute("sh", "-euc", self._without_index(command), stdout=subprocess.DEVNULL)
+
+    def _execute(self, *words: str, stdout: int | None = None) -> None:
+        inside = f"/{self.folder.relative_to(self.root)}"
+        ready = f'mount -t tmpfs tmpfs /dev/shm && cd {inside} && exec setpriv --reuid {self.user} --regid {self.user} --clear-groups "$@"'
+        namespace = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--root", str(self.root), "--mount-proc"]
+        subprocess.run(
+            [*namespace, "sh", "-euc", f"mkdir -p /dev/shm; {ready}", "sh", *words], env=self.environment, check=True, stdout=stdout
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder that remains")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder that remains")
+    where.add_argument("--root", type=Path, metavar="FOLDER", help="a folder with a Debian, which remains")
     parser.add_argument("--index", action="store_true", help="install torch's CPU build from the index that Containerfile names")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        steps = Steps((arguments.keep or Path(temporary)).absolute(), arguments.index)
-        steps.root.mkdir(parents=True, exist_ok=True)
+        folder = (arguments.root or arguments.keep or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        steps = StepsInRoot(folder, arguments.index) if arguments.root else Steps(folder, arguments.index)
         for word, rest in instructions((ROOT / "Containerfile").read_text(encoding="utf-8")):
             begin = time.monotonic()
             steps.run(word, rest)
             sys.stdout.write(f"{time.monotonic() - begin:6.1f} s  {word} {shlex.join(rest.split())[:100]}\n")
             sys.stdout.flush()
+        steps.draw()
         steps.start(*TRAINING)
     return 0
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT
-from tools.container_steps import Steps, instructions
+from tools import container_steps
+from tools.container_steps import Steps, StepsInRoot, instructions
 
 
 def test_continued_lines_and_comments() -> None:
@@ -33,3 +34,19 @@ def test_a_file_that_is_ignored(tmp_path: Path) -> None:
 
 def test_docker_ignores_the_same_files() -> None:
     assert (ROOT / ".dockerignore").read_text() == (ROOT / ".containerignore").read_text()
+
+
+def test_in_a_debian_commands_run_unchanged_and_the_program_as_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(container_steps.subprocess, "run", lambda words, **_: called.append([*words]))
+    steps = StepsInRoot(tmp_path, index=True)
+    install = "apt-get install --yes one && useradd lab && chown lab /lab"
+    for word, rest in (("WORKDIR", "/src"), ("RUN", install), ("USER", "1000"), ("WORKDIR", "/lab"), ("ENTRYPOINT", '["slm-lab"]')):
+        steps.run(word, rest)
+    steps.start("demo.json")
+    shell, program = called
+    assert shell[-3:] == ["sh", "-euc", install]
+    assert any("cd /src && exec setpriv --reuid 0 " in word for word in shell)
+    assert program[-2:] == ["slm-lab", "demo.json"]
+    assert any("cd /lab && exec setpriv --reuid 1000 " in word for word in program)
+    assert all(words[words.index("--root") + 1] == str(tmp_path) for words in called)

@@ -76,15 +76,15 @@ def make_env(
     """Build the vector env that a spec describes.
 
     Args:
-        seed: of the envs, their action spaces and `Env.sample`; the same seed gives the same stream.
+        seed: seed of the envs, their action spaces and `Env.sample`; the same seed gives the same stream.
         num_envs: overrides the spec's num_envs.
         gamma: discount of the returns that normalize_reward measures.
         training: False for evaluation: statistics are frozen (see `Normalizers.copy_obs_statistics`) and rewards are raw.
         threads: number of threads for a C++ backend.
         input: kind of observations that the spec's nets require (`AgentSpec.input`).
         track_info: entries of the env's `info` to report with each finished episode (`Episode.info`): keys, or dotted paths.
-        minimal_num_envs: build the minimum number of envs that shows their spaces (two, or one if the backend steps each env separately);
-            the backend is still chosen for num_envs.
+        minimal_num_envs: build only as many envs as are needed to read their spaces (two, or one if the backend steps each env
+            separately); the backend is still chosen for num_envs.
 
     Raises: SpecError with paths env.<key>: unknown id, backend, wrapper or constructor argument, missing package, unsupported space.
     """
@@ -109,7 +109,7 @@ def make_env(
 
 
 class EnvSettings(NamedTuple):
-    """Arguments of `make_env` for the Env of a backend."""
+    """Arguments of `make_env` that `_env_of` needs."""
 
     backend: str
     seed: int
@@ -119,7 +119,7 @@ class EnvSettings(NamedTuple):
 
 
 def _env_of(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings) -> Env:
-    """Return the Env of a backend. Raises UnsupportedSpace, SpecError."""
+    """Return the Env that wraps a backend. Raises UnsupportedSpace, SpecError."""
     if not backend.groups:
         return _env_of_rows(spec, target, backend, settings)[0]
     built: list[tuple[Env, Codec]] = []
@@ -136,9 +136,9 @@ def _env_of(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSe
 
 
 def _env_of_rows(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: EnvSettings, *, decoded: bool = False) -> tuple[Env, Codec]:
-    """Return the Env of a backend whose agents have equal spaces, and the function that decodes actions.
+    """Return the Env that wraps a backend whose agents have equal spaces, and the function that decodes actions.
 
-    Args: decoded: whether the backend's actions are decoded elsewhere.
+    Args: decoded: whether the Env receives actions that its caller has already decoded (as GroupedEnv does), and passes them on unchanged.
     """
     observation, encode, action, decode, space, *_ = agent_spaces(
         spec, backend.observation_space, backend.action_space, settings.input, backend.fresh
@@ -160,7 +160,7 @@ def _env_of_rows(spec: EnvSpec, target: EnvRequest, backend: Backend, settings: 
 
 
 def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequence[str]) -> None:
-    """Raise SpecError if the backend cannot report an entry of meta.track_info."""
+    """Raise SpecError if meta.track_info contains an entry that the backend cannot report."""
     why = None
     if track_info and not backend.reports_info:
         why = f"the backend {backend.name} does not report the info of an episode's end; use another env.backend, such as sync"
@@ -171,7 +171,7 @@ def _check_track_info(spec: EnvSpec, backend: type[Backend], track_info: Sequenc
 
 
 def _without_effect(spec: EnvSpec, target: EnvRequest, observation: ObservationSpace) -> Problem | None:
-    """Return a problem for the first key that has no effect on these observations; None if there is none."""
+    """Return a problem for the first key of the env section that has no effect on these observations; None if all have an effect."""
     if normalizes_obs(spec) and observation.dtype == "uint8" and not observation.packed_floats:
         key = "normalize_obs" if spec.normalize_obs else "clip_obs"
         why = f"has no effect on the images of {spec.name}, which a ConvNet scales (agent.net.normalize); remove it"
@@ -191,13 +191,13 @@ def _check_not_empty(backend: Backend) -> None:
 
 
 def _supported_parts(space: gym.Space[Any]) -> str:
-    """Return a hint how to keep the supported parts of an observation; "" if all or none are supported."""
+    """Return a hint on how to keep only the supported parts of an observation; "" if all or none are supported."""
     supported = supported_keys(space)
     return f'; keep the other parts with "obs_keys": {json.dumps(supported)}' if supported else ""
 
 
 def supported_keys(space: gym.Space[Any]) -> list[str] | None:
-    """Return the keys of the supported parts of a Dict or Tuple observation (env.obs_keys); None if all or none are supported."""
+    """Return the keys of the supported entries of a Dict or Tuple observation, for env.obs_keys; None if all or none are supported."""
     parts, supported = parts_of(space) or {}, []
     for key, part in parts.items():
         with suppress(UnsupportedSpace):
@@ -207,7 +207,7 @@ def supported_keys(space: gym.Space[Any]) -> list[str] | None:
 
 
 def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
-    """Raise SpecError if the memory is too small for num_envs envs of the smallest possible size."""
+    """Raise SpecError if this machine's memory is too small for num_envs envs even if each has the smallest possible size."""
     count = num_envs or spec.num_envs
     if count * _LEAST_BYTES > memory_bytes():
         sizes = f"{count:,} envs need at least {count * _LEAST_BYTES / 2**30:,.1f} GiB ({_LEAST_BYTES:,} bytes each)"
@@ -216,7 +216,7 @@ def _check_memory(spec: EnvSpec, num_envs: int | None) -> None:
 
 
 def _check_scheduled(spec: EnvSpec, target: EnvRequest, backend: Backend) -> None:
-    """Raise SpecError if the env cannot be built with a listed value of a scheduled argument, or then has other spaces."""
+    """Raise SpecError if a value in env.schedule is invalid: the env cannot be built with it, or has other spaces with it."""
     curriculum = target.curriculum
     for key in () if curriculum is None else curriculum.arguments:
         assert curriculum is not None
@@ -249,7 +249,7 @@ def _curriculum(spec: EnvSpec, num_envs: int, registration: Registration | None,
 
 
 def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool = True) -> EnvRequest:
-    """Look up the id and check the constructor's arguments. Raises SpecError."""
+    """Look up the env's id, check the arguments of its constructor, and return the request for a backend. Raises SpecError."""
     own, zoo = ":" in spec.backend, pettingzoo_id(spec.name)
     pool = None if own else pool_id(spec.name)
     registration = _registration(spec) if pool is None and zoo is None else None
@@ -270,7 +270,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool =
 
 
 def argument_problems(spec: EnvSpec) -> list[Problem]:
-    """Return problems of the arguments of the env's constructor, without building the env; none if its package is missing."""
+    """Check the arguments of the env's constructor without building the env; return no problems if the env's package is missing."""
     try:
         find_target(spec, spec.num_envs)
     except SpecError as error:
@@ -280,7 +280,8 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
 
 
 def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
-    """Return the spec's backend; for "auto" the first in BACKENDS that supports the target and is preferred. Raises SpecError."""
+    """Return the spec's backend; for "auto", the first one in BACKENDS that supports the target and is preferred for it. Raises
+    SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
         if issubclass(backend, OwnVector):
@@ -322,7 +323,8 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
 
 
 def _check_pool(spec: EnvSpec, pool: str) -> None:
-    """Raise SpecError if EnvPool's env `pool` cannot be created here, or has no option with the name or type of a key."""
+    """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if a key of the spec is not a valid option of this
+    env."""
     if reason := unavailable_reason(spec.name):
         raise _problem(spec, "name", reason)
     try:
@@ -353,7 +355,8 @@ def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
 
 
 def _registration(spec: EnvSpec) -> Registration | None:
-    """Return Gymnasium's registration of the id; None for an id that only the spec's backend (envpool or a user's) may know."""
+    """Return Gymnasium's registration of the id; None for an unregistered id that only the spec's backend (envpool or a user's) can
+    know."""
     module, _, name = spec.name.rpartition(":")
     before = set(gym.registry)
     try:
@@ -379,7 +382,10 @@ def _registration(spec: EnvSpec) -> Registration | None:
 
 
 def _registered_by(module: str, name: str, before: set[str]) -> str:
-    """Return a text with the ids that a module registered, now or (judging by their classes) before; the closest ids first."""
+    """Return a text that lists the ids that a module registered, the closest ids first.
+
+    An id counts if it was registered since `before`, or if the entry point of its env is in the module's package.
+    """
 
     def is_from_module(id_: str, registration: Registration) -> bool:
         entry = registration.entry_point
@@ -460,7 +466,7 @@ def _build(spec: EnvSpec, backend: type[Backend], target: EnvRequest) -> Backend
 
 
 def _pool_hint(target: EnvRequest) -> str:
-    """Return a hint at EnvPool's env of the same id for envs of gymnasium-robotics, of which many fail with mujoco 4; "" for others."""
+    """For an env of gymnasium-robotics (many of which fail with mujoco 4), return a hint to use EnvPool's env of the same id; else ""."""
     if not target.entry_point.startswith("gymnasium_robotics.") or target.plain_id.startswith("AntMaze_"):
         return ""
     return f'; EnvPool has the same env: "envpool:{target.plain_id}"'

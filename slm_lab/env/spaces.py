@@ -1,4 +1,4 @@
-"""Conversion of Gymnasium's spaces to an agent's arrays (one for observations, one for actions), and to and from plain Python."""
+"""Conversion of Gymnasium spaces to the spaces of an agent (one array for observations, one for actions), and to and from plain Python."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def observation_codec(
     """Return the agent's observation space, and the function that converts a batch of the env's observations to it.
 
     A Box becomes an image, uint8 or float32 with channels first, or a flat float32 vector: see `layout`. Discrete and MultiDiscrete become
-    one-hot vectors; MultiBinary becomes a vector of 0.0 and 1.0, or an image if it has three axes and `input` is "image". A Dict becomes
+    one-hot vectors; MultiBinary becomes a vector of 0.0 and 1.0, or an image if it has three axes and `input="image"`. A Dict becomes
     the concatenation of its entries in the space's order; if it contains an image, the entries are packed (see ObservationSpace). A Tuple
     is treated as a Dict with keys "0", "1", ….
-    The codec returns a new array that is not modified later. With `fresh` the backend already returns such arrays, and copies are skipped.
-    Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of entries of a Dict, whose order is that of
-    USES (see `ordered`); without an entry: "all". An entry for the critic may be missing in a batch, then its numbers are 0.
+    The codec returns a new array that is not modified later. `fresh=True` means that the backend already returns such arrays, so that
+    copies are skipped.
+    Args: input, channels: settings for images in the spec (see `layout.box_layout`). uses: use of each entry of a Dict, default "all"; the
+    entries must be in the order of USES (see `ordered`). If a batch lacks an entry that is for the critic only, its numbers are 0.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -63,7 +64,8 @@ def observation_codec(
 
 
 def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the columns of achieved_goal and desired_goal; None if the space has no such entries, or their numbers are changed."""
+    """Return the columns of achieved_goal and desired_goal; None if the space lacks these entries, or if the codec changes their
+    numbers."""
     begin = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
     entries = [(key, inner) for key, inner in _entries(space) if key in ("achieved_goal", "desired_goal")]
     if len(entries) < 2 or len({sizes[key] for key, _ in entries}) > 1 or not all(_is_raw(inner) for _, inner in entries):
@@ -73,7 +75,7 @@ def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> 
 
 
 def _is_raw(space: spaces.Space[Any]) -> bool:
-    """Return whether the numbers of a flattened space are those of the env."""
+    """Return whether flattening a space leaves the env's numbers unchanged."""
     return isinstance(space, spaces.MultiBinary) or (isinstance(space, spaces.Box) and box_layout(space, "vector").scale is None)
 
 
@@ -82,7 +84,7 @@ USES: tuple[Use, ...] = ("all", "critic", "mask")
 
 
 def ordered(space: spaces.Dict, uses: Mapping[str, Use]) -> spaces.Dict:
-    """Return the space with its entries in the order of USES; that of the mask becomes MultiBinary."""
+    """Return the space with its entries in the order of USES; the entry of the action mask becomes MultiBinary."""
     keys = sorted(space.spaces, key=lambda key: USES.index(uses.get(key, "all")))
     entries = [(key, spaces.MultiBinary(space[key].shape or ()) if uses.get(key) == "mask" else space[key]) for key in keys]
     return spaces.Dict(OrderedDict(entries))
@@ -111,7 +113,8 @@ def batch_of_one(observation: Any) -> Any:
 
 
 def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
-    """Return a function that converts one observation of a Box to a batch [1, …] like `codec`; faster for plain float32 vectors."""
+    """Return a function that applies `codec` to a single observation of a Box, as a batch [1, …]; it is faster for plain float32
+    vectors."""
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
         return lambda obs: np.array(obs, np.float32, ndmin=2)
     return lambda obs: codec(obs[None])
@@ -148,14 +151,17 @@ Leaf = tuple[tuple[Any, ...], spaces.Space[Any]]
 
 
 def leaves(space: spaces.Space[Any], path: tuple[Any, ...] = ()) -> list[Leaf]:
-    """Return the nested entries of a Dict or Tuple in order, or any other space itself with an empty path."""
+    """Return the nested entries of a Dict or Tuple in order; for any other space, return the space itself with an empty path."""
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return [(path, space)]
     return [leaf for key, inner in _entries(space) for leaf in leaves(inner, (*path, key))]
 
 
 def _bits_as_image(space: spaces.Space[Any], input: InputKind | None) -> spaces.Space[Any]:
-    """Return a MultiBinary with three axes, such as the planes of a board, as a Box if `input` is "image"; other spaces as they are."""
+    """If `input="image"`, convert a MultiBinary space with three axes (such as the planes of a board) to a Box.
+
+    Other spaces are returned unchanged.
+    """
     if input == "image" and isinstance(space, spaces.MultiBinary) and len(space.shape) == 3:
         return spaces.Box(0, 1, space.shape, np.uint8)
     return space
@@ -169,9 +175,11 @@ def _bits_text(space: spaces.Space[Any], size: int) -> str:
 def laid_out(
     space: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None
 ) -> list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]]:
-    """Return path, space and (for a Box) layout of each entry of a Dict or Tuple, or of the space itself.
+    """Return (path, space, layout) of each nested entry of a Dict or Tuple, or of any other space itself; layout is None unless it is a
+    Box.
 
-    In a Dict or Tuple, `input` "image" has an effect only if no entry is recognised as an image, and only on entries with three axes.
+    In a Dict or Tuple, `input="image"` has an effect only if no entry is recognised as an image. It then applies to entries with three
+    axes.
     """
     found = [(path, _bits_as_image(leaf, input)) for path, leaf in leaves(space)]
     if len(found) == 1 and not found[0][0]:
@@ -199,7 +207,11 @@ def _entries(space: spaces.Dict | spaces.Tuple[Any]) -> list[tuple[Any, spaces.S
 def _packed(
     entries: list[tuple[tuple[Any, ...], spaces.Space[Any], BoxLayout | None]], uses: Mapping[str, Use]
 ) -> tuple[ObservationSpace, Codec]:
-    """Place float32 entries before uint8 entries and pad to a multiple of 4 bytes, so that each entry is a view of the batch."""
+    """Return the packed observation space and its codec.
+
+    Float32 entries are placed before uint8 entries, and the size is padded to a multiple of 4 bytes, so that each entry can be read as a
+    view of the batch.
+    """
     names = ["/".join(map(str, path)) for path, _, _ in entries]
     use_of = [uses.get(path[0], "all") for path, _, _ in entries]
     known = [
@@ -239,7 +251,7 @@ def _packed(
 
 
 def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:
-    """Return the form of an action mask in a packed observation: one byte per action."""
+    """Return the space and the codec of an action mask in a packed observation: one byte per action."""
     size, codec = _bits(math.prod(space.shape or ()))
     known = ObservationSpace((size,), "uint8", text=f"action mask of {size} numbers")
     return known, lambda batch: codec(batch).astype(np.uint8)
@@ -251,7 +263,7 @@ def _vector(space: spaces.Space[Any], name: str) -> tuple[ObservationSpace, Code
 
 
 def _flat(space: spaces.Space[Any], where: str) -> tuple[int, Codec]:
-    """Return the size of the flattened space, and the function [N, …] → float32 [N, size], a new array."""
+    """Return the size of the flattened space, and a function that maps a batch [N, …] to a new array float32 [N, size]."""
     match space:
         case spaces.Box():
             return math.prod(space.shape), _vector_codec(space, box_layout(space, "vector").scale)
@@ -297,7 +309,7 @@ def _one_hot(nvec: np.ndarray, start: np.ndarray) -> tuple[int, Codec]:
 
 
 def _joined(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection[Any] = ()) -> tuple[int, Codec]:
-    """Args: optional: keys of entries that are 0 where a batch has no such entry."""
+    """Return size and codec of the concatenated entries. Args: optional: keys that a batch may lack; their numbers are then 0."""
     if not parts:
         raise UnsupportedSpace(f"observation space {kind} is empty")
 
@@ -314,7 +326,7 @@ def _joined(parts: dict[Any, tuple[int, Codec]], kind: str, optional: Collection
 def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionSpace, Codec]:
     """Return the agent's action space, and the function that converts its action_N (see ActionSpace) to actions of the env.
 
-    Args: joint: whether a multi-discrete action is one choice among all combinations of its components.
+    Args: joint: whether a multi-discrete action is converted to one discrete action, whose values are all combinations of the components.
 
     Raises: UnsupportedSpace for Text, Graph, Sequence and custom spaces.
     """
@@ -343,12 +355,12 @@ def action_codec(space: spaces.Space[Any], joint: bool = False) -> tuple[ActionS
 
 
 def action_columns(space: spaces.Space[Any]) -> list[slice]:
-    """Return the components of the agent's action that belong to each leaf of a Dict or Tuple of actions."""
+    """Return, for each leaf of a Dict or Tuple of actions, the slice of the agent's action components that belongs to this leaf."""
     return columns_of([action_codec(leaf)[0] for leaf in action_leaves(space)])
 
 
 def number_of_choices(space: spaces.Space[Any]) -> int:
-    """Return the number of choices of all discrete components of an action: the size of an action mask."""
+    """Return the total number of choices of all discrete components of an action, which is the size of an action mask."""
     leaves = [leaf for leaf in action_leaves(space) if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)]
     return sum(int(leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec.sum()) for leaf in leaves)
 
@@ -364,7 +376,10 @@ def _combinations(space: spaces.MultiDiscrete) -> tuple[ActionSpace, Codec]:
 
 
 class BoxScale(NamedTuple):
-    """Scaling of actions to a Box: action × half + center, clipped to [low, high]; float64, flat. Half is 1 where a bound is infinite."""
+    """Scaling of actions to a Box: action × half + center, clipped to [low, high]. Arrays are flat, float64.
+
+    Where a bound is infinite, half is 1 and center is 0.
+    """
 
     low: np.ndarray
     high: np.ndarray
@@ -373,7 +388,7 @@ class BoxScale(NamedTuple):
 
 
 def box_scale(space: spaces.Box) -> BoxScale:
-    """Return the scaling of actions in [-1, 1] to the bounds of a Box space; dimensions without bounds are not scaled."""
+    """Return the scaling of actions in [-1, 1] to the bounds of a Box space; dimensions without two finite bounds are not scaled."""
     low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
     low, high = np.where(low <= -UNBOUNDED, -np.inf, low), np.where(high >= UNBOUNDED, np.inf, high)
     finite = np.isfinite(low) & np.isfinite(high)
@@ -385,7 +400,7 @@ def box_scale(space: spaces.Box) -> BoxScale:
 def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
     low, high, half, center = box_scale(space)
     shape, dtype = space.shape, space.dtype
-    plain = bool((half == 1).all() and (center == 0).all())  # already [-1, 1], or unbounded: only clip
+    plain = bool((half == 1).all() and (center == 0).all())  # bounds are [-1, 1] or infinite: only clip
     whole = np.issubdtype(dtype, np.integer)
 
     def decode(action: Any) -> np.ndarray:
@@ -398,9 +413,10 @@ def _continuous(space: spaces.Box) -> tuple[ActionSpace, Codec]:
 
 
 def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind | None = None, channels: Channels | None = None) -> bool:
-    """Return whether an agent trained with one space can use observations of the other: structure, sizes, keys and encoding are equal.
+    """Return whether an agent trained with one space can use observations of the other.
 
-    Bounds may differ, unless observations are divided by them. Args: input, channels: see `observation_codec`.
+    Structure, sizes, keys and encoding must be equal. Bounds may differ, unless observations are divided by them.
+    Args: input, channels: see `observation_codec`.
     """
     forms = [(_form(space), [_encoding(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
     return bool(forms[0] == forms[1])

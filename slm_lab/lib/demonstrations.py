@@ -1,4 +1,4 @@
-"""Recorded episodes, as agents see them: what `enjoy --record` writes and `meta.demonstrations` reads."""
+"""Recorded episodes in the agent's form, written by `enjoy --record` and read by `meta.demonstrations`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from slm_lab.lib.records import ActOut, VecStep
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """K transitions of E complete episodes, one episode after the other."""
+    """K transitions of E complete episodes, stored one episode after the other."""
 
     obs_K: np.ndarray
-    """[K, *shape], in the agent's form, before normalisation."""
+    """[K, *shape]: observations in the agent's form, before normalisation."""
     action_K: np.ndarray
-    """[K] or [K, dim] as the env takes them, see ActionSpace: continuous actions with bounds lie in [-1, 1]."""
+    """[K] or [K, dim]: actions as passed to the env (see ActionSpace); continuous actions with bounds lie in [-1, 1]."""
     reward_K: np.ndarray
     """float32 [K]: raw rewards, or training rewards after `with_rewards`."""
     terminated_K: np.ndarray
     """bool [K]."""
     truncated_K: np.ndarray
-    """bool [K]: the last row of each episode is terminated or truncated, and no other row is."""
+    """bool [K]. The last row of each episode is terminated or truncated; no other row is."""
     last_obs_E: np.ndarray
     """[E, *shape]: the true last observation of each episode."""
 
@@ -34,7 +34,7 @@ class Demonstrations:
 
     @cached_property
     def end_E(self) -> np.ndarray:
-        """int64 [E]: the last row of each episode."""
+        """int64 [E]: index of the last row of each episode."""
         return np.flatnonzero(self.terminated_K | self.truncated_K)
 
     @property
@@ -49,9 +49,9 @@ class Demonstrations:
         return np.diff(sums, prepend=0.0)
 
     def steps(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray, None, ActOut, VecStep]:
-        """Return rows [begin, end) as one vector step of as many envs, as algorithms observe it (see experience.Transition)."""
+        """Return rows [begin, end) as one vector step of (end − begin) envs, in the form of the arguments of `Algorithm.observe`."""
         rows = slice(begin, end)
-        # the last observation of all is needed only if these are the last rows
+        # last_obs_E[-1] is used only if `end` is the number of all rows
         next_obs = np.concatenate([self.obs_K[begin + 1 : end + 1], self.last_obs_E[-1:]])[: end - begin]
         ended_E = self.end_E[(self.end_E >= begin) & (self.end_E < end)]
         next_obs[ended_E - begin] = self.last_obs_E[np.searchsorted(self.end_E, ended_E)]
@@ -74,7 +74,7 @@ class Recorded(NamedTuple):
 
 
 def joined(episodes: Iterable[list[Recorded]]) -> Demonstrations:
-    """Join complete episodes, at least one. An episode whose last step is not terminated counts as truncated there."""
+    """Join one or more complete episodes. An episode counts as truncated if its last step is not terminated."""
     done = list(episodes)
     rows = [row for episode in done for row in episode]
     terminated_K = np.array([row.terminated for row in rows])
@@ -91,9 +91,9 @@ def joined(episodes: Iterable[list[Recorded]]) -> Demonstrations:
 
 
 class EpisodeRecorder:
-    """Collects the steps of a vector env, and keeps the episodes that end.
+    """Collect the steps of a vector env, and keep the episodes that have ended.
 
-    Args: num_envs: number of envs. bounded: whether continuous actions are clipped to [-1, 1], as the env does.
+    Args: num_envs: number of envs. bounded: whether to clip recorded continuous actions to [-1, 1], as the env does.
     """
 
     def __init__(self, num_envs: int, bounded: bool = False) -> None:
@@ -102,7 +102,7 @@ class EpisodeRecorder:
         self._open: list[list[Recorded]] = [[] for _ in range(num_envs)]
 
     def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, kept_N: np.ndarray) -> None:
-        """Add a step. Args: action_N: actions as the env takes them. kept_N: bool [N], whether the episode is one to keep."""
+        """Add a step. Args: action_N: actions as passed to the env. kept_N: bool [N], the rows whose steps to record."""
         if self.bounded:
             action_N = np.clip(action_N, -1.0, 1.0).astype(np.float32)
         for n in np.flatnonzero(step.valid_N & kept_N):

@@ -1,12 +1,12 @@
 """Named arrays in memory that several processes share.
 
-A part (a trainer, a target network, a normaliser, the clock) has plain arrays, and lists by name the arrays that several processes may
-train together. `SharedArrays` allocates these arrays: each process of a trial lists the same names and gets the same memory for
-them, regardless of the order in which the parts were built. A Session that trains alone has no store.
+A part (a trainer, a target network, a normaliser, the clock) has plain arrays. Its method `shared_arrays` returns, by name, the arrays that
+several processes may train together. `SharedArrays` allocates these arrays: every process of a trial passes the same names and gets the
+same memory for them, regardless of the order in which the parts were built. A Session that trains alone has no store.
 
 To change an array that other processes change too, a part uses a *section*: one of its methods, passed to `Store.run` with plain
-arguments. In shared memory, `run` calls this method under a lock. A store in another process (experiment/cluster) calls the method of
-the same name of the same part in that process, and updates this process's copies of the part's arrays.
+arguments. In shared memory, `run` calls this method under a lock. If the store is in another process (experiment/cluster), `run` calls the
+method with the same name of the same part in that process, and updates this process's copies of the part's arrays.
 
 The memory is one anonymous file that every process maps. The file has no name, so nothing is left when the last process has ended. The
 locks are record locks of the operating system, which are released when their process dies.
@@ -28,7 +28,7 @@ from slm_lab.lib.system import has
 
 Combine = Literal["step", "merge", "single", "own"]
 """How the writes of several processes to one array combine:
-step: each process applies its gradient step in place; steps exclude each other only if the store is locked;
+step: each process applies its gradient step in place; only if the store is locked, steps happen one at a time;
 merge: each process reads, adds its own data and writes, under the lock "statistics";
 single: one process writes at a time; a second process that wants to write meanwhile does nothing;
 own: each process has its own row and writes only this row."""
@@ -46,10 +46,10 @@ _SAVED = f"saved{MOMENT}"
 _ALIGNMENT = 64
 """Bytes; a cache line."""
 _RANGE = 2**21
-"""Largest number of elements of a vector that is not divided among processes. Each additional process needs another message: on two busy
-cores, pushes of 1.7 M parameters to two processes took 1.4 times as long as to one."""
+"""Maximum number of elements of a vector that is not divided among processes. Each additional process needs another message: on two busy
+cores, pushes of 1.7 M parameters to two processes took 1.4 times as long as pushes to one process."""
 _PROCESSES = 8
-"""Largest number of processes that a vector is divided among."""
+"""Maximum number of processes that a vector is divided among."""
 _VECTOR = 64
 """A range begins at a multiple of this number of elements. Vector instructions then work on the same elements as without the division;
 otherwise the last bit of a result could differ."""
@@ -72,9 +72,10 @@ class Division(NamedTuple):
 
 
 def divided(size: int, starts: Sequence[int] = (0,)) -> Division:
-    """Divide a vector into ranges of about the same size, whose number depends only on the size of the vector.
+    """Divide a vector into ranges of about the same size. The number of ranges depends only on the size of the vector.
 
-    Args: starts: first elements of the parts that are stepped separately, in order; ranges are aligned to the start of their part.
+    Args: starts: index of the first element of each part that is stepped separately, ascending; ranges are aligned to the start of their
+    part.
     """
     number = min(max(-(-size // _RANGE), 1), _PROCESSES)
     boundaries = [size * k // number for k in range(1, number)]
@@ -88,10 +89,11 @@ class SharedArray(NamedTuple):
     """An array that several processes may train together."""
 
     values: np.ndarray
-    """Initial values; with combine "own" those of one process: the first axis of the shared array is then the process."""
+    """Initial values. With `combine="own"`, these are the values of one process; the shared array has an additional first axis for
+    processes."""
     combine: Combine
     division: Division | None = None
-    """Division of the vector that the array belongs to; None: every process of a parameter server has the whole array."""
+    """Division of the vector that the array belongs to; None: every process of a parameter server stores the full array."""
     begin: int = 0
     """Index of the array's first element in that vector."""
 
@@ -113,7 +115,7 @@ class Shareable(Protocol):
         """Return the arrays to share, by name."""
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """From now on use the given arrays of `store`, which have the names of `shared_arrays`."""
+        """Use the given arrays of `store` from now on. Their names are those that `shared_arrays` returned."""
 
 
 class Store(Protocol):
@@ -132,67 +134,71 @@ class Store(Protocol):
     remote: bool
     """Whether the arrays of this process are copies of arrays in another process."""
     serves: int | None
-    """Index of this process among the processes of a parameter server, which only apply updates; None if it is not one of them."""
+    """Index of this process among the processes of a parameter server, which only apply updates; None for any other process."""
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
-        """Every array placed here, by its full name."""
+        """All arrays in the store, by full name."""
 
     def at(self, name: str, part: Shareable) -> Store:
-        """Return the store for one part, which has the name `name` within the part that this store belongs to."""
+        """Return the store for one part. Args: name: name of this part within the part that the present store belongs to."""
 
     def attach(self, parts: Mapping[str, Shareable]) -> None:
-        """Place the arrays of these parts, and attach the parts to them. Raises MemoryError if there is not enough memory."""
+        """Allocate the shared arrays of these parts, and attach the parts to them. Raises MemoryError if there is not enough memory."""
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
-        """Call `section`, a method of an attached part, while other processes that need the same lock wait."""
+        """Call `section`, a method of an attached part, while holding the lock."""
 
     def run_if_free(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result | None:
-        """Do the same as `run`, but return None without calling `section` if another process has the lock."""
+        """Do the same as `run`, but return None without calling `section` if another process holds the lock."""
 
     def step(self, section: Callable[..., Result], grad: np.ndarray, *args: object) -> Result:
-        """Call `section` in the process of the arrays with a gradient [P] of the part's vector, or once per range of a divided vector."""
+        """Call `section` in the process that stores the arrays, with the gradient [P] of the part's vector.
+
+        If the vector is divided, `section` is called once for each range, in the process that stores the range.
+        """
 
     def updating(self) -> AbstractContextManager[None]:
-        """Return the context of one update of the parameters, in the process of the store; exclusive if the store is locked."""
+        """Return the context for one update of the parameters, in the process of the store. It is exclusive if the store is locked."""
 
     def pull(self, seconds: float = 0.0) -> bool:
         """Update this process's copies of the part's arrays if they are older than `seconds`; return whether they were updated."""
 
     def take_traffic(self) -> tuple[int, int]:
-        """Return the numbers of bytes of arrays sent to another process and received from it since the last call."""
+        """Return the number of bytes of arrays sent to the store's process since the last call, and the number received from it."""
 
     def exchange(self) -> None:
-        """Make this process's rows of "own" arrays visible to other processes, and their rows visible to this one."""
+        """Make this process's rows of "own" arrays visible to other processes, and the rows of other processes visible to this process."""
 
     def publish(self) -> None:
-        """Make the writes of this process outside of sections visible to other processes, before training begins."""
+        """Make what this process wrote outside of sections visible to other processes. Call this before training begins."""
 
     def barrier(self) -> None:
-        """Issue a memory barrier: other processes see the reads and writes before this call before those after it."""
+        """Issue a memory barrier: for other processes, all reads and writes before this call precede all reads and writes after it."""
 
     def saving(self, interval: float | None) -> AbstractContextManager[bool]:
         """Prevent other processes from saving the arrays until the block ends; see SharedArrays."""
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays, taken at a moment when no process is changing them. Valid until the next call."""
+        """Return copies of all arrays, made while no process changes them. The copies are valid until the next call."""
 
     def restore(self, saved: Mapping[str, np.ndarray]) -> None:
-        """Overwrite the arrays with those that `snapshot` returned. Raises ValueError if names or shapes differ."""
+        """Overwrite the arrays with the result of `snapshot`. Raises ValueError if names or shapes differ."""
 
 
 def is_shared(store: Store | None) -> bool:
-    """Return whether other processes train the arrays too. Such arrays are saved once, with the store, not in the state of each part."""
+    """Return whether several processes train the arrays of `store`. Such arrays are saved once, with the store, not with each part's
+    state."""
     return store is not None and store.workers > 1
 
 
 def prefixed(parts: Mapping[str, Shareable]) -> Named:
-    """Return the arrays of several parts, each name with its part's name as prefix: "critics/params"."""
+    """Return the shared arrays of several parts. The name of the part is the prefix of each name: "critics/params"."""
     return {f"{prefix}/{name}": array for prefix, part in parts.items() for name, array in part.shared_arrays().items()}
 
 
 def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -> None:
-    """Attach each part to its arrays, whose names have the prefixes of `prefixed`."""
+    """Attach each part to its arrays, which are selected by the prefixes that `prefixed` adds."""
     for prefix, part in parts.items():
         part.attach(
             store.at(prefix, part),
@@ -201,11 +207,11 @@ def attach_parts(parts: Mapping[str, Shareable], store: Store, arrays: Arrays) -
 
 
 class SharedArrays:
-    """The Store of one process of a trial, whose arrays are in memory that the processes share.
+    """Store of one process of a trial. The arrays are in memory that all processes of the trial share.
 
     Args:
         fd: descriptor of the file (`shared_file`).
-        fresh: write the initial values, which are the same in every process. Otherwise the arrays are left unchanged.
+        fresh: whether to write the initial values, which are the same in every process. If False, the arrays are left unchanged.
     """
 
     remote = False
@@ -216,7 +222,7 @@ class SharedArrays:
     ) -> None:
         self.fd, self.index, self.workers, self.synced, self.locked, self.fresh = fd, index, workers, synced, locked, fresh
         self.arrays: dict[str, np.ndarray] = {}
-        """Every array placed here, by its full name."""
+        """All arrays in the store, by full name."""
         self._writing = False
         self._copies: dict[str, np.ndarray] = {}
 
@@ -228,7 +234,7 @@ class SharedArrays:
         attach_parts(parts, self, self.allocate(prefixed(parts)))
 
     def allocate(self, named: Named) -> dict[str, np.ndarray]:
-        """Map these arrays into memory, in the order of their names. Call it once, in every process with the same names and shapes.
+        """Map these arrays into memory, in the order of their names. Every process calls this once, with the same names and shapes.
 
         Raises MemoryError if this machine does not have enough memory.
         """
@@ -240,7 +246,7 @@ class SharedArrays:
             offsets[name] = end
             size = int(np.prod(shape, dtype=np.int64)) * named[name].values.dtype.itemsize
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        with self._record_lock("allocate"):  # two processes that grow the file at once could truncate each other's additions
+        with self._record_lock("allocate"):  # two processes that grow the file at the same time could truncate each other's part
             _grow(self.fd, end)
         memory = mmap.mmap(self.fd, end)  # closing a descriptor of the file would release this process's locks, so the file stays mapped
         for name, shape in shapes.items():
@@ -263,7 +269,7 @@ class SharedArrays:
         raise TypeError("updates are applied in this process")
 
     def pull(self, seconds: float = 0.0) -> bool:
-        """Do nothing, like `exchange` and `publish`: the memory is shared."""
+        """Do nothing and return False: shared memory needs no copies. `exchange` and `publish` do nothing for the same reason."""
         return False
 
     def take_traffic(self) -> tuple[int, int]:
@@ -275,7 +281,7 @@ class SharedArrays:
 
     @contextmanager
     def exclusive(self, lock: SectionLock, *, wait: bool = True) -> Iterator[bool]:
-        """Exclude other processes that need the lock until the block ends. Without `wait`, yield False if another process has the lock."""
+        """Hold the lock until the block ends. With `wait=False`, yield False instead of waiting if another process holds the lock."""
         with self._writes(), self._record_lock(lock, wait=wait) as mine:
             yield mine
 
@@ -288,7 +294,8 @@ class SharedArrays:
     def saving(self, interval: float | None) -> Iterator[bool]:
         """Prevent other processes from saving the arrays until the block ends.
 
-        Yield False if another process is saving them, or did so less than `interval` seconds ago. None: wait, and always yield True.
+        Yields False if another process is saving the arrays, or saved them less than `interval` seconds ago. With `interval=None`, waits
+        for the other process and always yields True.
         """
         with self._record_lock("save", wait=interval is None) as mine:
             saved = self.arrays[_SAVED]
@@ -320,7 +327,7 @@ class SharedArrays:
 
     @contextmanager
     def _writes(self) -> Iterator[None]:
-        """Prevent other processes from taking a snapshot until the block ends. A waiting snapshot comes before the next block."""
+        """Prevent other processes from taking a snapshot until the block ends. If a snapshot is waiting, a new block begins after it."""
         if self._writing:
             yield
             return

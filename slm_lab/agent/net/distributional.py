@@ -22,11 +22,11 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class DistributionalHead(ActorHead):
-    """Map features to the means of the distributions [B, A], by which actions are chosen; `atoms` returns the distributions themselves.
+    """Map features to action values [B, A], the means of the distributions; `atoms` returns the distributions themselves.
 
     Dueling nets have Z outputs for the state and A × Z advantages, combined atom by atom (as in Rainbow, arXiv:1710.02298).
 
-    Args: number: Z, outputs per action.
+    Args: number: Z, the number of outputs per action.
     """
 
     def __init__(self, features: int, actions: int, spec: NetSpec, number: int) -> None:
@@ -41,7 +41,7 @@ class DistributionalHead(ActorHead):
         return self.means(self.atoms(features_BF))
 
     def atoms(self, features_BF: Tensor) -> Tensor:
-        """Return the distributions [B, A · Z]: the outputs for action 0, then those for action 1, …"""
+        """Return the distributions [B, A · Z]: the Z outputs for action 0, then the Z outputs for action 1, …"""
         atoms_BX = super().forward(features_BF)
         if self.state is None:
             return atoms_BX
@@ -81,13 +81,15 @@ class CategoricalHead(DistributionalHead):
 
 
 HEADS: dict[str, type[DistributionalHead]] = {"quantiles": QuantileHead, "categorical": CategoricalHead}
-"""Head of each kind of distribution that AlgorithmSpec.value_distribution can name."""
+"""Kind of distribution, as returned by `AlgorithmSpec.value_distribution` → class of the head."""
 
 
 class DistributionalQNet(QNet):
-    """A QNet whose head is a DistributionalHead. Values [..., A] are the means of the distributions; masks apply to them only.
+    """A QNet whose head is a DistributionalHead.
 
-    Args: kind, keys: see AlgorithmSpec.value_distribution.
+    The action values [..., A] are the means of the distributions. Action masks replace action values, but do not change distributions.
+
+    Args: kind, keys: the result of `AlgorithmSpec.value_distribution`.
     """
 
     actor_head: DistributionalHead
@@ -100,12 +102,12 @@ class DistributionalQNet(QNet):
         self.value_head = None
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain that computes the distributions; None if dueling or if a module is not supported."""
+        """Return the chain that computes the distributions; None if the net is dueling or if a module is not supported."""
         actor = actor_chain(self.actor_body, self.actor_head) if self.actor_head.state is None else None
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Return the pass whose output is distributions [B, A · Z]; feed-forward nets only. Args: learn: whether gradients are needed."""
+        """Return the pass that outputs the distributions [B, A · Z]; feed-forward nets only. Args: learn: whether gradients are needed."""
         if (chains := self.direct.get(learn)) is not None:
             return DirectPass(chains, array(obs_B))
         with torch.set_grad_enabled(learn):
@@ -137,5 +139,8 @@ class DistributionalQNet(QNet):
 
 
 def build_q_net(spec: NetSpec, obs: ObservationSpace, nvec: tuple[int, ...], distribution: tuple[str, dict[str, Any]] | None) -> QNet:
-    """Build the net of an algorithm that acts on action values. Args: distribution: see AlgorithmSpec.value_distribution."""
+    """Build the net of an algorithm that acts on action values.
+
+    Args: distribution: result of `AlgorithmSpec.value_distribution`; None for a net without distributions.
+    """
     return QNet(spec, obs, nvec) if distribution is None else DistributionalQNet(spec, obs, nvec, *distribution)

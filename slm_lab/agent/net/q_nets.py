@@ -29,9 +29,9 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class QNet(PassNet):
-    """Q(s, ·): a body and a head, dueling or plain.
+    """Q(s, ·): a body and a head, with or without the dueling architecture.
 
-    For multi-discrete actions, the values of all components (`nvec[i]` choices each) are concatenated.
+    For multi-discrete actions, the outputs are the concatenated values of all components: `nvec[i]` values for component i.
 
     Dueling (arXiv:1511.06581, eq. 9): one head outputs advantages, another the state value. Actions are chosen by the advantages alone:
     the state value is the same for all actions, so neither the greedy action nor a Boltzmann distribution depends on it. For multi-discrete
@@ -54,11 +54,11 @@ class QNet(PassNet):
         return self.actor_body.state_size
 
     def actor(self, obs_B: Tensor) -> Tensor:
-        """Return the outputs by which actions are chosen [B, A]: action values, or advantages if dueling; feed-forward nets only."""
+        """Return the outputs [B, A] for choosing actions: action values, or advantages if dueling; feed-forward nets only."""
         return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
 
     def _masked(self, q: Tensor, obs: Tensor) -> Tensor:
-        """Return values [..., A] with those of invalid actions replaced."""
+        """Return action values [..., A], in which the values of invalid actions are replaced."""
         return q if self.mask is None else self.mask(q, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ class QNet(PassNet):
         return self._values(self.actor_body(obs_B), obs_B)
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain that computes action values; None if dueling or if a module is not supported."""
+        """Return the chain that computes action values; None if the net is dueling or if a module is not supported."""
         actor = actor_chain(self.actor_body, self.actor_head) if self.value_head is None else None
         return None if actor is None else [actor]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Return the pass whose output is action values [B, A]; feed-forward nets only. Args: learn: whether gradients are needed."""
+        """Return the pass that outputs action values [B, A]; feed-forward nets only. Args: learn: whether gradients are needed."""
         chains = self.direct.get(learn)
         if chains is not None:
             passed = DirectPass(chains, array(obs_B))
@@ -89,12 +89,12 @@ class QNet(PassNet):
         return q_BA if self.mask is None else self.mask(q_BA, obs_B.numpy())
 
     def forward(self, obs_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return action values [B, A] twice, as actor outputs and as values; feed-forward nets only."""
+        """Return action values [B, A] twice: as the actor's outputs and as values; feed-forward nets only."""
         q_BA = self.critic(obs_B)
         return q_BA, q_BA
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return action values [T, N, A], twice, and the state after the last step [N, S]; recurrent nets only."""
+        """Return action values [T, N, A] twice, and the hidden state [N, S] after the last step; recurrent nets only."""
         assert isinstance(self.actor_body, RecurrentBody)
         features_TN, state_NS = self.actor_body.unroll(obs_TN, first_TN, state_NS)
         q_TNA = self._values(features_TN.flatten(0, 1), obs_TN.flatten(0, 1)).unflatten(0, features_TN.shape[:2])
@@ -125,11 +125,11 @@ ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.ELU, nn.SELU, nn.SiLU, nn.GELU, nn.LeakyReLU
 class QCritic(nn.Module):
     """One critic: a body and an output layer.
 
-    Vector observations are concatenated with the action before the body. For images, the action is concatenated with the features after the
-    body, followed by one more hidden layer; so it is in a recurrent net, whose hidden state depends on observations alone. For discrete
-    actions, the critic has one output per action and no action input.
+    Vector observations are concatenated with the action before the body. With images, the body processes the image only; its features are
+    concatenated with the action, and one more hidden layer follows. The same holds for a recurrent net, so that its hidden state depends
+    on observations alone. For discrete actions, the critic has one output per action and no action input.
 
-    Args: outputs: number of outputs for an action.
+    Args: outputs: number of outputs for a continuous action.
     """
 
     def __init__(self, spec: NetSpec, obs: ObservationSpace, action: ActionSpace, spectral: bool = False, outputs: int = 1) -> None:
@@ -165,7 +165,7 @@ class QCritic(nn.Module):
         return self.of_features(self.body(obs_B), action_B)
 
     def of_features(self, features_BF: Tensor, action_B: Tensor | None) -> Tensor:
-        """Return what `forward` does, given the outputs of the body; not for vector observations with actions."""
+        """Return the same outputs as `forward`, given the body's outputs; not for critics that take the action before the body."""
         if action_B is not None:
             features_BF = self.body.matmul_mode.run(self.joint, torch.cat((features_BF, action_B), dim=1))
         return self.head(features_BF)
@@ -178,26 +178,26 @@ class QCritic(nn.Module):
 
 
 def _joined(obs_B: Tensor, action_B: Tensor | None) -> Tensor:
-    """Return observations concatenated with actions, if there are any."""
+    """Return flattened observations, concatenated with actions unless action_B is None."""
     return obs_B.flatten(1) if action_B is None else torch.cat((obs_B.flatten(1), action_B), dim=1)
 
 
 class QCritics(PassNet):
-    """C critics: obs_B and actions [B, D] → Q [C, B]; without actions, obs_B → Q [C, B, A].
+    """C critics: obs_B and continuous actions [B, D] → Q [C, B]; for discrete actions, obs_B → Q [C, B, A].
 
-    Critics with several outputs for an action, such as quantiles of the return, return them as [C, B, O].
+    Critics with several outputs for a continuous action, such as quantiles of the return, return [C, B, O].
     """
 
     outputs = 1
-    """O: number of outputs for an action."""
+    """O: number of outputs for a continuous action."""
 
     def forward_pass(
         self, obs_B: Tensor, action_B: Tensor | None, learn: bool = True, for_action_grad: bool = False, number: int | None = None
     ) -> CriticsPass | GraphPass:
-        """Return the pass whose output is Q.
+        """Return the pass that outputs Q.
 
-        Args: learn: whether gradients are needed. for_action_grad: whether only the gradient of the actions is needed, to be computed by
-        `input_grad` of the pass instead of `backward`. number: number of critics to compute, from the first; None: all.
+        Args: learn: whether gradients are needed. for_action_grad: whether only the gradient with respect to the actions is needed, which
+        the pass's `input_grad` computes; `backward` is then not called. number: compute only the first `number` critics; None: all.
         """
         chains = self.direct.get(learn)
         if chains is not None:
@@ -219,7 +219,7 @@ class QCritics(PassNet):
         return CriticsPass(chains[:number], x_BI.numpy(), actions, self._is_single(actions))
 
     def _is_single(self, actions: int | None) -> bool:
-        """Return whether there is one output, given the number of action inputs (if any)."""
+        """Return whether the critics have a single output. Args: actions: number of action inputs; 0 or None for discrete actions."""
         return bool(actions) and self.outputs == 1
 
 
@@ -242,7 +242,10 @@ class SeparateCritics(QCritics):
 
 
 class RecurrentCritics(SeparateCritics):
-    """C critics with a hidden state each. `unroll` maps observations to features of the history, which `forward` takes as observations."""
+    """C recurrent critics, each with its own hidden state.
+
+    `unroll` maps observations to features of the history, and `forward` takes these features in place of observations.
+    """
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__(critics)
@@ -255,21 +258,21 @@ class RecurrentCritics(SeparateCritics):
         return list(self.critics)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the concatenated features of all critics [T, N, C × F], twice, and the state after the last step [N, S]."""
+        """Return the concatenated features of all critics [T, N, C × F] twice, and the hidden state [N, S] after the last step."""
         states = state_NS.split(self._sizes, dim=1)
         found = [critic.body.unroll(obs_TN, first_TN, state) for critic, state in zip(self._each, states, strict=True)]
         features = torch.cat([features for features, _ in found], dim=2)
         return features, features, torch.cat([state for _, state in found], dim=1)
 
     def forward(self, features_BF: Tensor, action_B: Tensor | None = None, number: int | None = None) -> Tensor:
-        """Return the outputs of QCritics, given the features of `unroll` [B, C × F]."""
+        """Return the outputs as described in QCritics. Args: features_BF: features of all critics from `unroll`, [B, C × F]."""
         each = zip(self._each[:number], features_BF.chunk(len(self.critics), dim=1), strict=False)
         q_CBO = torch.stack([critic.of_features(features, action_B) for critic, features in each])
         return q_CBO if action_B is None or self.outputs > 1 else q_CBO.squeeze(2)
 
 
 class StackedCritics(QCritics):
-    """C critics of fully connected layers, computed as one batched product per layer, with the weights of `critics`."""
+    """C critics of fully connected layers, initialised with the weights of `critics`; each layer is one batched matrix product."""
 
     def __init__(self, critics: Sequence[QCritic]) -> None:
         super().__init__()
@@ -286,9 +289,10 @@ class StackedCritics(QCritics):
             else:
                 self.activations.append(layers[0])
         self._largest = max(weight[0].numel() for weight, _ in self.layers)
-        """Number of weights of the largest layer, for one critic."""
+        """Number of weights in the largest layer of one critic."""
         self.matmul_mode = critics[0].body.matmul_mode
-        """How products of the hidden layers are computed. The output layer uses float32, since bfloat16 values above 2,048 are 16 apart."""
+        """How matrix products of the hidden layers are computed. The output layer always uses float32, because bfloat16 values above 2,048
+        are multiples of 16."""
 
     @property
     def layers(self) -> list[tuple[nn.Parameter, nn.Parameter]]:
@@ -296,7 +300,7 @@ class StackedCritics(QCritics):
         return [(getattr(self, f"weight_{index}"), getattr(self, f"bias_{index}")) for index in self._indices]
 
     def chains(self) -> Sequence[DirectChain] | None:
-        """Return the chain of the stack, followed by one chain per critic; None if not supported."""
+        """Return the chain that computes all critics at once, followed by one chain per critic; None if a module is not supported."""
         params, activations = self.layers, [array_activation(module) for module in self.activations]
         if None in activations or any(map(is_asynchronous, params[0])):
             return None

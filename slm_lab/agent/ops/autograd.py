@@ -1,4 +1,4 @@
-"""Forward passes of nets, and their backward passes by autograd from given gradients of the outputs."""
+"""Interface of a net's forward and backward pass (Pass), and its implementation by autograd (GraphPass)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Pass(Protocol):
     """A forward pass of a net, through which gradients can be propagated back once."""
 
     values: tuple[Any, ...]
-    """Outputs without an autograd graph: all tensors, or all arrays."""
+    """Outputs without an autograd graph. Either all are tensors, or all are arrays."""
 
     def select(self, rows: Any, /) -> Pass:
-        """Return this pass with only some rows of the outputs, a slice or indices [K]. Gradients of other rows are 0."""
+        """Return a pass with only the given rows of the outputs. Gradients of other rows are 0. Args: rows: a slice, or indices [K]."""
 
     def backward(self, *grads: Any) -> None:
-        """Add the gradients of the net's parameters to `Parameter.grad`, given the gradients of the outputs.
+        """Compute the gradients of the net's parameters and add them to `Parameter.grad`, given the gradients of the outputs.
 
         Args: grads: tensors or arrays, which this method may modify; None for an output that the loss does not depend on.
         """
@@ -33,7 +33,7 @@ class GraphPass:
 
     def __init__(self, *outputs: Tensor, inputs: Tensor | None = None) -> None:
         self.outputs, self._inputs = outputs, inputs
-        """outputs: the outputs with their autograd graph."""
+        """outputs: the net's outputs, with their autograd graph."""
         self.values = tuple(out.detach() for out in outputs)
 
     def select(self, rows: Any) -> GraphPass:
@@ -51,13 +51,16 @@ class GraphPass:
 
 
 def _scalar(outputs: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-    """Return a scalar whose gradients with respect to `outputs` are `grads`. (If `backward` gets them, torch imports sympy, 0.5 s.)"""
+    """Return a scalar whose gradients with respect to `outputs` are `grads`.
+
+    `torch.autograd.backward(outputs, grads)` would do the same, but makes torch import sympy, which takes 0.5 s.
+    """
     scalar: Tensor = _KnownGradients.apply(grads, *outputs)
     return scalar
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A scalar with given gradients with respect to given tensors."""
+    """Function of given tensors that returns a scalar and has given gradients with respect to these tensors."""
 
     @staticmethod
     def forward(ctx: Any, grads: Sequence[Tensor], *tensors: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 The optimizer then steps one tensor, the gradient norm is one reduction, and weights are published or shared with one copy. Two calls break
 the views and are not used in this package: deepcopy and `load_state_dict(assign=True)`. Assigning `parameter.data = …` and calling
-`zero_grad()` of the net break them only until the next update begins: it restores the views with the current values of the parameters.
+`zero_grad()` of the net break the views only until the next update begins, which restores them with the current values of the parameters.
 
 On a CUDA device every parameter begins at a multiple of 16 bytes, as required by the vectorised loads of matrix products. The zeros between
 parameters (padding) exist only in the vectors of this process: vectors that are saved, shared or published (`packed`) have no padding, and
@@ -26,7 +26,8 @@ from slm_lab.agent.ops.linear import scale_rows
 from slm_lab.lib.store import Arrays, Division, Named, SharedArray
 
 UPDATES_BETWEEN_CHECKS = 32
-"""Number of updates between checks with `FlatParams.check_rarely`. A check takes 10 to 20 µs, and about as long to refill the caches."""
+"""Number of updates between checks if `FlatParams.check_rarely` is true. A check takes 10 to 20 µs, and refilling the processor's caches
+takes about as long."""
 _ALIGNMENT = 4
 """Number of floats in 16 bytes."""
 _requires_grad = attrgetter("requires_grad")
@@ -42,12 +43,13 @@ class FlatParams:
         device: device of the module.
 
     Attributes: `param` and `grad`, float32 [P], and `buffer`, float32 [Q], are the vectors of the module; `slices` are the slices of the
-    groups. Optimizers step `master` by `master_grad`. In a single Session these are `param` and `grad`; else `master` is the shared array
-    on the CPU (`attach`), and `param` a copy of it. The same holds for `master_buffer`. The module's own vectors are never reallocated, so
-    views of them (numpy fast paths) stay valid. `size` is the number of parameters, and `param_indices` [size] their indices in `param`;
-    None: no padding. `division` describes how the processes of a parameter server divide the vector; None: each has all of it. `update` is
-    the number of the current update or, if that is not checked, of the last checked one; 0 between updates. For `check_rarely`, see Agent.
-    `frozen` are the indices in `params` of the parameters that do not require a gradient, as of the last `inspect`.
+    groups. Optimizers step `master` by `master_grad`. In a single Session these are `param` and `grad`; otherwise `master` is the shared
+    array on the CPU (see `use_master`), and `param` is a copy of it. The same holds for `master_buffer`. The module's own vectors are never
+    reallocated, so views of them (numpy fast paths) stay valid. `size` is the number of parameters, and `param_indices` [size] are their
+    indices in `param`, or None if there is no padding. `division` describes how the processes of a parameter server divide the vector;
+    None: each process has the full vector. `update` is the number of the last update that was checked for changes (the current one,
+    unless `check_rarely` is true); 0 between updates. For `check_rarely`, see Agent. `frozen` contains the indices in `params` of the
+    parameters that did not require a gradient at the last `inspect`.
     """
 
     def __init__(self, module: nn.Module, groups: Sequence[Sequence[nn.Parameter]] | None = None, device: str = "cpu") -> None:
@@ -87,7 +89,7 @@ class FlatParams:
             _keep_recurrent_weights(module)
 
     def begin_update(self) -> None:
-        """Begin an update: check whether parameters were changed by users since the last check."""
+        """Begin an update. Unless a check is not due (`check_rarely`), check whether users changed parameters since the last check."""
         self._updates += 1
         if not self.check_rarely or self._updates >= self._checked + UPDATES_BETWEEN_CHECKS or RemovableHandle.next_id != self._next_hook:
             self._checked, self._next_hook = self._updates, RemovableHandle.next_id
@@ -95,7 +97,7 @@ class FlatParams:
         self.update = self._checked
 
     def inspect(self) -> None:
-        """Copy parameters and buffers whose `data` were replaced back into the vectors, and set `frozen`.
+        """Copy parameters and buffers whose `data` attribute was replaced back into the vectors, and set `frozen`.
 
         Raises ValueError if the new data have another size, type or device.
         """
@@ -127,7 +129,7 @@ class FlatParams:
         )
 
     def packed(self, vector: Tensor) -> Tensor:
-        """Return a vector with the layout of `param` without padding; the vector itself if there is no padding."""
+        """Remove the padding from a vector with the layout of `param`. Return the vector itself if there is no padding."""
         return vector if self.param_indices is None else vector[self.param_indices]
 
     def fill(self, packed: Tensor) -> None:
@@ -152,7 +154,7 @@ class FlatParams:
         return (self.slices if self.master is self.param else self._packed_slices)[index]
 
     def indices_in_group(self, index: int) -> Tensor | None:
-        """Return the indices of a group's parameters in its slice of `master`; None: no padding."""
+        """Return the indices of a group's parameters in the group's slice of `master`; None if the slice has no padding."""
         part = self.slices[index]
         if self.param_indices is None or self.master is not self.param:
             return None
@@ -165,7 +167,10 @@ class FlatParams:
         return _join(self._parts[indices[0] : indices[-1] + 1])
 
     def project(self, frozen: Sequence[int]) -> None:
-        """Scale the rows of weights with the attribute `unit_rows` to norm 1 in `master`. Args: frozen: indices of parameters to leave."""
+        """Scale each row of the weights that have the attribute `unit_rows` to norm 1, in `master`.
+
+        Args: frozen: indices of parameters to leave unchanged.
+        """
         for index in self.unit_rows:
             if index not in frozen:
                 scale_rows(self.master[self._master_parts[index]].view(self.params[index].shape))
@@ -177,7 +182,8 @@ class FlatParams:
     def use_master(self, arrays: Arrays, serves: int | None = None) -> None:
         """Let optimizers step these shared arrays from now on; the module computes on a copy of them. Call this once.
 
-        Args: serves: index of this process in a parameter server: the arrays are its range of the vector, and it does not run the module.
+        Args: serves: index of this process among the processes of a parameter server; None if it is not one of them. A process of a
+        parameter server stores only its range of the vector, and does not run the module.
         """
         master = torch.from_numpy(arrays["params"])
         if serves is not None:
@@ -191,7 +197,7 @@ class FlatParams:
         self.pull()
 
     def _serve_part(self, master: Tensor, part: slice) -> None:
-        """Use `master` as the elements `part` of the vector, and free the memory of the module's parameters."""
+        """Use `master` as the storage of the elements `part` of the vector, and free the memory of the module's parameters."""
         assert self.param_indices is None
         self.param = self.master = master
         self.grad = self.master_grad = torch.zeros_like(master)  # takes memory only when it is written
@@ -204,13 +210,16 @@ class FlatParams:
         self._views, self._tensors, self._addresses = [], [], []  # the module is not used in this process
 
     def parts_in_group(self, index: int, params: Sequence[int]) -> list[slice]:
-        """Return the slices of parameters, given by their indices in `params`, relative to a group's slice of `master`."""
+        """Return the slices of some parameters relative to the start of a group's slice of `master`, without empty slices.
+
+        Args: index: index of the group. params: indices of the parameters in `self.params`.
+        """
         group = self.master_slice(index)
         inside = [_intersection(self._master_parts[param], group) for param in params]
         return [part for part in inside if part.start < part.stop]
 
     def members(self, index: int) -> list[int]:
-        """Return the indices in `params` of a group's parameters."""
+        """Return the indices in `self.params` of a group's parameters."""
         group = self.master_slice(index)
         return [number for number, part in enumerate(self._master_parts) if group.start <= part.start < group.stop]
 
@@ -253,7 +262,10 @@ class FlatParams:
             counter.copy_(saved)
 
     def restore_buffers_where(self, bad: Tensor) -> None:
-        """Restore the buffers of the last `keep_buffers` if `bad` [], on the same device, is true; then call `keep_buffers`."""
+        """Restore the buffers saved by the last `keep_buffers` if `bad` is true; then call `keep_buffers`.
+
+        Args: bad: bool [], on the device of the buffers.
+        """
         for saved, present in zip((self._saved_buffer, *self._saved_counters), (self.buffer, *self.counters), strict=True):
             present.copy_(torch.where(bad, saved, present))
         self.keep_buffers()
@@ -300,7 +312,10 @@ def _intersection(own: slice, part: slice) -> slice:
 
 
 def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tuple[list[nn.Parameter], list[slice]]:
-    """Return the parameters of all groups without duplicates, and the slice of each group. Raises ValueError if one is in no group."""
+    """Return the parameters of all groups without duplicates, and the slice of each group in this list.
+
+    Raises ValueError if a parameter of the module is in no group.
+    """
     seen: set[int] = set()
     ordered: list[nn.Parameter] = []
     bounds: list[slice] = []
@@ -317,7 +332,7 @@ def _ordered(module: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> tup
 
 
 def _slices(tensors: Sequence[Tensor], alignment: int = 1) -> Iterator[slice]:
-    """Yield the slice of the flat vector for each tensor, beginning at a multiple of `alignment`."""
+    """Yield the slice of the flat vector for each tensor. Each slice begins at a multiple of `alignment`."""
     end = 0
     for tensor in tensors:
         begin = -(-end // alignment) * alignment
@@ -349,8 +364,8 @@ def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> 
 def _keep_recurrent_weights(module: nn.Module) -> None:
     """Let recurrent layers keep their weights in the flat vector.
 
-    cuDNN needs the weights of a layer in a separate vector, and `flatten_parameters` would move them there. If it is disabled, cuDNN copies
-    the weights at each call, with a warning each time, which is suppressed.
+    cuDNN needs the weights of a layer in a separate vector, and `flatten_parameters` would move them to such a vector. This function
+    disables `flatten_parameters`: cuDNN then copies the weights at each call. The warning that each call would print is suppressed.
     """
     for layer in module.modules():
         if isinstance(layer, nn.RNNBase):

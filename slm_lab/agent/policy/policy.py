@@ -1,8 +1,8 @@
-"""The policy: a net, a distribution and an action rule, all that rollout workers, evaluation and trained agents need.
+"""The policy: a net, an action distribution and an action rule. Rollout workers, evaluation and trained agents need nothing else to act.
 
-Small feed-forward nets act in numpy (NumpyActor). Their weights are views of the net's flat vectors (see FlatParams), so they are always
-current. One step of 8 envs through two hidden layers takes about a fifth of the time of torch's dispatch. If a user has changed the net,
-its modules are called instead (see validity.py).
+Small feed-forward nets act in numpy (NumpyActor). The numpy code reads the weights through views of the net's flat vectors (see
+FlatParams), so it always uses the current weights. For 8 envs and two hidden layers, it takes about a fifth of the time that torch needs
+to dispatch the same operations. If a user has changed the net, its modules are called instead (see validity.py).
 """
 
 from __future__ import annotations
@@ -47,31 +47,31 @@ NUMPY_ACTING = True
 """Whether small nets act in numpy; False: always use torch."""
 
 CHECK_EVERY = 16
-"""Number of steps between complete checks of the net, each of which takes a quarter of the time of a step of one env."""
+"""Number of steps between complete checks of the net. One check takes a quarter of the time of a step with one env."""
 
 RARELY = 1024
-"""CHECK_EVERY while rare checks are set by `Agent.check_rarely`."""
+"""Replaces CHECK_EVERY after `Agent.check_rarely(True)`."""
 
 
 class NumpyActor:
-    """Function obs_N float32 [N, D] → distribution parameters float32 [N, P], computed in numpy by the layers of a body and its head.
+    """Compute the distribution parameters float32 [N, P] of observations float32 [N, D] in numpy, with the layers of a body and its head.
 
-    It calls the modules instead if they were changed after it was built.
+    If the modules were changed after this object was built, it calls the modules instead.
     """
 
     def __init__(self, body: Body, head: ActorHead, chain: DirectChain, mask: ActionMask | None = None) -> None:
         self._body, self._head, self.layers, self._mask = body, head, chain.outputs, mask
         if isinstance(head, DistributionalHead):
             self.layers = lambda obs_N: head.means(chain.outputs(obs_N))
-        """layers: the function in numpy, regardless of changes to the modules."""
+        """layers: the computation in numpy, without a check for changes of the modules."""
         self._watch = ModuleMonitor([*body.modules(), *head.modules()], data=True)
         self._left, self.check_every = 0, CHECK_EVERY
 
     def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
         """Compute the parameters.
 
-        Args: exact: whether every change of the modules is noticed immediately; if False, only added hooks are, and other changes after at
-        most `check_every` calls.
+        Args: exact: whether to check for every change of the modules now. If False, added hooks are noticed immediately, and other changes
+        after at most `check_every` calls.
         """
         params_NP = self._params(obs_N, exact)
         return params_NP if self._mask is None else self._mask(params_NP, obs_N)
@@ -109,7 +109,8 @@ class Policy:
         action_policy: "default" samples the distribution; "epsilon_greedy" takes its mode, but with probability `explore_var` a random
             action; "boltzmann" divides its logits by `explore_var`; "gaussian" adds noise of standard deviation `explore_var` to its mode;
             "random" ignores the distribution.
-        logp: whether `act` returns log-probabilities of sampled actions; otherwise NaN, since on few envs they cost as much as the draw.
+        logp: whether `act` returns the log-probabilities of sampled actions. If False, it returns NaN; with few envs, computing them would
+            take as long as drawing the actions.
         flat: the parameters of the net in one vector.
         mask: the action mask of the observations; None: every action is always valid.
     """
@@ -132,14 +133,14 @@ class Policy:
         self.uniform = False
         """Whether to ignore the distribution and act uniformly at random; clones do not copy this value."""
         self.acts_noisily = False
-        """Whether noisy nets act with noise, except deterministically; clones do not copy this value."""
+        """Whether noisy nets act with noise, unless `deterministic=True`; clones do not copy this value."""
         self._noise = NoiseSource(net)
         self.version = 0
         """Number of updates of the weights."""
         self.state_size = 0 if net is None else net.state_size
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
-        """Number of actions, if they are countable."""
+        """Number of different actions, if all components are discrete."""
         self._numpy_actor = None if net is None else fast_actor(net.actor_body, net.actor_head, mask)
         self._unknown_N = np.zeros(0, np.float32)
         self.env_action: Callable[[np.ndarray], np.ndarray] = (
@@ -187,18 +188,21 @@ class Policy:
         return ActOut(*choose(params_NP), state_N, self.version)
 
     def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
-        """Choose actions from the outputs of `forward`, which may be computed in another process."""
+        """Choose actions, given the outputs of `forward`, which another process may have computed."""
         if self.uniform:
             return ActOut(*self._uniform(len(params_NP), self._valid_outputs(params_NP)), state_N, self.version)
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def _valid_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
-        """Return the action masks, bool [N, A], given masked outputs; None for an env without masks."""
+        """Return the action masks, bool [N, A], read from outputs that were masked; None for an env without masks."""
         return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
-        """Return a function (obs_N, first_N, acts_N=None) that acts by this policy, or its mode, with a hidden state and a random stream of
-        its own, and returns actions in the env's form. acts_N, bool [N]: rows that act; the hidden states of the others do not change."""
+        """Return a function (obs_N, first_N, acts_N=None) that chooses actions with this policy and returns them in the env's form.
+
+        The function keeps its own hidden state. acts_N, bool [N]: rows that act; the hidden states of other rows do not change.
+        Args: rng: random stream of the function. deterministic: take the mode of the distribution.
+        """
         policy = self.clone(rng)
         state_N: np.ndarray | None = None
 
@@ -234,7 +238,7 @@ class Policy:
 
     @torch.inference_mode()
     def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None, deterministic: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the distribution parameters [N, P] and the next hidden state. Args: deterministic: without the noise of noisy nets."""
+        """Return the distribution parameters [N, P] and the next hidden state. Args: deterministic: do not use the noise of noisy nets."""
         assert self.net is not None
         if self.acts_noisily and not deterministic:
             self._noise.draw(self.rng)
@@ -318,7 +322,7 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
     """Build the distribution that the spec names. Raises SpecError if it does not fit the action space."""
     name, parts = spec.action_pdtype, action.parts
     found = [_part_distribution(name, part) for part in parts]
-    # the key names the distribution of the components that it fits; with several kinds of components, the others keep their default
+    # with several kinds of components, action_pdtype applies to the components that it fits, and the others keep their default
     if None in found and (len(parts) == 1 or not any(found)):
         fitting = dict.fromkeys(fit for part in parts for fit in _fitting(part))
         message = f"{name!r} is not supported for {_actions_text(action)}; allowed: default, {', '.join(fitting)}"
@@ -335,12 +339,12 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
 
 
 def _part_distribution(name: str, part: ActionSpace) -> type[ActionDistribution] | None:
-    """Return the distribution of a name for actions of one kind; None if it does not fit them."""
+    """Return the distribution class with the given name for actions of one kind; None if the distribution does not fit them."""
     return _fitting(part).get(DEFAULT_DISTRIBUTION[part.kind] if name == "default" else name)
 
 
 def _fitting(part: ActionSpace) -> dict[str, type[ActionDistribution]]:
-    """Return the distributions that fit actions of one kind."""
+    """Return name → class of the distributions that fit actions of one kind."""
     kinds = DISTRIBUTIONS | MULTI_DISCRETE if part.kind == "multi_discrete" else DISTRIBUTIONS
     return {name: kind for name, kind in kinds.items() if part.kind in kind.kinds and (part.bounded or not kind.needs_bounds)}
 
@@ -353,7 +357,10 @@ def _actions_text(action: ActionSpace) -> str:
 
 
 def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> None:
-    """Raise SpecError naming every key of soft actor-critic that does not fit the env's actions; print notices for keys without effect."""
+    """Raise SpecError with a problem for each key of soft actor-critic that does not fit the env's actions.
+
+    Prints a notice for each key that has no effect.
+    """
     discrete = action.kind == "discrete"
     problems = []
     names = ("default", "Categorical", "GumbelSoftmax") if discrete else ("default", "Normal")
@@ -414,7 +421,10 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
 
 
 def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
-    """Return the parts of the policy's net with separate optimizer keys; ("actor",): one optimizer, which may use the actor's keys."""
+    """Return the parts of the policy's net with separate optimizer keys.
+
+    ("actor",): there is one optimizer, which may use the actor's keys.
+    """
     assert agent.net is not None
     if not agent.algorithm.has_critic:
         return ()
@@ -423,7 +433,7 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
 
 
 def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:
-    """Return the gradients of actor and critic if their bodies are separate, else None."""
+    """Return the gradients of the actor and of the critic if they have separate bodies, else None."""
     if not isinstance(net, ActorCriticNet) or net.critic_body is None:
         return None
     return [[flat.grad[flat.span(parameters)]] for parameters in (net.actor_parameters(), net.critic_parameters())]

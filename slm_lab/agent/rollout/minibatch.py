@@ -25,7 +25,7 @@ VALUE_BYTES = 8 * 2**20
 
 
 class RolloutNet(Protocol):
-    """A net with action outputs and values; for a Q-net both are action values [..., A]."""
+    """A net that outputs distribution parameters and values; for a Q-net, both are action values [..., A]."""
 
     @property
     def state_size(self) -> int:
@@ -35,17 +35,20 @@ class RolloutNet(Protocol):
         """Return distribution parameters [B, P] and values [B]; feed-forward nets only."""
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> Pass:
-        """Return the same outputs as a Pass, if possible without an autograd graph."""
+        """Return a Pass with the same outputs as `__call__`; it has no autograd graph if the net supports a graph-free pass."""
 
     def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
         """Return values [B], without gradients; feed-forward nets only."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Return distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]; recurrent nets only."""
+        """Return distribution parameters [T, N, P], values [T, N] and the hidden state [N, S] after the last step; recurrent nets only."""
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
-    """Return how many items of the last of `batch_dims` leading axes fit MICROBATCH_BYTES (VALUE_BYTES without gradients), at least 1."""
+    """Return the number of items, at least 1, that fit into MICROBATCH_BYTES (VALUE_BYTES without gradients).
+
+    Items are counted along the last of the `batch_dims` leading axes.
+    """
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
     return max(1, (MICROBATCH_BYTES if gradients else VALUE_BYTES) // max(item, 1))
 
@@ -55,7 +58,7 @@ class Values(Generic[A]):
     """Outputs of actor and critic for a rollout, before the update."""
 
     output_TN: A
-    """float32 [T, N]: the critic's output for each observation; [T, N, A] for a Q-net, like next_output_TN."""
+    """float32 [T, N]: the critic's output for each observation. For a Q-net, this and next_output_TN are [T, N, A]."""
     next_output_TN: A
     """float32 [T, N]: the critic's output for the true next observation (meaningless after a termination)."""
     state_CNS: A
@@ -63,16 +66,17 @@ class Values(Generic[A]):
     params_TNP: A | None
     """float32 [T, N, P]: the actor's outputs; None if they were not computed."""
     outputs: Pass | None = None
-    """The pass over the T · N observations, if the gradient step uses it (see `one_pass`)."""
+    """The pass over the T · N observations, if the gradient step uses the same pass (see `one_pass`)."""
 
 
 def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], Values[Any]] | None:
-    """Run actor and critic once, for both values and the single gradient step on a rollout; return None if that is not possible.
+    """Run actor and critic once, and use this pass both for the values and for the single gradient step on a rollout.
 
-    It is not possible for recurrent nets, which learn from sequences, and many images, which are split into microbatches. Rows without a
-    loss have a gradient of 0. Since 0 · NaN is NaN, the result is also None if an observation is not finite, e.g. if an env diverged.
+    Returns the rollout and the outputs, as arrays if the pass has no graph. Returns None if one pass is not possible: for recurrent nets,
+    which learn from sequences; for many images, which are split into microbatches; and for observations that are not finite, e.g. if an
+    env diverged. (Rows without a loss have a gradient of 0, but 0 · NaN is NaN.)
 
-    Returns the rollout and the outputs, as arrays if the pass has no graph. Args: graph: the loss needs tensors with an autograd graph.
+    Args: graph: whether the loss needs tensors with an autograd graph.
     """
     steps: Rollout[Any] = rollout if graph or not rollout.obs_TN.is_cpu else rollout.arrays
     obs_B = flat(steps.obs_TN)
@@ -99,7 +103,10 @@ def _is_finite(x: Tensor | np.ndarray) -> bool:
 
 @torch.no_grad()
 def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
-    """Run the critic over a rollout, including last observations of truncated episodes; with `actor`, run the actor in the same pass."""
+    """Run the critic over a rollout and over the last observations of truncated episodes.
+
+    Args: actor: whether to run the actor in the same pass.
+    """
     pairs: list[tuple[Tensor | None, Tensor]] = []  # the actor's and the critic's outputs
     if net.state_size == 0:
         obs_B = rollout.obs_TN.flatten(0, 1)
@@ -132,7 +139,7 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
 
 
 def last_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-    """Return the critic's outputs [K] for the last observations of truncated episodes, given the hidden state before them."""
+    """Return the critic's outputs [K] for the last observations of truncated episodes. Args: state_KS: hidden states before them."""
     if net.state_size == 0:
         return tensor(net.values(obs_K))
     with torch.no_grad():
@@ -154,7 +161,7 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class Minibatch(Generic[A]):
-    """Valid transitions [B], and the net's inputs for them."""
+    """B valid transitions, and the net's inputs for them."""
 
     inputs: A | Sequences
     """obs_B [B, *shape] for feed-forward nets, else the sequences that contain the transitions."""
@@ -169,9 +176,9 @@ class Minibatch(Generic[A]):
     """The pass over these transitions, if already computed."""
 
     def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> Pass:
-        """Return the pass whose outputs are distribution parameters [B, P] and values [B].
+        """Return the pass that outputs distribution parameters [B, P] and values [B].
 
-        Args: graph: the loss needs tensors with an autograd graph.
+        Args: graph: whether the loss needs tensors with an autograd graph.
         """
         if self.outputs is not None:
             return self.outputs
@@ -180,7 +187,7 @@ class Minibatch(Generic[A]):
         return net.forward_pass(self.inputs)
 
     def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [B, P] and values [B], with gradients; for a Q-net both are action values [B, A]."""
+        """Return distribution parameters [B, P] and values [B] with an autograd graph; for a Q-net, both are action values [B, A]."""
         if isinstance(self.outputs, GraphPass):
             params_BP, value_B = self.outputs.outputs
             return params_BP, value_B
@@ -192,7 +199,7 @@ class Minibatch(Generic[A]):
 
 
 class Batch:
-    """A rollout with advantages and targets, to be divided into minibatches. Sequences are never split."""
+    """A rollout with advantages and targets, which can be divided into minibatches. Sequences are never split."""
 
     def __init__(self, rollout: Rollout[Any], values: Values[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
@@ -213,7 +220,9 @@ class Batch:
             self.size = self.transitions = len(self.columns[0])
 
     def microbatches(self) -> Iterator[tuple[Minibatch[Any], float]]:
-        """Yield all transitions in order, in one microbatch unless they are many images. Each comes with its fraction of the transitions.
+        """Yield microbatches that contain all transitions in order, each with its fraction of the transitions.
+
+        There is one microbatch, unless the observations are many images.
 
         The gradients of mean losses weighted by these fractions add up to the gradient of the mean loss over all transitions.
         """
@@ -230,7 +239,10 @@ class Batch:
             yield part, len(part.action_B) / self.transitions
 
     def epochs(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
-        """Yield minibatches of about `minibatch_size` transitions, equal to within one, in a new random order each epoch."""
+        """Yield minibatches of about `minibatch_size` transitions, in a new random order each epoch.
+
+        The sizes of the minibatches differ by at most one transition or sequence.
+        """
         per_item = self.seq_len if self.recurrent else 1
         count = max(1, round(self.size * per_item / minibatch_size))
         bounds = np.linspace(0, self.size, min(count, self.size) + 1).astype(int).tolist()
@@ -255,7 +267,7 @@ class Batch:
 
 
 def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
-    """Return the valid rows [B, …] of columns [T, N, …], and their indices in [T · N], or None if every row is valid."""
+    """Return the valid rows [B, …] of columns [T, N, …], and their indices in [T · N]; the indices are None if every row is valid."""
     rows, valid_B = [flat(x) for x in columns], flat(valid_TN)
     if bool(valid_B.all()):
         return rows, None
@@ -264,7 +276,7 @@ def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
 
 
 def _chunk(x_TN: Tensor, length: int) -> Tensor:
-    """[T, N, …] → [length, chunks · N, …], chunk-major, the last chunk padded with zeros (invalid rows)."""
+    """Reshape [T, N, …] to [length, chunks · N, …], chunk-major; the last chunk is padded with zeros (invalid rows)."""
     T = len(x_TN)
     chunks = -(-T // length)
     if chunks * length > T:

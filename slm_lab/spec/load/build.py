@@ -1,7 +1,7 @@
 """Build a Spec from one raw spec, or report all its problems.
 
-A raw spec is converted to the current form (`_current_form`, in several stages), validated as a whole or in its valid parts, checked
-by the rules across sections, and resolved.
+A raw spec is converted to the current form in several stages (`_current_form`) and validated; if it is invalid, its valid parts are
+used in the next step. Then the rules that concern several sections are checked, and default values are resolved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Request:
     """Options for loading a raw spec."""
 
     overrides: Mapping[KeyPath, Any] = field(default_factory=dict)
-    """Values of --set, by path."""
+    """Values given by --set, by path."""
     folder: Path | None = None
     """Folder of the spec file; None: the spec is not in a file."""
     for_search: bool = True
@@ -41,7 +41,7 @@ class Request:
 
 
 def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> Spec | None:
-    """Return the Spec of `raw`, which is not modified; None, with the problems in `report`, if `raw` is invalid."""
+    """Return the Spec of `raw`, or None if `raw` is invalid. Problems are added to `report`; `raw` is not modified."""
     report.for_slm_lab = is_for_slm_lab(raw)
     body = _current_form(raw, request, report) | {"name": name}
     found = report.child()
@@ -71,7 +71,10 @@ def build(name: str, raw: dict[str, Any], request: Request, report: Report) -> S
 
 
 def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict[str, Any]:
-    """Return a copy of a raw spec with the values of --set, in the form that the models expect. Each stage returns its argument."""
+    """Return a copy of a raw spec with the values of --set, in the form that the models expect.
+
+    Each stage modifies its argument and returns it.
+    """
     raw = migrate(copy.deepcopy(raw), report)  # --set may use current or old names of keys
     _check_version(raw, report)
     raw = migrate(_with_sets(raw, request.overrides, report), report)
@@ -80,7 +83,7 @@ def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict
 
 
 def _check_version(raw: dict[str, Any], report: Report) -> None:
-    """Report a spec saved by a run of another version, whose keys may mean something else."""
+    """Report a problem if the spec was saved by a run of another version, in which keys may have another meaning."""
     starts = value_at(raw, ("meta", "run"))
     last = starts[-1] if isinstance(starts, list) and starts else None  # one entry per start of the run
     if isinstance(last, dict) and (version := last.get("spec_version")) != SPEC_VERSION:
@@ -102,9 +105,10 @@ def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Re
 
 
 def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Report, whole: bool) -> tuple[Spec, Report]:
-    """Check the search section of a spec, valid as a whole or in parts; return the spec and a report with the problems of the section.
+    """Check the search section of a spec; return the spec and a report with the problems of the section.
 
     Notes are added to `found`. In a spec written for SLM Lab, values that cannot be searched are removed, also from `raw`.
+    Args: whole: whether the complete spec is valid; if False, `spec` consists of its valid parts.
     """
     searched, problems_of = report.child(), partial(_problems, spec.name)
     check_search(raw, searched, problems_of if whole else None)
@@ -119,7 +123,7 @@ def _checked_search(spec: Spec, raw: dict[str, Any], report: Report, found: Repo
 
 
 def _left_out(problems: list[Problem]) -> str:
-    """Return why a search section is left out. Args: problems: problems of values that only --set makes invalid."""
+    """Return a text that says why the search section is left out. Args: problems: problems of values that are valid without --set."""
     why = "only for a search; left out"
     if not problems:
         return why
@@ -128,19 +132,22 @@ def _left_out(problems: list[Problem]) -> str:
 
 
 def _is_valid_without_sets(name: str, raw: dict[str, Any], request: Request) -> bool:
-    """Return whether --set changes keys and the search section is valid without these changes; variables keep their values."""
+    """Return whether only --set makes the search section invalid: --set changes keys, and without these changes the section is valid.
+
+    Variables are not concerned: their values are already filled in.
+    """
     problems = _problems(name, raw, request.folder) if request.overrides else []
     return bool(request.overrides) and not any(problem.path.split(".")[0] == "search" for problem in problems)
 
 
 def _problems(name: str, raw: dict[str, Any], folder: Path | None = None) -> list[Problem]:
-    """Return the problems of a raw spec without --set."""
+    """Return the problems of a raw spec, to which --set is not applied."""
     build(name, raw, Request(folder=folder), report := Report())
     return report.problems
 
 
 def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[KeyPath]]:
-    """Return the Spec without its invalid parts, so that rules can check the rest in the same run, and the paths of guessed names.
+    """Return the Spec without its invalid parts, and the paths of guessed names. Rules can then check the rest in the same run.
 
     Unknown names of components are replaced by likely names, and the problems in these components are added to `report`.
     """
@@ -163,7 +170,7 @@ def _valid_parts(raw: dict[str, Any], report: Report) -> tuple[Spec | None, set[
             continue
         cut = True
         removed: list[KeyPath] = []
-        for path in sorted(set(wrong), key=len, reverse=True):  # a key may be wrong in two ways
+        for path in sorted(set(wrong), key=len, reverse=True):  # a key may have two problems
             if not any(path[: len(part)] == part for part in removed):
                 removed.append(_remove_part(raw, path))
     return None, guessed
@@ -184,15 +191,15 @@ _STAND_IN: dict[KeyPath, Any] = {
 
 
 def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
-    """Remove the part at `path`, or the section around a missing part; replace required parts by their values in _STAND_IN.
+    """Remove the part at `path`, or the section that lacks this part; replace required parts by their values in _STAND_IN.
 
-    Returns the path of what was removed or replaced.
+    Returns the path of the removed or replaced part.
     """
     for end in range(len(path), 0, -1):
         section, key = value_at(rest, path[: end - 1]), path[end - 1]
         if not isinstance(section, dict):
             continue
-        # remove a stand-in that did not help (a HydraMLPNet's hid_layers in another net)
+        # if the part is a stand-in already and still invalid (hid_layers of HydraMLPNet in another net), remove it
         if path[:end] in _STAND_IN and section.get(key) != _STAND_IN[path[:end]]:
             section[key] = copy.deepcopy(_STAND_IN[path[:end]])
             return path[:end]
@@ -203,11 +210,11 @@ def _remove_part(rest: dict[str, Any], path: KeyPath) -> KeyPath:
 
 
 _FREE = frozenset({"arc", "actor_arc", "critic_arc", "run", "search"})
-"""Keys with free-form values, in which null is a value."""
+"""Keys with free-form values, in which null has a meaning and is kept."""
 
 
 def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
-    """Remove keys whose value is null. In an env's constructor arguments, only the first level is searched."""
+    """Remove keys whose value is null. In the env section, which contains constructor arguments, nested values are left unchanged."""
     for key in [key for key, value in node.items() if value is None]:
         del node[key]
     for key, value in node.items():
@@ -217,7 +224,8 @@ def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
 
 
 def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Add missing names of agent.net and agent.memory, guessed from algorithm, env and keys; remove an empty agent.net."""
+    """Add missing names of agent.net and agent.memory, guessed from the algorithm, the env and the given keys. Remove an empty
+    agent.net."""
     agent, env = raw.get("agent"), raw.get("env")
     if not isinstance(agent, dict):
         return raw
@@ -229,7 +237,7 @@ def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
         env_name = str(env.get("name")) if isinstance(env, dict) else ""
         if net.keys() & {"conv_hid_layers", "fc_hid_layers", "normalize"} or env_name.startswith(("ALE/", "CarRacing-")):
             net["name"] = "ConvNet"
-        elif "hid_layers" in net or env_name in KNOWN:  # the spaces of other envs are not known here
+        elif "hid_layers" in net or env_name in KNOWN:  # the observation spaces of other envs are not known here
             net["name"] = "MLPNet"
     if isinstance(memory, dict) and "name" not in memory and model is not None:
         memory["name"] = model.memories[0]

@@ -25,21 +25,21 @@ class MemorySpec(Component):
     """Keys of every memory, and the properties that rules need."""
 
     on_policy: ClassVar[bool] = False
-    """Each transition is used once; otherwise transitions are sampled repeatedly."""
+    """Whether each transition is used once; if False, transitions are sampled repeatedly."""
     episodes: ClassVar[bool] = False
-    """Stores whole episodes, so training_frequency counts episodes; otherwise vector steps."""
+    """Whether the memory stores complete episodes, so that training_frequency counts episodes; if False, it counts vector steps."""
 
 
 class Sequences(NamedTuple):
     """Form of the sequences of transitions in a replay buffer."""
 
     burn_in: int
-    """Steps before those that the net learns from."""
+    """Number of steps before the steps that the net learns from."""
     window: int
-    """Steps in all."""
+    """Total number of steps, including burn_in."""
     stride: int
-    """Steps of an env from the start of one sequence to the next: sequences overlap by half of the steps that the net learns from, as in
-    R2D2."""
+    """Number of steps of an env from the start of one sequence to the start of the next. Sequences overlap by half of the steps that the
+    net learns from, as in R2D2."""
 
     def number(self, steps: int) -> int:
         """Return the number of complete sequences of one env after `steps` transitions."""
@@ -52,17 +52,18 @@ class ReplayKeys(SpecModel):
     batch_size: Positive = 32
     """Transitions per batch; with a RecurrentNet, sequences (of seq_len transitions) per batch."""
     max_size: Positive = 100_000
-    """Maximum number of transitions; the oldest are overwritten. Memory is allocated for no more transitions than the Session has
-    frames."""
+    """Maximum number of transitions; when the buffer is full, the oldest are overwritten. Memory is allocated for at most as many
+    transitions as the Session has frames."""
     use_cer: Flag = False
-    """Combined experience replay (arXiv:1712.01275): the last places of a batch contain the transitions that were added since the previous
-    batch, oldest first and at most batch_size; transitions in these places keep their priorities. With a RecurrentNet, the last place
-    contains the newest sequence."""
+    """Combined experience replay (arXiv:1712.01275): the last rows of a batch are the transitions that were added since the previous
+    batch, oldest first and at most batch_size of them; the priorities of transitions in these rows are not updated. With a RecurrentNet,
+    the last item of a batch is the newest sequence."""
     burn_in: Count | None = None
-    """RecurrentNet: steps before each sequence that only update its stored hidden state to the present weights; the net does not learn from
-    them (R2D2, Kapturowski et al. 2019); default: half of seq_len."""
+    """RecurrentNet: number of steps before each sequence over which the net only updates the stored hidden state with its present weights;
+    it does not learn from these steps (R2D2, Kapturowski et al. 2019). Default: half of seq_len."""
     on_device: Flag = False
-    """Keep the transitions in the memory of the CUDA device that computes, instead of uploading each batch. On the CPU it is an error."""
+    """Keep the transitions in the memory of the CUDA device that the agent uses, instead of uploading each batch. An error if the device is
+    the CPU."""
 
     def sequences(self, seq_len: int) -> Sequences:
         """Return the form of the sequences that a recurrent net learns from."""
@@ -76,15 +77,16 @@ class PriorityKeys(SpecModel):
     alpha: NonNegative = 0.6
     """Priority exponent; 0 is uniform sampling."""
     epsilon: NonNegative = 1e-4
-    """Added to each error, so that no priority is 0; with 0 a transition without error is hardly sampled again."""
+    """Added to each error, so that no priority is 0. With epsilon 0, a transition with error 0 is hardly ever sampled again."""
     beta: Fraction | Schedule | None = None
     """Exponent of importance-sampling weights (1: full correction), as a number or a schedule over frames. Default: no weights; with a
-    RecurrentNet 0.4."""
+    RecurrentNet, 0.4."""
     initial_error: PositiveReal | Literal["greatest"] | None = None
-    """Error that determines the priority of a new transition until it is first drawn; "greatest": the greatest priority so far, as in the
-    paper. Default: 100,000; with a RecurrentNet "greatest"."""
+    """Error that determines the priority of a new transition until it is first sampled. "greatest": use the greatest priority so far, as in
+    the paper. Default: 100,000; with a RecurrentNet, "greatest"."""
     eta: Fraction = 0.9
-    """RecurrentNet: η of a sequence's priority, η max |error| + (1 − η) mean |error| over its transitions (Kapturowski et al. 2019)."""
+    """RecurrentNet: weight η of the maximum in the priority of a sequence, which is η max |error| + (1 − η) mean |error| over the
+    transitions of the sequence (Kapturowski et al. 2019)."""
 
 
 class SILReplayKeys(SpecModel):
@@ -97,9 +99,9 @@ class SILReplayKeys(SpecModel):
     max_size: Positive | None = None
     """SIL, PPOSIL: maximum number of transitions."""
     use_cer: Flag | None = None
-    """SIL, PPOSIL: the last places of a batch contain the transitions that were added since the previous batch."""
+    """SIL, PPOSIL: the last rows of a batch are the transitions that were added since the previous batch."""
     burn_in: Count | None = None
-    """SIL, PPOSIL with a RecurrentNet: steps before each sequence that only update its hidden state."""
+    """SIL, PPOSIL with a RecurrentNet: number of steps before each sequence over which the net only updates its hidden state."""
     alpha: NonNegative | None = None
     """SIL, PPOSIL: priority exponent."""
     epsilon: NonNegative | None = None
@@ -109,7 +111,7 @@ class SILReplayKeys(SpecModel):
     initial_error: PositiveReal | Literal["greatest"] | None = None
     """SIL, PPOSIL: error that determines the priority of a new transition."""
     eta: Fraction | None = None
-    """SIL, PPOSIL with a RecurrentNet: η of a sequence's priority."""
+    """SIL, PPOSIL with a RecurrentNet: weight η of the maximum error in the priority of a sequence."""
 
     @property
     def sil_replay(self) -> ReplaySpec | PrioritizedReplaySpec:
@@ -127,7 +129,7 @@ class RolloutMemorySpec(MemorySpec, SILReplayKeys):
 
 
 class OnPolicyReplaySpec(RolloutMemorySpec):
-    """Whole episodes, each used once; training_frequency counts episodes."""
+    """Complete episodes, each used once; training_frequency counts episodes."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyReplay"
     episodes = True
@@ -143,7 +145,7 @@ class OnPolicyBatchReplaySpec(RolloutMemorySpec):
 
 
 class OnPolicyCrossEntropySpec(RolloutMemorySpec):
-    """Whole episodes, each used once, of which only the best are kept (the cross-entropy method, Rubinstein 1999)."""
+    """Complete episodes, of which only the best are kept; each is used once (the cross-entropy method, Rubinstein 1999)."""
 
     class_path = "slm_lab.agent.rollout.rollout:OnPolicyCrossEntropy"
     episodes = True
@@ -177,13 +179,14 @@ class HindsightReplaySpec(MemorySpec, ReplayKeys):
     class_path = "slm_lab.agent.replay.hindsight:HindsightReplay"
     name: Literal["HindsightReplay"]
     goal_strategy: Literal["future", "final", "episode"] = "future"
-    """The goal that a replayed transition gets: one achieved after it in its episode (future), at the end (final), or at any time of it
-    (episode)."""
+    """The goal that replaces the real goal of a replayed transition: a goal achieved later in the same episode (future), at the end of the
+    episode (final), or at any time in the episode (episode)."""
     goals: Positive = 4
-    """k: replayed transitions with another goal for each with the real one, on average."""
+    """k: average number of replayed transitions with a replaced goal for each replayed transition with the real goal."""
     goal_threshold: PositiveReal | None = None
-    """Distance up to which a goal counts as reached: all replayed rewards are 0 there and −1 elsewhere, whatever the env's own rewards.
-    Default: the env's compute_reward (and compute_terminated, if it has one)."""
+    """Distance up to which a goal counts as reached. All replayed rewards are then 0 if the goal is reached and −1 otherwise, regardless of
+    the env's own rewards. Default: rewards are computed by the env's compute_reward (and terminations by its compute_terminated, if it has
+    this method)."""
 
 
 Memory = Annotated[

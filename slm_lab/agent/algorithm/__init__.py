@@ -1,1 +1,1 @@
-"""Algorithms, one file per family; each follows the order of its paper. The formulas are in `ops`."""
+"""Algorithms, one file per family. The code follows the order of the steps in the paper; the formulas are in `agent/ops`."""

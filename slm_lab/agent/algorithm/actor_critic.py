@@ -32,7 +32,7 @@ class ActorCritic(PolicyGradient):
         return self.meter.step_rollout(rollout.to(self.device), self._with_advantages, self._add_loss)
 
     def _with_advantages(self, rollout: Rollout) -> Batch:
-        # advantages are computed in evaluation mode: layers that behave differently in training mode need a second pass for learning
+        # advantages are computed in evaluation mode; a net with layers that behave differently in training mode needs a second pass
         found = None if self.trainer.mode_layers else one_pass(self.net, rollout, graph=self.closed_form is None)
         if found is None:
             found = rollout, critic_outputs(self.net, rollout, self.seq_len, actor=self.spec.with_vtrace)
@@ -60,7 +60,7 @@ class ActorCritic(PolicyGradient):
         self.meter.report(explained_variance=explained_variance(value_TN, return_TN, rollout.valid_TN))
         if spec.normalize_advantages:
             advantage_TN = standardize_valid(advantage_TN, rollout.valid_TN)
-        if rho_TN is not None:  # after the mean is subtracted: a baseline is unbiased only if it is weighted too
+        if rho_TN is not None:  # multiply by ρ after the mean was subtracted: a baseline is unbiased only if it is weighted too
             advantage_TN = rho_TN * advantage_TN
         if self.deviation is not None:
             self.deviation.update(tensor(return_TN[rollout.valid_TN]))

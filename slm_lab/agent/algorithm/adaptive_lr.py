@@ -9,7 +9,7 @@ from slm_lab.spec.models.algorithm import AdaptiveLR
 class AdaptiveRate(SharedStatistic):
     """Learning rate that follows the Kullback-Leibler divergence of each update of PPO, as in rl_games and rsl_rl.
 
-    Several processes that train one net share the rate. Args: spec: its keys. rate: initial learning rate.
+    Several processes that train one net share the rate. Args: spec: keys of the adaptive rate. rate: initial learning rate.
     """
 
     def __init__(self, spec: AdaptiveLR, rate: float) -> None:
@@ -23,7 +23,7 @@ class AdaptiveRate(SharedStatistic):
         return float(self.numbers[0]) / self.initial
 
     def adapt(self, kl: float) -> None:
-        """Lower the rate if the divergence of an update is above twice the target, raise it if below half the target."""
+        """Lower the rate if `kl`, the divergence of an update, is above twice the target; raise it if `kl` is below half the target."""
         self.run(self._adapt, kl)
 
     def _adapt(self, kl: float) -> None:

@@ -1,4 +1,4 @@
-"""The interface of all algorithms, and the baseline: random actions."""
+"""The interface of all algorithms, and Random, a baseline that acts at random."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def agent_memory(
 ) -> RolloutStorage | Replay | None:
     """Build the memory that the spec names. Raises SpecError if it does not fit into this machine's memory.
 
-    Returns None for an algorithm that does not learn, or whose memory `use_demonstrations` builds.
+    Returns None for an algorithm that does not learn, and for an offline algorithm, whose memory `use_demonstrations` builds.
     Args: state_size: size of the hidden state. device: device of the net.
     """
     algorithm: Any = agent.algorithm
@@ -62,7 +62,8 @@ def agent_memory(
 
 
 def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
-    """Raise SpecError if a rollout and its shuffled copy do not fit into memory, or that of the CUDA device they are moved to."""
+    """Raise SpecError if a rollout and its shuffled copy do not fit into host memory, or into the memory of the CUDA device if one is
+    used."""
     needed, available = 2 * storage_bytes(info, agent.rollout_len), memory_bytes()
     where = "machine"
     if device != "cpu" and (on_device := devices.memory_bytes(device)) < available:
@@ -88,47 +89,47 @@ def add_log_std_gradient(distribution: ActionDistribution, grad_D: np.ndarray | 
 
 
 class Tuning(NamedTuple):
-    """Hyperparameters that population-based training changes, relative to the spec."""
+    """Changes of the spec's hyperparameters by population-based training."""
 
     lr: float = 1.0
-    """Factor of the learning rate."""
+    """Factor by which the spec's learning rate is multiplied."""
     entropy_coef: float = 1.0
-    """Factor of the entropy coefficient."""
+    """Factor by which the spec's entropy coefficient is multiplied."""
     gamma: float | None = None
-    """Replaces the spec's discount factor."""
+    """Discount factor in place of the spec's; None: the spec's."""
 
 
 class Part(Shareable, Protocol):
-    """A part of an algorithm that learns: several processes can train it, and checkpoints contain its state."""
+    """A part of an algorithm that has learned state. Several processes can train it, and checkpoints contain its state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned."""
+        """Return the learned state."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Load what `state_dict` returned."""
+        """Load a result of `state_dict`."""
 
 
 class Algorithm:
     """Learn a policy: store steps in a memory, and update when the memory is ready.
 
-    This class builds memory and trainer; subclasses build other parts in `build`, and return those that learn from `parts`.
+    This class builds the memory and the trainer. Subclasses build other parts in `build`; their `parts` returns all parts that learn.
     """
 
     diagnostics: tuple[str, ...] = ()
     """Names of the columns that updates report in Metrics.extra, in order; a column is absent until its value is known."""
 
     memory: RolloutStorage | Replay | None = None
-    """Storage of the experience to learn from; None for an algorithm that does not learn."""
+    """Storage of the experience that the algorithm learns from; None for an algorithm that does not learn."""
     replay: Replay | SILReplay | None = None
     """Replay buffer; None for an on-policy algorithm without self-imitation."""
     trainer: Trainer | None = None
-    """Takes gradient steps on the parameters (those of the critics, if actor and critics have separate nets)."""
+    """Takes gradient steps on the parameters. If the critics have their own net, this is the trainer of the critics."""
     target: TargetNet[Any] | None = None
     """Target network."""
     entropy_schedule: Schedule | None = None
     """Schedule of the entropy bonus's weight over frames."""
     rng: np.random.Generator | None = None
-    """Random stream of the updates, separate from that of the memory."""
+    """Random stream of the updates, separate from the memory's random stream."""
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
         self.spec: Any = agent.algorithm
@@ -148,10 +149,10 @@ class Algorithm:
         self.build()
 
     def build(self) -> None:
-        """Build the other parts."""
+        """Build the parts other than memory and trainer."""
 
     def use_demonstrations(self, data: Demonstrations) -> None:
-        """Learn from recorded episodes too (meta.demonstrations). Called once, before training."""
+        """Learn from recorded episodes too (meta.demonstrations). Call this once, before training."""
         memory, spec = self.memory, self.agent_spec.memory
         if not isinstance(memory, Replay) or not isinstance(spec, ReplaySpec):
             raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")
@@ -165,7 +166,7 @@ class Algorithm:
             self.memory.add(obs_N, first_N, state_N, out, step)
 
     def ready(self) -> bool:
-        """Return whether enough is stored for `update`."""
+        """Return whether enough steps are stored for `update`."""
         return self.memory is not None and self.memory.ready
 
     def update(self) -> Metrics:
@@ -188,7 +189,7 @@ class Algorithm:
         self.copy_to_target()
 
     def reset_if_due(self, steps_before: int) -> None:
-        """Call `reset` if the gradient steps have reached a multiple of reset_frequency since there were `steps_before` of them."""
+        """Call `reset` if the number of gradient steps has passed a multiple of reset_frequency since it was `steps_before`."""
         every = getattr(self.spec, "reset_frequency", None)
         if every is not None and self.clock.opt_step // every > steps_before // every:
             self.reset()
@@ -197,7 +198,7 @@ class Algorithm:
         """Finish a vector step after `observe`, whether or not an update followed."""
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """Learn from a rollout, which another process may have collected."""
+        """Learn from a rollout that this or another process collected."""
         raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
 
     @property
@@ -249,7 +250,8 @@ class Algorithm:
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, except parts that other processes train too; stored transitions are not included."""
+        """Return the state of all parts and random streams, without the stored transitions and without parts shared with other
+        processes."""
         state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})

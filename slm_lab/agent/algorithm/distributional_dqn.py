@@ -21,7 +21,7 @@ from slm_lab.spec.models.algorithm import C51Spec, DistributionalSpec, QRDQNSpec
 
 
 class Distance(NamedTuple):
-    """Loss of predicted distributions, and what is reported about it."""
+    """Loss of predicted distributions, and values to report."""
 
     loss: Tensor | float
     grad_BZ: Tensor
@@ -32,13 +32,16 @@ class Distance(NamedTuple):
 
 
 class DistributionalQLearning(DeepQLearning):
-    """Move the distribution of the chosen action to that of r + γ Z(s', a'), where a' has the greatest mean."""
+    """Move the distribution Z(s, a) towards the distribution of r + γ Z(s', a'), where a' is the action with the greatest mean."""
 
     spec: DistributionalSpec
     net: DistributionalQNet
 
     def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
-        """Return the loss of predictions, given the distributions of the next states. Args: discount_B: γ, 0 after a termination."""
+        """Return the loss of predicted distributions, given the distributions of the next states.
+
+        Args: discount_B: γ, or 0 after a termination.
+        """
         raise NotImplementedError
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
@@ -61,7 +64,7 @@ class DistributionalQLearning(DeepQLearning):
         return atoms_BX.unflatten(1, (-1, self.net.actor_head.number))
 
     def _pass(self, batch: Transitions) -> tuple[Pass, Tensor]:
-        """Return the pass, whose output is distributions [B, A · Z], and the next states' distributions [B, Z]."""
+        """Return the pass that outputs the distributions [B, A · Z], and the next states' distributions [B, Z]."""
         assert self.target is not None
         self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
@@ -72,7 +75,7 @@ class DistributionalQLearning(DeepQLearning):
         return self.net.forward_pass(batch.obs_B), action_atoms(self._per_action(atoms_BX), q_BA.argmax(1))
 
     def _sequence_pass(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
-        """Return the same for sequences: each net starts from the stored state and runs its own burn-in."""
+        """Return the same as `_pass` for sequences: each net starts from the stored hidden state and runs its own burn-in."""
         assert self.target is not None
         q_SA, atoms_SX = batch.unroll(self.net)
         with torch.no_grad():

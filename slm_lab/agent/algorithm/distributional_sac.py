@@ -36,7 +36,7 @@ class DistributionalSAC(SoftActorCritic):
         return logit_CBZ.softmax(-1) @ self.atom_Z
 
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, their logits [C, B, Z], and the target distributions: those of r + γ (Z(s', a') − α log π(a'|s'))."""
+        """Return the critics' pass, their logits [C, B, Z], and the target distributions of r + γ (Z(s', a') − α log π(a'|s'))."""
         next_action = self._sample(self.actor_pass(batch, learn=False).values[0])
         outputs, logit_CBZ, next_CBZ = self._values(batch, tensor(next_action.action_BD))
         discount_B = self.spec.gamma * (1.0 - batch.terminated_B)
@@ -45,11 +45,11 @@ class DistributionalSAC(SoftActorCritic):
         return outputs, logit_CBZ, project(next_BZ, return_B, discount_B, self.spec.v_min, self.spec.v_max)
 
     def _combined(self, p_CBZ: Tensor) -> Tensor:
-        """Return the distribution of both critics [B, Z] by critic_reduction: the one with the lower mean, or the mixture."""
+        """Combine the distributions of both critics to one [B, Z], by critic_reduction: the one with the lower mean, or their mixture."""
         return p_CBZ.mean(0) if self.reduction == "mean" else lower_distribution(p_CBZ, self.atom_Z)
 
     def critic_loss(self, batch: AnyBatch, logit_CBZ: Tensor, target_BZ: Tensor) -> tuple[Tensor, Any, Tensor]:
-        """Return the means [C, B], the sum of the critics' cross-entropies, and its gradient with respect to the logits."""
+        """Return the means [C, B], the sum of the critics' cross-entropies, and the sum's gradient with respect to the logits."""
         critics, rows, number = logit_CBZ.shape
         target = target_BZ.expand(critics, -1, -1).reshape(critics * rows, number)
         weight = None if batch.weight_B is None else batch.weight_B.repeat(critics)

@@ -1,4 +1,4 @@
-"""Learning action values: SARSA (Rummery & Niranjan 1994), and Q-learning with nets (DQN, Mnih et al. 2015) and its variants."""
+"""Algorithms that learn action values: SARSA (Rummery & Niranjan 1994), DQN (Mnih et al. 2015) and its variants."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from slm_lab.spec.models.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec,
 
 
 class ValueLearning(Algorithm):
-    """Loss and diagnostics of an algorithm that acts on action values."""
+    """Base class of algorithms that act on action values: loss and diagnostics."""
 
     diagnostics = ("td_error", "q_mean")
 
@@ -52,7 +52,7 @@ class ValueLearning(Algorithm):
 
 
 class Sarsa(ValueLearning):
-    """Learn action values of the acting policy, including its exploration: the target uses the next action taken."""
+    """Learn the action values of the acting policy, including its exploration: the target uses the next action that was taken."""
 
     spec: SARSASpec
 
@@ -72,7 +72,8 @@ class Sarsa(ValueLearning):
         return self.meter.end()
 
     def _next_actions(self, rollout: Rollout, next_q_TNA: Tensor) -> Tensor:
-        """Return the next actions a' [T, N]: those of the next row, or drawn from the policy at truncations and for the last row."""
+        """Return the next actions a' [T, N]: the actions of the next row; at truncations and in the last row, actions drawn from the
+        policy."""
         next_action_TN = torch.cat([rollout.action_TN[1:], rollout.action_TN[-1:]])
         drawn_TN = rollout.truncated_TN.clone()
         drawn_TN[-1] = True
@@ -82,14 +83,15 @@ class Sarsa(ValueLearning):
 
 
 NextValue = Callable[[Callable[[], Any], Callable[[], Any]], Any]
-"""(function for the net's action values of s' [B, A], the same for the target net) → V(s') [B]: tensors, or arrays for small nets."""
+"""Function (q, target_q) → V(s') [B]. `q()` returns the net's action values of s' [B, A], `target_q()` those of the target net; all are
+tensors, or arrays for small nets."""
 
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
     VanillaDQNSpec: lambda q, target_q: max_value(q()),
     DQNSpec: lambda q, target_q: max_value(target_q()),
     DoubleDQNSpec: lambda q, target_q: double_q_value(q(), target_q()),
 }
-"""Value of the next state, the only difference between the algorithms."""
+"""Spec of an algorithm → function for the value of the next state. The algorithms differ only in this function."""
 
 
 class DeepQLearning(ValueLearning):
@@ -130,14 +132,14 @@ class DeepQLearning(ValueLearning):
         raise NotImplementedError
 
     def _returns(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
-        """Return the rewards [B] and γ, or with n-step returns their discounted sums [B] and γ to the power of the number of steps [B]."""
+        """Return the rewards [B] and γ. With n-step returns: the discounted sums of rewards [B], and γ^k [B] for k steps."""
         if batch.reward_KB is None or batch.steps_B is None:
             return batch.reward_B, self.spec.gamma
         return n_step_return(batch.reward_KB, batch.steps_B, self.spec.gamma)
 
 
 class QLearning(DeepQLearning):
-    """VanillaDQN, DQN and DoubleDQN. Prioritised replay is a choice of memory, the dueling architecture a choice of net."""
+    """VanillaDQN, DQN and DoubleDQN. Prioritised replay is selected by agent.memory, and the dueling architecture by agent.net."""
 
     def build(self) -> None:
         super().build()
@@ -145,7 +147,7 @@ class QLearning(DeepQLearning):
         self.values, self.target_values = self.net.values, self.net.values if self.target is None else self.target.net.values
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
-        """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for D components of an action."""
+        """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for actions with D components."""
         if isinstance(batch, SequenceBatch):
             outputs, target_B = self._sequence_pass_and_targets(batch)
         else:
@@ -185,11 +187,11 @@ class QLearning(DeepQLearning):
         return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
 
     def _join_components(self, grad: Any) -> Any:
-        """Return the gradient with respect to all values [..., A], given that with respect to the result of `_split_components`."""
+        """Return the gradient with respect to all values [..., A], given the gradient with respect to the result of `_split_components`."""
         return grad if self.info.action.kind == "discrete" else from_components(grad, self.info.action.nvec)
 
     def _td_targets(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
-        """Return the targets [B], or [B, D] for D components of an action: each uses the full reward and its own next value."""
+        """Return the targets [B], or [B, D] for actions with D components: each component uses the full reward and its own next value."""
         reward, discount = self._returns(batch)
         terminated = batch.terminated_B
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
@@ -199,11 +201,10 @@ class QLearning(DeepQLearning):
         return one_step_target(like(next_value_B, reward), next_value_B, like(next_value_B, terminated), gamma)
 
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
-        """Return the pass over sequences, whose output is Q(s, ·) [B, A], and targets [B].
+        """Return the pass over sequences, which outputs Q(s, ·) [B, A], and the targets [B].
 
-        Each net starts from the stored state and runs its own burn-in.
-
-        Kapturowski et al. 2019 (R2D2), section 3, but with unscaled rewards; n-step returns end at the end of a sequence.
+        Each net starts from the stored hidden state and runs its own burn-in, as in R2D2 (Kapturowski et al. 2019, section 3). Unlike in
+        R2D2, rewards are not rescaled, and n-step returns end at the end of a sequence.
         """
         _, q_SA = batch.unroll(self.net)
         target_net = self.net if self.target is None else self.target.net

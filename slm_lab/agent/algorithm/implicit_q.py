@@ -43,7 +43,7 @@ class IQL(OfflineAlgorithm):
             target = build_critics(spec, info.observation, info.action)
             self.target = TargetNet(target, self.trainer.flat, spec, device)
             target.use_direct(self.trainer.flat, data=True)
-            # a critic of a single action that is always taken: V(s)
+            # V(s) is a critic with a single action
             self.value, self.value_trainer = self._critics(ActionSpace("discrete", (1,)), 1)
             self.value_loss = ValueLoss(spec.loss_spec)
         self.meter.trainer = self.trainer
@@ -72,7 +72,7 @@ class IQL(OfflineAlgorithm):
         return self.meter.end()
 
     def _value_step(self, batch: Transitions) -> Tensor:
-        """Take a gradient step on V by eq. 5. Return the advantages Q̄(s, a) − V(s) [B] from before the step."""
+        """Take a gradient step on V by eq. 5. Return the advantages Q̄(s, a) − V(s) [B], computed before the step."""
         self.target.refresh()
         self.value_trainer.refresh()
         (q,) = self.target.net.forward_pass(batch.obs_B, None if self.discrete else batch.action_B, learn=False).values

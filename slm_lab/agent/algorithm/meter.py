@@ -29,7 +29,7 @@ class GradientMeter:
         self._steps = 0
 
     def begin(self) -> None:
-        """Start an update: set learning rates for the current frame, and layers to training mode."""
+        """Start an update: set the learning rates for the current frame, and switch layers to training mode."""
         self.trainer.begin_update(self.clock.global_frame)
         self.trainer.set_train_mode(True)
 
@@ -38,11 +38,11 @@ class GradientMeter:
         self._report(weight, {"loss": self.trainer.backward(loss, weight), **values})
 
     def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Report a loss and other scalars, after `weight` times the gradient of the loss was added to `Parameter.grad`."""
+        """Report a loss and other scalars. The caller has already added `weight` times the gradient of the loss to `Parameter.grad`."""
         self._report(weight, {"loss": self.trainer.check(loss), **values})
 
     def report(self, **values: Tensor | float) -> None:
-        """Report values of the next step in addition to its loss."""
+        """Report further values of the next gradient step."""
         self._report(1.0, values)
 
     def _report(self, weight: float, values: Mapping[str, Tensor | float]) -> None:
@@ -64,7 +64,10 @@ class GradientMeter:
     def step_rollout(
         self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch[Any], float], None]
     ) -> Metrics:
-        """Take one gradient step on a whole rollout: `prepare` computes targets, `add_loss` adds a microbatch's loss with its weight."""
+        """Take one gradient step on a complete rollout.
+
+        Args: prepare: computes advantages and targets. add_loss: adds the loss of a microbatch, multiplied by the given weight.
+        """
         self.trainer.begin_update(self.clock.global_frame)
         batch = prepare(rollout)  # with the pulled weights, and layers in evaluation mode
         self.trainer.set_train_mode(True)
@@ -74,7 +77,7 @@ class GradientMeter:
         return self.end()
 
     def end(self) -> Metrics:
-        """End an update: set layers to evaluation mode, and return the means since `begin`."""
+        """End an update: switch layers to evaluation mode, and return the means of the values reported since `begin`."""
         self.trainer.set_train_mode(False)
         if self._unread:
             for (name, weight, _), number in zip(self._unread, read([value for *_, value in self._unread]), strict=True):

@@ -1,4 +1,4 @@
-"""Base class of the algorithms that learn from recorded episodes alone."""
+"""Base class of the offline algorithms, which learn only from recorded episodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OfflineAlgorithm(Algorithm):
         self.memory = demonstration_replay(data, self.info, memory.batch_size, self.clock, rng, self.device if memory.on_device else None)
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Ignore a step of the env."""
+        """Do nothing: steps of the env are not stored."""
 
     def ready(self) -> bool:
         return True
@@ -54,9 +54,9 @@ class OfflineAlgorithm(Algorithm):
         return Objective(self.distribution) if Objective.supports(self.distribution, self.device) else None
 
     def imitate(self, actor: Pass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> Terms:
-        """Add the gradient of −E[w log π(a|s)] − c H to that of the actor, for a batch's actions; return the terms.
+        """Accumulate the actor's gradient of −E[w log π(a|s)] − c H for the actions of a batch; return the terms of this objective.
 
-        Args: actor: pass over the batch's observations. weight_B: w, float32 [B].
+        Args: actor: pass over the batch's observations. weight_B: w, float32 [B]. entropy_coef: c, the weight of the entropy H.
         """
         if self._closed_form is None:
             terms, grads, _ = differentiate(lambda params_BP, _: self._likelihood(params_BP, batch, weight_B, entropy_coef), actor.values)

@@ -36,8 +36,8 @@ class PolicyGradient(Algorithm):
     trainer: Trainer
     entropy_schedule: Schedule
     in_closed_form: tuple[str, ...] = ("scaled", "value_std")
-    """Methods that `closed_form` replaces, or that need tensors. If a subclass of the class that defines this tuple overrides one of them,
-    the override is used, and autograd computes the gradients."""
+    """Names of methods that `closed_form` replaces or that need tensors. If a subclass of the class that defines this tuple overrides one
+    of these methods, the override is used, and autograd computes the gradients."""
     deviation: TargetDeviation | None
     """Standard deviation of the value targets, if the value loss is divided by it."""
 
@@ -49,17 +49,17 @@ class PolicyGradient(Algorithm):
 
     @cached_property
     def closed_form(self) -> Objective | None:
-        """The objective in closed form; None: use autograd. Computed at the first update, after subclasses were built."""
+        """The objective in closed form; None: use autograd. This is determined at the first update, when subclasses are fully built."""
         return Objective(self.distribution) if self._has_closed_form() and not self._overrides_closed_form() else None
 
     def _has_closed_form(self) -> bool:
-        """Return whether the objective of the spec has a closed form."""
+        """Return whether the objective that the spec describes has a closed form."""
         squared = self.value_loss.function is F.mse_loss and type(self.value_loss) is ValueLoss
         scaled = type(self.deviation) in (type(None), TargetDeviation)
         return squared and scaled and Objective.supports(self.distribution, self.device)
 
     def _overrides_closed_form(self) -> bool:
-        """Return whether a subclass, or this object, overrides a method that the closed form replaces."""
+        """Return whether a subclass or this object overrides a method in `in_closed_form`."""
         kind = type(self)
         owner = next(base for base in kind.__mro__ if "in_closed_form" in vars(base))
         return any(name in vars(self) or getattr(kind, name) is not getattr(owner, name) for name in self.in_closed_form)
@@ -77,9 +77,11 @@ class PolicyGradient(Algorithm):
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     def propagate(self, objective: Callable[[Tensor, Tensor], Terms], batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Compute the objective of a minibatch and add `weight` times its gradient to Parameter.grad. Call inside `ignore_float_errors()`.
+        """Compute the objective of a minibatch and add `weight` times its gradient to `Parameter.grad`.
 
-        Args: objective: function of distribution parameters [B, P] and values [B]. coefs: its coefficients, used by `closed_form`.
+        Call this inside `ignore_float_errors()`.
+        Args: objective: function of distribution parameters [B, P] and values [B], used with autograd. coefs: coefficients of the
+        objective, used by `closed_form`.
         """
         closed_form = self.closed_form
         outputs = batch.forward_pass(self.net, graph=closed_form is None)
@@ -99,6 +101,6 @@ def log_ratio(distribution: ActionDistribution, rollout: Rollout[A], values: Val
     assert values.params_TNP is not None
     logp_B = distribution.log_prob(tensor(flat(values.params_TNP)), tensor(flat(rollout.action_TN)))
     log_ratio_TN = logp_B.view(rollout.logp_TN.shape) - tensor(rollout.logp_TN)
-    # rows that are not transitions can contain any values, and NaN would spread even through a decay of 0; other values stay, since
-    # transitions masked for their lag are invalid too, and V-trace propagates corrections of later rows through them
+    # rows that are not transitions can contain any values: replace NaN, which would spread even through a decay of 0; keep other values,
+    # because transitions masked for their lag are invalid too, and V-trace propagates corrections of later rows through them
     return like(rollout.logp_TN, torch.where(log_ratio_TN.isnan() & ~tensor(rollout.valid_TN), 0.0, log_ratio_TN))

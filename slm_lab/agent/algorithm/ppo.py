@@ -27,7 +27,8 @@ from slm_lab.spec.report import Problem, SpecError
 
 @dataclass
 class Steps:
-    """log π(a|s) of each minibatch [B] of an update, before its gradient step, and that of the policy that acted."""
+    """log π(a|s) [B] of each minibatch of an update, before the minibatch's gradient step, and the log-probability when the policy
+    acted."""
 
     logps: list[Tensor] = field(default_factory=list)
     old_logps: list[Tensor] = field(default_factory=list)
@@ -99,7 +100,7 @@ class PPO(PolicyGradient):
     def _with_advantages(self, rollout: Rollout, again: bool = False) -> tuple[Batch, float]:
         """Return the rollout with advantages Â (eq. 11) and value targets, and the critic's explained variance.
 
-        Args: again: whether this was computed before for this rollout.
+        Args: again: whether this is a repeated call for the same rollout.
         """
         spec, valid_TN, normalizer = self.spec, rollout.valid_TN, self.normalizer
         values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
@@ -108,7 +109,7 @@ class PPO(PolicyGradient):
             values = replace(values, output_TN=outputs[0], next_output_TN=outputs[1])
         value_TN = values.output_TN
         rows = (rollout.reward_TN, value_TN, values.next_output_TN, rollout.terminated_TN, rollout.done_TN)
-        if spec.with_vtrace:  # not weighted by ρ: the surrogate contains the ratio to the behaviour policy
+        if spec.with_vtrace:  # advantages are not weighted by ρ: the surrogate contains the ratio already
             ratio_TN = log_ratio(self.distribution, rollout, values)
             return_TN, advantage_TN, _ = vtrace(ratio_TN, *rows, spec.gamma, spec.lam, spec.rho_bar, spec.c_bar)
         else:
@@ -124,7 +125,7 @@ class PPO(PolicyGradient):
         return Batch(rollout, values, advantage_TN, return_TN, self.seq_len), explained
 
     def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float, steps: Steps) -> bool:
-        """Take a gradient step on eq. 9, unless the policy has changed more than target_kl allows; return whether it was taken."""
+        """Take a gradient step on eq. 9, unless the policy has changed more than target_kl allows; return whether a step was taken."""
         spec = self.spec
         if spec.normalize_advantages in (True, "standardize"):
             batch = replace(batch, advantage_B=standardize(batch.advantage_B))

@@ -17,7 +17,7 @@ from slm_lab.spec.models.algorithm import ReinforceSpec
 
 
 class Reinforce(PolicyGradient):
-    """Monte Carlo policy gradient: log-probabilities of actions are weighted by the returns that followed."""
+    """Monte Carlo policy gradient: the log-probability of each action is weighted by the return that followed."""
 
     in_closed_form = ("_objective",)
 

@@ -1,4 +1,4 @@
-"""Base class of algorithms that learn an actor, and critics with a separate net, from replayed transitions."""
+"""Base class of algorithms that learn an actor and critics, in separate nets, from replayed transitions."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ ActorReport = tuple[Tensor | float, Tensor | float, Tensor | float]
 
 
 AnyBatch = Transitions | SequenceBatch
-"""A batch of transitions; of sequences if the actor is recurrent."""
+"""A batch of transitions, or of sequences if the actor is recurrent."""
 
 
 class CriticPass(Protocol):
     """A pass of the critics over the observations and actions of a batch."""
 
     def backward(self, grad: Tensor, /) -> None:
-        """Add the gradients of the critics' parameters to `Parameter.grad`, given the gradient of Q."""
+        """Compute the gradients of the critics' parameters and add them to `Parameter.grad`, given the gradient of Q."""
 
 
 class ReplayActorCritic(Algorithm, ABC):
-    """Learn critics by regression on targets, and after every policy_delay-th such step the actor, by the gradient of the critics.
+    """Learn critics by regression on targets. After every policy_delay-th critic step, update the actor by the gradient of the critics.
 
-    Subclasses say what the targets are (`values_and_targets`) and what the actor maximises (`actor_gradient`).
+    Subclasses define the targets (`values_and_targets`) and the objective of the actor (`actor_gradient`).
     """
 
     diagnostics: tuple[str, ...] = ("critic_loss", "actor_loss", "q_mean")
@@ -65,7 +65,7 @@ class ReplayActorCritic(Algorithm, ABC):
     actor_trainer: Trainer
     target: TargetNet[QCritics] | None = None
     rng: np.random.Generator
-    """Random stream of action noise; the memory's stream is seeded with seeds.update itself."""
+    """Random stream of action noise. (seeds.update itself seeds the random stream of the memory.)"""
 
     def build(self) -> None:
         agent, device = self.agent_spec, self.device
@@ -112,7 +112,7 @@ class ReplayActorCritic(Algorithm, ABC):
         return self.metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _critic_step(self, batch: AnyBatch) -> Tensor:
-        """Take a gradient step on the critics. Return their outputs from before the step."""
+        """Take a gradient step on the critics. Return the outputs that they had before the step."""
         self.trainer.refresh()
         for net in self.targets():
             net.refresh()
@@ -129,8 +129,8 @@ class ReplayActorCritic(Algorithm, ABC):
     def actor_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> Pass:
         """Return the pass of the actor over the observations of a batch.
 
-        Args: net: another actor; None: the trained one. learn: False: over the next observations, without gradients. A recurrent net
-        starts from the stored state of the policy, and runs its own burn-in (Kapturowski et al. 2019, section 3).
+        A recurrent net starts from the stored hidden state of the policy, and runs its own burn-in (Kapturowski et al. 2019, section 3).
+        Args: net: another actor; None: the trained actor. learn: if False, use the next observations, and compute no gradients.
         """
         net = self.net if net is None else net
         if not isinstance(batch, SequenceBatch):
@@ -139,10 +139,10 @@ class ReplayActorCritic(Algorithm, ABC):
             return GraphPass(*map(batch.now if learn else batch.after, batch.unroll(net)))
 
     def critic_inputs(self, critics: QCritics, batch: AnyBatch, after: bool = False, learn: bool = False) -> Tensor:
-        """Return what critics take as observations: those of a batch, or, if recurrent, features of the histories.
+        """Return the input that critics take in place of observations: a batch's observations, or features of the history if recurrent.
 
-        Recurrent critics do not run while the agent acts, so they start from a zero state, and only their burn-in fills it.
-        Args: after: whether for the next observations. learn: whether gradients are needed.
+        Recurrent critics do not run while the agent acts. They therefore start from a zero hidden state, which only the burn-in updates.
+        Args: after: whether to return the input for the next observations. learn: whether gradients are needed.
         """
         if not isinstance(critics, RecurrentCritics):
             return batch.next_obs_B if after else batch.obs_B
@@ -153,16 +153,16 @@ class ReplayActorCritic(Algorithm, ABC):
 
     @abstractmethod
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, their outputs for the batch, [C, B] or [C, B, A], and the targets [B]."""
+        """Return the critics' pass, the critics' outputs for the batch ([C, B] or [C, B, A]), and the targets [B]."""
 
     def td_target(self, batch: AnyBatch, next_value_B: Tensor) -> Tensor:
         """Return r + γ (1 − terminated) V(s') [B]; truncated episodes are bootstrapped."""
         return batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
 
     def critic_loss(self, batch: AnyBatch, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
-        """Return Q(s, a) [C, B], the loss, and its gradient with respect to the critics' outputs.
+        """Return Q(s, a) [C, B], the loss, and the gradient of the loss with respect to the critics' outputs.
 
-        The loss is the sum of the critics' mean losses, weighted (arXiv:1511.05952, Algorithm 1, line 13).
+        The loss is the sum over the critics of the mean loss, with importance weights (arXiv:1511.05952, Algorithm 1, line 13).
         """
         loss, grad_q = self.value_loss.with_gradient(q, target_B.expand_as(q), len(target_B), batch.weight_B)
         return q, loss, grad_q
@@ -185,7 +185,10 @@ class ReplayActorCritic(Algorithm, ABC):
 
     @abstractmethod
     def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Accumulate the actor's gradient; return its loss and the policy's entropy. q: the critics' outputs from before their step."""
+        """Accumulate the actor's gradient; return the actor's loss and the policy's entropy.
+
+        Args: q: the critics' outputs before their gradient step.
+        """
 
     def fresh_params(self) -> dict[str, FlatParams]:
         return {**super().fresh_params(), "trainer": FlatParams(self.build_critics(self.critic_spec), device=self.device)}
@@ -195,7 +198,7 @@ class ReplayActorCritic(Algorithm, ABC):
         return [] if self.target is None else [self.target]
 
     def update_targets(self) -> None:
-        """Copy or move the target nets."""
+        """Update the target nets: copy their sources, or move towards them."""
         for net in self.targets():
             net.update()
 
@@ -205,7 +208,7 @@ class ReplayActorCritic(Algorithm, ABC):
         return upload(torch.from_numpy(noise_BD), self.device) if isinstance(example, Tensor) else noise_BD
 
     def metrics(self, reports: list[ActorReport]) -> Metrics:
-        """Return means over the gradient steps: the sum of both losses, and the norm of both gradients combined."""
+        """Return means over the gradient steps. loss: sum of critic loss and actor loss. grad_norm: norm of both gradients combined."""
         critics = self.meter.end()
         extra = {"critic_loss": critics.loss, **critics.extra}
         if not reports:  # before the actor's first step

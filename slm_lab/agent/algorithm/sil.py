@@ -43,7 +43,7 @@ class SelfImitation(PolicyGradient):
     def learn(self, rollout: Rollout) -> Metrics:  # Algorithm 1; the replay buffer contains what this process observed
         metrics = super().learn(rollout)
         self.replay.add_finished_episodes()
-        # with both coefficients 0 a step would still follow the optimizer's momentum
+        # if both coefficients are 0, take no step: it would still move the parameters by the optimizer's momentum
         if self.replay.ready and (self.spec.sil_policy_loss_coef or self.spec.sil_val_loss_coef):
             imitation = self._imitate()
             metrics.extra = {"sil_loss": imitation.loss, **imitation.extra, **metrics.extra}
@@ -60,7 +60,7 @@ class SelfImitation(PolicyGradient):
         return self.meter.end()
 
     def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
-        """Take one gradient step on a batch; return (R − V)₊ [B] from before the step."""
+        """Take one gradient step on a batch; return (R − V)₊ [B], computed before the step."""
         if isinstance(batch, SequenceBatch):
             params_BP, output_B = (batch.now(outputs) for outputs in batch.unroll(self.net))
         else:
@@ -78,7 +78,7 @@ class SelfImitation(PolicyGradient):
 
     @ignore_float_errors()
     def _bootstrap_value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-        """Return V of the last observations of episodes, given the hidden state before them."""
+        """Return V of the last observations of episodes. Args: state_KS: hidden states before these observations."""
         return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 
     def tune(self, tuning: Tuning) -> None:

@@ -21,10 +21,10 @@ from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
 
 
 class EpisodesWithStates(OnPolicyReplay):
-    """Whole episodes with the hidden state before each step."""
+    """Storage of complete episodes, with the hidden state before each step."""
 
     state_TES: np.ndarray
-    """float32 [T, E, S]: of the last rollout."""
+    """float32 [T, E, S]: hidden states in the last rollout."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         return {**super()._allocate(rows), "state": np.zeros((rows, self.info.num_envs, self.state_size), np.float32)}
@@ -43,19 +43,20 @@ class EpisodesWithStates(OnPolicyReplay):
 
 
 class SILReplay:
-    """Replay memory of finished episodes, with discounted returns in place of rewards (arXiv:1806.05635, Algorithm 1).
+    """Replay buffer of finished episodes, with discounted returns in place of rewards (arXiv:1806.05635, Algorithm 1).
 
-    Unfinished episodes are collected separately, in a rollout storage. The return of a truncated episode is bootstrapped with the current V
-    of its true last observation each time it is sampled: if it were bootstrapped only once, returns from a time when V was too high would
-    be imitated forever (A2C on Acrobot after 40,000 frames: −406 if bootstrapped once, −137 if bootstrapped at each sampling).
+    Unfinished episodes are collected separately, in a rollout storage. The return of a truncated episode is bootstrapped each time that it
+    is sampled, with the current V of the episode's true last observation. If it were bootstrapped only once, returns from a time when V was
+    too high would be imitated forever (A2C on Acrobot after 40,000 frames: −406 if bootstrapped once, −137 if bootstrapped at each
+    sampling).
 
-    For a recurrent net the replay memory stores sequences, which may span several episodes; the hidden states are those of the behaviour
-    policy.
+    For a recurrent net the buffer stores sequences, which may span several episodes, with the hidden states of the behaviour policy.
 
     Args:
-        spec: spec of the replay memory, uniform or prioritised.
+        spec: spec of the replay buffer, uniform or prioritised.
         gamma: discount of the returns.
-        value: obs_K [K, *shape], hidden state before them [K, S] → V [K] float32 in reward units, on the CPU.
+        value: function of observations [K, *shape] and the hidden states [K, S] before them that returns V, float32 [K], on the CPU and in
+            reward units.
         state_size: S of the hidden state. seq_len: transitions of a sequence.
 
     Raises SpecError if the buffer does not fit into this machine's memory.
@@ -74,7 +75,7 @@ class SILReplay:
     ) -> None:
         self.gamma, self.value, self.state_size = gamma, value, state_size
         self.episodes = (EpisodesWithStates if state_size else OnPolicyReplay)(info, 1, state_size)
-        # whole episodes are added one after the other, as if from one env
+        # complete episodes are added one after the other, as if they came from one env
         one_env = replace(info, num_envs=1, max_frame=info.max_transitions, agents=())
         self.ring: Replay | SequenceReplay
         if state_size:
@@ -105,7 +106,7 @@ class SILReplay:
         return self.ring.nbytes + sum(self.ring.columns[name].nbytes for name in ("bootstrap", "episode"))
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step. It can be sampled after its episode has ended and `add_finished_episodes` was called."""
+        """Store one step. It can be sampled once its episode has ended and `add_finished_episodes` was called."""
         self.episodes.add(obs_N, first_N, state_N, out, step)
 
     def add_finished_episodes(self) -> None:
@@ -152,7 +153,7 @@ class SILReplay:
 
     @property
     def ready(self) -> bool:
-        """Whether there is enough for one batch."""
+        """Whether enough transitions are stored for one batch."""
         return self.ring.has_batch
 
     def sample(self) -> Transitions | SequenceBatch:
@@ -161,7 +162,7 @@ class SILReplay:
         return batch._replace(reward_B=torch.from_numpy(self.returns(batch.row_B)))
 
     def returns(self, row_B: np.ndarray) -> np.ndarray:
-        """Return R of rows, float32 [B], with the current V: Σ γ^k r, plus γ^n V(s_n) if the episode was truncated."""
+        """Return the returns R of rows, float32 [B]: Σ γ^k r, plus γ^n V(s_n) with the current V if the episode was truncated."""
         return_B, bootstrap_B, episode_B = (self.ring.columns[name].take(row_B) for name in ("reward", "bootstrap", "episode"))
         cut_K = np.flatnonzero(bootstrap_B)
         if len(cut_K):

@@ -32,11 +32,13 @@ LARGEST_GRADIENT = 1e15
 
 
 class Temperature:
-    """α, the weight of the entropy: tuned towards a target entropy of the policy (arXiv:1812.05905, section 5), or fixed.
+    """Temperature α, the weight of the entropy. It is fixed, or tuned towards a target entropy (arXiv:1812.05905, section 5).
 
-    If the net is on a CUDA device, α is computed there, without waiting for the entropies; if several processes share α, it is on the CPU.
+    If the net is on a CUDA device, α is computed on this device, without waiting for the entropies. If several processes share α, it is on
+    the CPU.
 
-    Args: actor: log α uses the actor's optimizer and learning rate schedule, with the initial learning rate alpha_lr if that is given.
+    Args: actor: trainer of the actor; log α uses its optimizer and learning rate schedule. alpha_lr in the spec replaces the initial
+    learning rate.
     """
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: Group, device: str = "cpu") -> None:
@@ -54,7 +56,7 @@ class Temperature:
         self._set_log_alpha(torch.full((1,), self._initial, device=device))
 
     def reset(self) -> None:
-        """Begin anew with the initial α and optimizer."""
+        """Reset α and the optimizer to their initial state."""
         self._set_log_alpha(torch.full_like(self.log_alpha, self._initial))
 
     def _set_log_alpha(self, log_alpha: Tensor) -> None:
@@ -101,7 +103,7 @@ class Temperature:
             self._store.run("update", self._step, gap, lr)
 
     def _step(self, gap: float, lr: float) -> None:
-        # eq. 18; its derivative with respect to log α (optimised so that α stays positive) is α times the distance to the target
+        # eq. 18; log α is optimised so that α stays positive; the derivative with respect to log α is α times the distance to the target
         grad = math.exp(self.log_alpha.item()) * gap
         if not abs(grad) < LARGEST_GRADIENT:  # NaN too
             return
@@ -111,7 +113,7 @@ class Temperature:
         self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return log α and the optimizer's state; if several processes train, only the optimizer state that they do not share."""
+        """Return log α and the optimizer's state. If several processes train the net, return only the state that they do not share."""
         if self._store is not None and self._store.remote:
             return self._store.run("update", self.state_dict)
         if is_shared(self._store):
@@ -144,7 +146,7 @@ def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[fl
 
 
 class JointPass:
-    """Critics' pass over states and next states in one batch; the values of next states have no gradient."""
+    """The critics' pass over states and next states in one batch, in which the values of next states have no gradient."""
 
     def __init__(self, both: CriticPass) -> None:
         self._both = both
@@ -156,7 +158,7 @@ class JointPass:
 class SoftActorCritic(ReplayActorCritic):
     """Learn a policy that maximises reward and entropy from replayed transitions (arXiv:1812.05905, Algorithm 1).
 
-    CrossQ differs only in its critics: they process states and next states in one batch, so that batch statistics cover both, and need no
+    CrossQ differs only in its critics: they process states and next states in one batch, so that batch statistics cover both. They need no
     target net (arXiv:1902.05605, eq. 2).
     """
 
@@ -181,7 +183,8 @@ class SoftActorCritic(ReplayActorCritic):
         return outputs, q, self.td_target(batch, next_value_B)  # eq. 6
 
     def _values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, and the critics' outputs for s and for s': [C, B] with actions, [C, B, A] without."""
+        """Return the critics' pass, and the critics' outputs for s and for s': [C, B] for continuous actions, [C, B, A] for discrete
+        ones."""
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
             target = self.target.net
@@ -200,7 +203,7 @@ class SoftActorCritic(ReplayActorCritic):
         return outputs, q_CB, self._soft_value(next_q_CB, self.alpha * tensor(next_action.logp_B))
 
     def _soft_value(self, next_q_CB: Tensor, cost_B: Tensor) -> Tensor:
-        """Return V(s') [B]. cost_B: α log π(a'|s')."""
+        """Return V(s') [B]. Args: cost_B: α log π(a'|s')."""
         return self.reduce(next_q_CB) - cost_B  # eq. 3
 
     def _discrete_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
@@ -242,7 +245,7 @@ class SoftActorCritic(ReplayActorCritic):
     def _discrete_gradient(self, batch: AnyBatch, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
         """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.
 
-        q_CBA are values from before the critics' step: another pass through the critics would take a fifth of the time of an update.
+        Args: q_CBA: values before the critics' gradient step (another pass of the critics would take a fifth of the time of an update).
         """
         actor, penalty = self.actor_pass(batch), self.spec.entropy_penalty_coef
         found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
@@ -251,7 +254,7 @@ class SoftActorCritic(ReplayActorCritic):
         return found.loss, found.entropy
 
     def _entropy_scale(self, batch: AnyBatch) -> Tensor | float:
-        """Return the mean of ln(number of valid actions) / ln|A|: the largest possible entropy with action masks, relative to that without.
+        """Return the mean of ln(number of valid actions) / ln|A|: the maximum entropy with action masks relative to that without masks.
 
         A target entropy in nats (`target_entropy`) is not scaled.
         """

@@ -21,9 +21,10 @@ class TargetNet(Generic[Net]):
     Args:
         net: a module built like the source net.
         source: parameters of the source net.
-        spec: update_type, update_frequency (frames; replace only) and polyak_coef (weight of the source).
+        spec: update_type, update_frequency (in frames; only for "replace") and polyak_coef (weight of the source).
 
-    The algorithm calls `update` if `due` returns True: with polyak each time, with replace once every update_frequency frames.
+    The algorithm calls `update` if `due` returns True. With update_type "polyak", every update is due; with "replace", one update is due
+    every update_frequency frames.
     """
 
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
@@ -36,7 +37,7 @@ class TargetNet(Generic[Net]):
         net.eval()
         self._store: Store | None = None
         self._multiples_handled = np.zeros(1, np.int64)
-        """Number of multiples of update_frequency already handled (replace only)."""
+        """Number of multiples of update_frequency for which an update has been done (only for "replace")."""
         self._updates_done = np.zeros(1, np.int64)
         self._pulled = 0
 
@@ -71,9 +72,9 @@ class TargetNet(Generic[Net]):
             self.flat.fill(self.flat.master)
 
     def due(self, frame: int) -> bool:
-        """Return whether to update at `frame`: with replace once for each multiple of update_frequency frames.
+        """Return whether to update at `frame`. With "replace", return True once for each multiple of update_frequency frames.
 
-        Of several processes only one gets True. An update stays due until this method is called.
+        If several processes call this method, only one of them gets True. An update stays due until this method is called.
         """
         if self.spec.update_type == "polyak":
             return self.spec.polyak_coef > 0.0
@@ -91,7 +92,7 @@ class TargetNet(Generic[Net]):
         return True
 
     def update(self) -> None:
-        """Copy the source net, or move towards it by polyak_coef. Several processes do so one after the other."""
+        """Copy the source net, or move towards it by polyak_coef. If several processes update, they do so one after the other."""
         if self._store is None:
             self._update()
         else:
@@ -116,7 +117,7 @@ class TargetNet(Generic[Net]):
         return {**self.flat.state_dict(), "followed": int(self._multiples_handled[0]), "updates": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it does not match the network."""
+        """Load a result of `state_dict`. Raises ValueError if it does not match the network."""
         if is_shared(self._store):
             return
         self.flat.load_state_dict(state)

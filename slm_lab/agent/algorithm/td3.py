@@ -32,7 +32,7 @@ class TD3(ReplayActorCritic):
     def build(self) -> None:
         super().build()
         net = ActorCriticNet(self.agent_spec.net, self.info.observation, self.distribution.param_dim, critic=False)
-        critic_spec = self.agent_spec.critic_net or self.agent_spec.net  # its keys say how all target nets are updated
+        critic_spec = self.agent_spec.critic_net or self.agent_spec.net  # determines how all target nets are updated
         self.actor_target = TargetNet(net, self.actor_trainer.flat, critic_spec, self.device)
         net.use_direct(self.actor_trainer.flat, data=True)
 

@@ -17,7 +17,7 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class TQC(SoftActorCritic):
-    """SoftActorCritic whose C critics return M quantiles each, [C, B, M]; the actor maximises the mean of all of them (Algorithm 1)."""
+    """SoftActorCritic whose C critics return M quantiles each, [C, B, M]; the actor maximises the mean of all quantiles (Algorithm 1)."""
 
     spec: TQCSpec
 
@@ -38,9 +38,9 @@ class TQC(SoftActorCritic):
         return super().td_target(batch, next_value_BK.T).T
 
     def critic_loss(self, batch: AnyBatch, q_CBM: Tensor, target_BK: Tensor) -> tuple[Tensor, Any, Tensor]:
-        """Return the mean of the quantiles [C, B], the loss, and its gradient.
+        """Return the means of the quantiles [C, B], the loss, and the gradient of the loss with respect to the quantiles.
 
-        The loss is the sum over the critics of the mean over transitions, quantiles and targets (eq. 12).
+        The loss is the sum over critics of the mean over transitions, quantiles and targets (eq. 12).
         """
         critics, rows, number = q_CBM.shape
         target = target_BK.expand(critics, -1, -1).reshape(critics * rows, -1)

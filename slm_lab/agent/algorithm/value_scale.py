@@ -19,7 +19,7 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 class SharedStatistic:
     """Numbers that several processes update together, one after the other.
 
-    Args: name: key of the numbers in the store and in the state. size: how many there are.
+    Args: name: key of the numbers in the store and in the state. size: number of the numbers.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -27,7 +27,7 @@ class SharedStatistic:
         self._store: Store | None = None
 
     def run(self, section: Callable[..., None], *args: float) -> None:
-        """Call a method that changes the numbers, while other processes wait."""
+        """Call `section`, a method that changes the numbers, while other processes wait."""
         if self._store is None:
             section(*args)
         else:
@@ -88,9 +88,10 @@ class TargetDeviation(TargetMoments):
 
 
 class ValueNormalizer(TargetMoments):
-    """Convert between values and the critic's outputs: values minus the mean of all targets so far, divided by their standard deviation.
+    """Convert between values and the critic's outputs.
 
-    Each rollout is added once. Before the first one, values are the critic's outputs.
+    Outputs are values minus the mean of all targets so far, divided by the standard deviation of these targets. The targets of each rollout
+    are added once. Before the first rollout, values and outputs are equal.
     """
 
     def normalize(self, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Use of a CUDA device, which runs asynchronously: reading a result blocks until the device has finished."""
+"""Helpers for CUDA devices. A CUDA device runs asynchronously, and reading a result blocks until the device has finished."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ ON_CPU = False
 
 
 def is_asynchronous(on: Tensor | torch.device) -> bool:
-    """Return whether a device, or a tensor's device, runs asynchronously. Results then stay on the device until the end of an update."""
+    """Return whether a device, or a tensor's device, runs asynchronously. If so, results stay on the device until the end of an update."""
     return ON_CPU or (on.is_cuda if isinstance(on, Tensor) else on.type == "cuda")
 
 
 def upload(tensor: Tensor, device: str | torch.device) -> Tensor:
-    """Return the tensor on `device`. Copies from the CPU to a CUDA device use pinned memory and are not waited for."""
+    """Return the tensor on `device`. Copies from the CPU to a CUDA device use pinned memory and do not block."""
     if tensor.device.type != "cpu" or torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def read(values: Sequence[Tensor | float]) -> list[float]:
-    """Return numbers and scalar tensors of one device as numbers, waiting for the device only once."""
+    """Convert numbers and scalar tensors on one device to floats, waiting for the device only once."""
     scalars = [value.detach().reshape(()) for value in values if isinstance(value, Tensor)]
     numbers = iter(torch.stack(scalars).tolist() if scalars else [])
     return [next(numbers) if isinstance(value, Tensor) else value for value in values]
@@ -37,5 +37,5 @@ def set_tf32(device: str, on: bool) -> None:
 
 
 def memory_bytes(device: str) -> int:
-    """Return the memory of a CUDA device that this process may use, in bytes: free memory plus what the process has reserved."""
+    """Return the memory of a CUDA device that this process can use, in bytes: free memory plus memory that the process has reserved."""
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)

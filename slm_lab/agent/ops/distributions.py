@@ -1,7 +1,7 @@
 """Distributions of actions, parametrised by the actor's outputs.
 
-Actions are sampled in numpy, which takes 13 µs where torch.distributions takes 276 µs, and needs only one random stream.
-log_prob and entropy are computed in torch, for learning.
+Actions are sampled in numpy, which takes 13 µs instead of 276 µs with torch.distributions, and needs only one random stream. For learning,
+log_prob and entropy are computed in torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slm_lab.lib.records import ActionKind, ActionSpace
 
 LOG_2PI = math.log(2.0 * math.pi)
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
-"""Bounds of log standard deviations: beyond them samples are constant or overflow."""
+"""Bounds of log standard deviations. Beyond these bounds, samples would be constant or overflow."""
 
 
 class ActionDistribution(ABC):
@@ -35,11 +35,11 @@ class ActionDistribution(ABC):
     def __init__(self, action: ActionSpace) -> None:
         self.action = action
         self.param_dim = 2 * action.dim
-        """P: number of parameters, which are the actor's outputs."""
+        """P: number of distribution parameters, which equals the number of the actor's outputs."""
 
     @property
     def name(self) -> str:
-        """Name in messages."""
+        """Name for messages."""
         return type(self).__name__
 
     @property
@@ -48,7 +48,7 @@ class ActionDistribution(ABC):
         return None
 
     def with_log_std(self, log_std: Tensor) -> ActionDistribution:
-        """Return the distribution with log standard deviations [D] of its `normal` that do not depend on the state."""
+        """Return the distribution in which `normal` has the log standard deviations `log_std` [D], independent of the state."""
         raise TypeError(f"{self.name} has no Gaussian components")
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ class ActionDistribution(ABC):
 
 
 class Categorical(ActionDistribution):
-    """One of n actions; the parameters are logits."""
+    """Distribution over n discrete actions; the parameters are logits."""
 
     kinds = ("discrete",)
 
@@ -126,12 +126,12 @@ class Argmax(Categorical):
 
 def categorical_logp(logits_NA: np.ndarray, action_N: np.ndarray) -> np.ndarray:
     """Return log softmax(logits)[action], float32 [N]."""
-    # logaddexp is stable and only one call: with few envs the number of calls determines the time
+    # logaddexp is numerically stable and a single call; with few envs, the number of calls determines the time
     return np.asarray(logits_NA[np.arange(len(action_N)), action_N] - np.logaddexp.reduce(logits_NA, axis=1))
 
 
 class MultiCategorical(ActionDistribution):
-    """Independent Categoricals, one per component; the parameters are their logits, concatenated."""
+    """Independent Categoricals, one per component; the parameters are their concatenated logits."""
 
     kinds = ("multi_discrete",)
 
@@ -210,8 +210,8 @@ def _bounded(log_std: A) -> A:
 class Normal(_LocationScale):
     """Independent Gaussians; the env clips actions to its bounds.
 
-    Args: log_std: float32 [D], a parameter that does not depend on the state; the actor then outputs only the means. (Concatenating log_std
-    with the actor's outputs would make a gradient step on HalfCheetah 5 % slower.)
+    Args: log_std: float32 [D], a learned parameter that does not depend on the state; the actor then outputs only the means. (If log_std
+    were concatenated with the actor's outputs, a gradient step on HalfCheetah would take 5 % longer.)
     """
 
     def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
@@ -230,7 +230,7 @@ class Normal(_LocationScale):
         return type(self)(self.action, log_std)
 
     def free_log_std(self) -> np.ndarray:
-        """Return the parameter log_std [1, D], on the CPU as a view. The result must not be modified."""
+        """Return the parameter log_std as an array [1, D], a view if it is on the CPU. The result must not be modified."""
         assert self.log_std is not None
         if self._view is not None and self._view[0] == self.log_std.data_ptr():
             return self._view[1]
@@ -274,7 +274,7 @@ class Normal(_LocationScale):
 
 
 def _log_tanh_slope(u: A) -> A:
-    """Return log(1 - tanh²(u)), computed as 2 (log 2 - u - log(1 + exp(-2u))), which is exact even for tanh near ±1. Any shape."""
+    """Return log(1 - tanh²(u)), computed as 2 (log 2 - u - log(1 + exp(-2u))), which is precise even if tanh(u) is near ±1. Any shape."""
     rest = np.logaddexp(np.float32(0.0), -2.0 * u) if isinstance(u, np.ndarray) else F.softplus(-2.0 * u)
     return 2.0 * (math.log(2.0) - u - rest)
 
@@ -282,13 +282,14 @@ def _log_tanh_slope(u: A) -> A:
 class NormalTanh(Normal):
     """tanh of independent Gaussians. Rollouts store the Gaussian sample u; the env receives tanh(u).
 
-    log π is that of tanh(u) in [-1, 1], as in SquashedNormal. Since u is stored, it need not be recovered from actions near ±1, where
-    float32 is too imprecise.
+    log π is the log-density of tanh(u) in [-1, 1], as in SquashedNormal. Because u is stored, it need not be computed from actions near ±1,
+    for which float32 is too imprecise.
     """
 
     needs_bounds = True
     NODES = 32
-    """Nodes of the entropy's Gauss-Hermite quadrature: error below 1e-6 nats for standard deviations up to 1, 0.1 for the greatest."""
+    """Number of nodes of the Gauss-Hermite quadrature for the entropy. The error is below 1e-6 nats for standard deviations up to 1, and
+    0.1 for the greatest one."""
 
     def __init__(self, action: ActionSpace, log_std: Tensor | None = None) -> None:
         super().__init__(action, log_std)
@@ -318,7 +319,7 @@ class NormalTanh(Normal):
 
 
 class SquashedSample(NamedTuple):
-    """Actions tanh(μ + σ ε) for given noise ε (arXiv:1812.05905, section 4.2): all tensors, or all arrays."""
+    """Actions tanh(μ + σ ε) for given noise ε (arXiv:1812.05905, section 4.2). Either all fields are tensors, or all are arrays."""
 
     action_BD: Any
     logp_B: Any
@@ -331,9 +332,10 @@ class SquashedSample(NamedTuple):
     """Whether log σ depends on the state."""
 
     def gradient(self, grad_action_BD: Any, grad_logp: Any) -> tuple[Any, Any]:
-        """Return the gradients of the parameters [B, P], and of log σ [D] if it does not depend on the state (else None).
+        """Return the gradients with respect to the parameters [B, P], and to log σ [D] if it does not depend on the state (else None).
 
-        Args: grad_action_BD: gradient of the actions. grad_logp: gradient of each row's log π(a|s), the same for all rows.
+        Args: grad_action_BD: gradient with respect to the actions. grad_logp: gradient with respect to the log π(a|s) of each row, the same
+        for all rows.
         """
         # ∂ tanh(u) / ∂ u = 1 − tanh²(u);  ∂ log π / ∂ u = 2 tanh(u), for fixed ε;  ∂ log π / ∂ log σ = −1
         action_BD = self.action_BD
@@ -350,14 +352,14 @@ class SquashedNormal(NormalTanh):
     """NormalTanh whose stored actions are tanh(u), in [-1, 1], instead of u (arXiv:1812.05905, appendix C)."""
 
     MARGIN = 1e-6
-    """Actions are clamped to this distance from ±1 before atanh, which is infinite at ±1; a less precise dtype uses its own epsilon."""
+    """Actions are clamped to this distance from ±1 before atanh, which is infinite at ±1. For a less precise dtype, its epsilon is used."""
 
     def sample(self, params_NP: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         u_ND, logp_N = super().sample(params_NP, rng)
         return np.tanh(u_ND), logp_N
 
     def mode(self, params_BP: A) -> A:
-        """Return tanh of the Gaussian's mean: the median of each component."""
+        """Return tanh of the Gaussian's mean, which is the median of each component."""
         return tanh(super().mode(params_BP))
 
     def env_action(self, action_B: A) -> A:
@@ -401,7 +403,10 @@ class Deterministic(ActionDistribution):
         return tanh(params_BP)
 
     def gradient(self, action_BD: A, grad_action_BD: A) -> A:
-        """Return the gradient of the parameters [B, P], given actions and their gradient: ∂ tanh(u) / ∂ u = 1 − tanh²(u)."""
+        """Return the gradient with respect to the parameters [B, P], given actions and the gradient with respect to them.
+
+        ∂ tanh(u) / ∂ u = 1 − tanh²(u).
+        """
         return grad_action_BD * (1.0 - action_BD * action_BD)
 
     def log_prob(self, params_BP: Tensor, action_B: Tensor) -> Tensor:
@@ -454,7 +459,7 @@ class Gumbel(_LocationScale):
 
 
 class Beta(ActionDistribution):
-    """Independent Beta distributions scaled to [-1, 1] (Chou et al. 2017). α and β are above 1, so that each has one mode."""
+    """Independent Beta distributions scaled to [-1, 1] (Chou et al. 2017). α and β are above 1, so that each distribution has one mode."""
 
     kinds = ("continuous",)
     needs_bounds = True
@@ -485,7 +490,7 @@ class Beta(ActionDistribution):
 
 
 class MultivariateNormal(ActionDistribution):
-    """A Gaussian with covariance LLᵀ; the parameters are the mean, the log of L's diagonal, and the entries below it, row by row."""
+    """A Gaussian with covariance LLᵀ; the parameters are the mean, the log of L's diagonal, and the entries below the diagonal by row."""
 
     kinds = ("continuous",)
 
@@ -522,9 +527,9 @@ class MultivariateNormal(ActionDistribution):
 
 
 class Product(ActionDistribution):
-    """Independent distributions of the parts of a hybrid action: probabilities are multiplied, their logarithms and entropies added.
+    """Independent distributions for the parts of a hybrid action. Log-probabilities and entropies of the parts are added.
 
-    Parameters and components of actions are those of the parts, concatenated.
+    The parameters and the components of an action are the concatenated parameters and components of the parts.
     """
 
     kinds = ("hybrid",)
@@ -611,7 +616,7 @@ ACTOR_DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
 }
 """Distributions that an algorithm can choose itself (AlgorithmSpec.actor_distribution)."""
 MULTI_DISCRETE: dict[str, type[ActionDistribution]] = {"Argmax": MultiArgmax}
-"""Distributions for multi-discrete actions that have the name of a distribution for one discrete action."""
+"""Distributions for multi-discrete actions that share the name of a distribution for a single discrete action."""
 DEFAULT_DISTRIBUTION: dict[ActionKind, str] = {
     "discrete": "Categorical",
     "multi_discrete": "MultiCategorical",

@@ -1,7 +1,8 @@
 """Matrix products of linear layers, for one net or a stack of C nets with separate weights.
 
 Shapes: x [B, I], weight [O, I], bias [O]; for a stack x [C, B, I], weight [C, O, I], bias [C, 1, O]. A product whose result has many more
-rows than columns is computed as its transpose: BLAS kernels are optimised for wide results (layer 23 → 256, 256 rows: 55 µs, not 100).
+rows than columns is computed as its transpose, because BLAS kernels are optimised for wide results (layer 23 → 256, 256 rows: 55 µs instead
+of 100).
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _NARROW = 4
-"""From this ratio of the weight's rows to columns, the gradient of the input is computed as its transpose."""
+"""If the weight has at least this many times as many rows as columns, the gradient of the input is computed as its transpose."""
 
 
 @dataclass
 class MatmulMode:
-    """How a layer computes its matrix product and the two products of its gradients. Results are float32, and equal up to rounding.
+    """How a layer computes its matrix product and the two products for its gradients. Results are float32.
+
+    Without bfloat16, all modes give equal results up to rounding.
 
     Args:
-        onednn: oneDNN computes float32 products with at least this many rows, columns and inner terms; 0: none. Other products are computed
-            by torch's default library. The value may be changed later, for all layers that share this object.
-        bfloat16: factors and products are rounded to bfloat16.
+        onednn: minimum number of rows, columns and inner terms of float32 products that oneDNN computes; 0: oneDNN is not used. torch's
+            default library computes other products. The value may be changed later, for all layers that share this object.
+        bfloat16: whether factors and products are rounded to bfloat16.
     """
 
     onednn: int = 0
@@ -51,7 +54,7 @@ class MatmulMode:
 
     def add_weight_grad(self, total: Tensor, grad: Tensor, x: Tensor) -> None:
         """Add the gradient of the weight to `total` [O, I]."""
-        # with few inputs the transposed product is twice as fast, which outweighs the additional sum
+        # with few inputs the transposed product takes half the time, which outweighs the additional sum
         if self.bfloat16 or 2 * x.shape[-1] <= grad.shape[-1] or self._by_onednn(grad.mT, x):
             total += self.weight_grad(grad, x)
         elif x.dim() == 3:
@@ -66,7 +69,7 @@ class MatmulMode:
         return self._product(grad, weight)
 
     def run(self, function: Callable[..., Tensor], *args: Tensor) -> Tensor:
-        """Return function(*args) as a float32 tensor; this object computes the products of its linear layers.
+        """Return function(*args) as a float32 tensor; products of linear layers within the function use this mode.
 
         With bfloat16, convolutions and products of other modules use torch.autocast.
         """
@@ -87,7 +90,7 @@ class MatmulMode:
 
 
 FLOAT32 = MatmulMode()
-"""Products are computed as torch computes them by default."""
+"""Products are computed by torch's defaults."""
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -105,7 +108,7 @@ def scale_rows(weight: Tensor) -> None:
 
 
 class LinearFunction(torch.autograd.Function):
-    """(x, weight, bias, MatmulMode) → x weightᵀ + bias."""
+    """Autograd function (x, weight, bias, MatmulMode) → x weightᵀ + bias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, matmul_mode: MatmulMode) -> Tensor:

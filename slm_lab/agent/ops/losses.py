@@ -33,10 +33,11 @@ def clipped_surrogate_loss(
 ) -> Tensor:
     """−E[min(r Â, clip(r, 1−ε, 1+ε) Â)] with r = π/π_old, eq. 7 of arXiv:1707.06347.
 
-    With dual_clip c, the minimum is at least c Â where Â < 0 (arXiv:1912.09729, dual-clip PPO): a large ratio has no gradient.
+    With dual_clip c, the minimum is at least c Â where Â < 0, so that a large ratio has no gradient (arXiv:1912.09729, dual-clip PPO).
 
-    Computed as min(r Â, Â + ε|Â|), which is equal: the clip has an effect only above 1+ε for Â > 0 and below 1−ε for Â < 0. This needs
-    half the kernels forward and backward. log r is clamped to ±20: beyond that exp overflows, and its gradient would be NaN.
+    The minimum is computed as min(r Â, Â + ε|Â|). This is equal, because the clip has an effect only above 1+ε for Â > 0 and below 1−ε for
+    Â < 0, and needs half as many kernels forward and backward. log r is clamped to ±20, because exp of greater values can overflow, which
+    would make the gradient NaN.
     """
     _check(logp_B, old_logp_B, advantage_B)
     bound_B = torch.add(advantage_B, advantage_B.abs(), alpha=clip_eps)
@@ -57,14 +58,15 @@ def bounds_loss(loc_BD: Tensor) -> Tensor:
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float) -> Tensor:
-    """½ E[the larger of the squared errors of V and of V clipped to ±ε around its old prediction] (as in OpenAI's PPO code)."""
+    """½ E[max((V − y)², (V_clip − y)²)] for targets y, where V_clip is V clipped to ±ε around its old prediction (as in OpenAI's PPO
+    code)."""
     _check(value_B, old_value_B, target_B)
     near_B = old_value_B + (value_B - old_value_B).clamp(-clip_eps, clip_eps)
     return 0.5 * torch.maximum((value_B - target_B).square(), (near_B - target_B).square()).mean()
 
 
 def self_imitation_policy_loss(logp_B: Tensor, return_B: Tensor, value_B: Tensor, weight_B: Tensor) -> Tensor:
-    """−E[w log π(a|s) · (R − V(s))₊], eq. 2 of arXiv:1806.05635: make actions likelier whose return exceeded V.
+    """−E[w log π(a|s) · (R − V(s))₊], eq. 2 of arXiv:1806.05635: increase the probability of actions whose return exceeded V.
 
     `weight_B` are importance weights. No gradient flows into V.
     """
@@ -81,7 +83,7 @@ def self_imitation_value_loss(value_B: Tensor, return_B: Tensor, weight_B: Tenso
 def expectile_loss(error: A, tau: float) -> tuple[A, A]:
     """Return |τ − 1(u < 0)| u² of each error u, and its derivative (arXiv:2110.06169, eq. 5). Any shape.
 
-    A prediction y that minimises it for errors x − y is the τ-expectile of x: for τ = 0.5 the mean, for τ → 1 the maximum.
+    The prediction y that minimises the mean loss of the errors x − y is the τ-expectile of x: the mean for τ = 0.5, the maximum for τ → 1.
     """
     scaled = where(error < 0, (1.0 - tau) * error, tau * error)
     return scaled * error, 2.0 * scaled
@@ -119,8 +121,8 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., tuple[Any, Any]]]] 
     "HuberLoss": (F.huber_loss, _huber),
     "L1Loss": (F.l1_loss, _absolute),
 }
-"""Regression losses for values, by the names of torch.nn's modules. Each is a pair of functions: (prediction, target) → mean loss with an
-autograd graph; (error) → loss of each element, and its derivative."""
+"""Regression losses for values, by the names of modules in torch.nn. Each entry is a pair of functions: (prediction, target) → mean loss
+with an autograd graph; (error) → loss of each element, and its derivative."""
 
 
 class LossAndGradient(NamedTuple):
@@ -153,7 +155,8 @@ class ValueLoss:
     def with_gradient(self, prediction: A, target: A, count: int, weight: A | None = None) -> LossAndGradient:
         """Return the sum of all elements' losses divided by `count`, and its gradient with respect to the predictions.
 
-        For arrays the loss is a float. Arguments must not have an autograd graph. Args: weight: of each element, broadcast; None: all 1.
+        For arrays the loss is a float. Arguments must not have an autograd graph.
+        Args: weight: weights of the elements, which are broadcast; None: all 1.
         """
         each, slope = self.each(prediction - target, **self.arguments)
         if weight is not None:

@@ -1,8 +1,8 @@
-"""Action masks: the part of an observation that says which actions are valid.
+"""Action masks: the part of an observation that tells which actions are valid.
 
-The net's outputs for invalid actions (logits, or action values) are replaced by MASKED. The probability of such an action is then exactly
-0, its gradient too, and it is never the best. Formulas of logits or action values are used unchanged: π(a|s) log π(a|s) is 0 · MASKED = 0
-(Huang & Ontañón 2020, arXiv:2006.14171).
+The net's outputs for invalid actions (logits, or action values) are replaced by MASKED. The probability of an invalid action and its
+gradient are then exactly 0, and the action never has the greatest value. Formulas for logits or action values need no changes, since
+π(a|s) log π(a|s) is 0 · MASKED = 0 (Huang & Ontañón 2020, arXiv:2006.14171).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from slm_lab.agent.ops.autograd import Pass
 from slm_lab.lib.records import ObservationSpace
 
 MASKED = -1e30
-"""Output of an invalid action: finite, since 0 · ∞ is NaN, and small enough to stay so after a division by a temperature."""
+"""Output for an invalid action. It is finite, since 0 · ∞ is NaN, and stays finite and very small after division by a temperature."""
 
 
 class ActionMask:
-    """The columns [begin, end) of observations, one per choice of a discrete component, which are not 0 for valid choices."""
+    """Columns [begin, end) of observations, one for each choice of each discrete component; a column is not 0 if the choice is valid."""
 
     def __init__(self, begin: int, end: int) -> None:
         self._columns = slice(begin, end)
 
     @staticmethod
     def of(obs: ObservationSpace) -> ActionMask | None:
-        """Return the mask of a space; None if it has none."""
+        """Return the mask of an observation space; None if the space has no mask."""
         return None if obs.mask is None else ActionMask(*obs.mask)
 
     def valid(self, obs: A) -> A:
@@ -36,12 +36,13 @@ class ActionMask:
         return obs[..., self._columns] != 0
 
     def __call__(self, outputs: A, obs: A) -> A:
-        """Return outputs [..., P] with those of invalid actions replaced by MASKED: the first A outputs are those of discrete choices."""
+        """Return outputs [..., P] in which the outputs of invalid actions are replaced by MASKED. The first A outputs are discrete
+        choices."""
         return masked(outputs, self.valid(obs))
 
 
 def masked(outputs: A, valid: A) -> A:
-    """Return outputs [..., P] in which those of the first A that are not valid, bool [..., A], are replaced by MASKED."""
+    """Return outputs [..., P] in which each of the first A outputs is replaced by MASKED where `valid`, bool [..., A], is false."""
     choices, size = valid.shape[-1], outputs.shape[-1]
     if choices == size:
         return where(valid, outputs, MASKED)
@@ -72,7 +73,7 @@ class MaskedPass:
         self._inner.backward(None if first is None else self._kept(like(self._valid_BA, first)), *others)
 
     def _kept(self, grad_BP: A) -> A:
-        """Return a gradient in which that of invalid choices is 0."""
+        """Return the gradient, set to 0 for invalid choices."""
         choices = self._valid_BA.shape[1]
         if choices == grad_BP.shape[1]:
             return grad_BP * self._valid_BA

@@ -1,7 +1,7 @@
-"""Objectives of on-policy algorithms, in numpy, and of soft actor-critic, with their gradients in closed form.
+"""Objectives of the on-policy algorithms (in numpy) and of soft actor-critic, with their gradients in closed form.
 
-A minibatch has a few hundred rows, so that autograd's 25 nodes cost more than their arithmetic: loss and gradient of 256 rows take 400 µs
-with autograd, 100 in closed form. The formulas are the same as in `losses` and `distributions`, which use autograd.
+A minibatch has a few hundred rows, so that the overhead of autograd's 25 nodes exceeds the arithmetic: loss and gradient of 256 rows take
+400 µs with autograd, and 100 µs in closed form. The formulas are the same as in `losses` and `distributions`, which use autograd.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Terms(NamedTuple):
     """An objective and its terms."""
 
     loss: Tensor | float
-    """The objective, to be minimised; with an autograd graph until autograd has differentiated it."""
+    """The objective, to be minimised. If autograd computes the gradients, it has an autograd graph until then."""
     policy_loss: Tensor | float
     value_loss: Tensor | float
     entropy: Tensor | float
     logp_B: Tensor
     """log π(a|s) [B]."""
     bounds_loss: Tensor | float = 0.0
-    """Penalty of means outside the bounds of actions, before it is multiplied by its weight."""
+    """Penalty for means outside the bounds of actions, before multiplication by its weight."""
 
 
 VALUE_LIMIT = 10.0
@@ -71,11 +71,12 @@ class Coefs(NamedTuple):
 
 
 Gradient = Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray | None]]
-"""(derivatives with respect to log π(a|s) [B], to each entropy (one number)) → (to parameters [B, P], to a free log_std [D] or None)."""
+"""Function that propagates derivatives back: (derivatives with respect to log π(a|s) [B], derivative with respect to each entropy (one
+number)) → (gradient of the parameters [B, P], gradient of a state-independent log_std [D] or None)."""
 
 
 def _categorical(distribution: Categorical, params_BP: np.ndarray, action_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, Gradient]:
-    # transposed, since numpy is slow over short rows and there are few parameters
+    # transposed, because there are few parameters, and numpy is slow on short rows
     logp_PB = np.subtract(params_BP.T, np.maximum.reduce(params_BP.T, axis=0), order="C")
     p_PB = np.exp(logp_PB)
     total_B = np.add.reduce(p_PB, axis=0)
@@ -199,20 +200,20 @@ class TermsAndGradients(NamedTuple):
     outputs: tuple[Any, ...]
     """Gradients with respect to the net's outputs: distribution parameters [B, P] and values [B]."""
     log_std_D: np.ndarray | None = None
-    """Gradient with respect to a free log_std."""
+    """Gradient with respect to a state-independent log_std."""
 
 
 def differentiate(objective: Callable[..., Terms], outputs: Sequence[Tensor], weight: float = 1.0) -> TermsAndGradients:
     """Return the objective for the outputs, and `weight` times its gradients, computed by autograd.
 
-    Gradients of parameters that the objective depends on directly, such as a free log_std, are added to `Parameter.grad`.
+    Gradients of parameters that the objective depends on directly, such as a state-independent log_std, are added to `Parameter.grad`.
     """
     leaves = [out.detach().requires_grad_() for out in outputs]
     terms = objective(*leaves)
     loss = terms.loss
     assert isinstance(loss, Tensor)
     if loss.requires_grad:
-        # without an explicit gradient, since torch would import sympy (0.5 s) to check it
+        # no gradient argument: torch would import sympy (0.5 s) to check it
         (loss if weight == 1.0 else weight * loss).backward()
     detached: list[Any] = [term.detach() if isinstance(term, Tensor) else term for term in terms]
     return TermsAndGradients(Terms(*detached), tuple(leaf.grad for leaf in leaves))
@@ -230,7 +231,7 @@ class Objective:
 
     @staticmethod
     def supports(distribution: ActionDistribution, device: str) -> bool:
-        """Return whether this class supports a distribution, and tensors are on the CPU."""
+        """Return whether this class supports a distribution and a device (only the CPU)."""
         parts = distribution.parts if isinstance(distribution, Product) else (distribution,)
         closed = all(type(part) in EVALUATE for part in (distribution, *parts))
         return CLOSED_FORM and closed and not is_asynchronous(torch.device(device))
@@ -279,9 +280,9 @@ def _policy_gradient(logp_B: np.ndarray, advantage_B: np.ndarray) -> tuple[np.nd
 
 
 def _value_error(value_B: np.ndarray, target_B: np.ndarray, std: float | None) -> tuple[np.ndarray, np.ndarray | float]:
-    """Return the differences of values and targets and their derivatives by the values.
+    """Return the differences between values and targets, and their derivatives with respect to the values.
 
-    With `std`, both are divided by it and limited to VALUE_LIMIT first.
+    If `std` is given, values and targets are first divided by `std` and clipped to ±VALUE_LIMIT.
     """
     if std is None:
         return value_B - target_B, 1.0
@@ -322,8 +323,8 @@ REDUCTIONS: dict[str, Reduction] = {
     "mean": lambda q_CX: q_CX.mean(0),
     "quantiles": lambda q_CXM: q_CXM.mean((0, -1)),
 }
-"""Functions that reduce the values of two critics [2, …] to one […], by critic_reduction; "quantiles": M quantiles of C critics
-[C, …, M] to their mean […]."""
+"""critic_reduction → function that combines the values of two critics [2, …] to one value […]. "quantiles" computes the mean […] of M
+quantiles of C critics [C, …, M]."""
 
 REDUCTION_GRADIENTS: dict[str, Reduction] = {
     "min": lambda q_CX: torch.stack((lower_X := (q_CX[0] <= q_CX[1]).float(), 1.0 - lower_X)),
@@ -334,7 +335,7 @@ REDUCTION_GRADIENTS: dict[str, Reduction] = {
 
 
 def reduction_gradient(reduce: Reduction, q_CX: Tensor) -> Tensor:
-    """Return the derivative of a reduction with respect to the values of each critic [C, …]; by autograd if not in REDUCTIONS."""
+    """Return the derivative of a reduction with respect to the values of each critic [C, …]; autograd computes it if not in REDUCTIONS."""
     for name, known in REDUCTIONS.items():
         if reduce is known:
             return REDUCTION_GRADIENTS[name](q_CX)
@@ -356,7 +357,7 @@ class DiscreteActorLoss(NamedTuple):
     """Mean entropy of the policy."""
     grad_params_BA: Tensor
     mean_entropy: Tensor | None
-    """Moving average of the entropy; unchanged without a penalty."""
+    """Moving average of the entropy; it is not updated if the penalty is 0."""
 
 
 def discrete_actor_loss(
@@ -366,7 +367,7 @@ def discrete_actor_loss(
 
     `penalty` / 2 times the squared distance of the entropy from its moving average is added (adapted from arXiv:2209.10081, eq. 11).
 
-    Args: mean_entropy: the previous moving average; None: there is none yet.
+    Args: mean_entropy: the previous moving average; None in the first call.
     """
     logp_BA = F.log_softmax(params_BA, dim=1)
     p_BA = logp_BA.exp()

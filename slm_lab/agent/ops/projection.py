@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: float, high: float) -> Tensor:
-    """Return the distribution of return_B + discount_B · Z projected onto the atoms of Z (arXiv:1707.06887, eq. 7) [B, Z].
+    """Return the distribution of return_B + discount_B · Z [B, Z], projected onto the atoms of Z (arXiv:1707.06887, eq. 7).
 
-    Each atom moves to r + γ z, clipped to [low, high], and its probability is divided between the two nearest atoms, more to the nearer.
+    Each atom moves to r + γ z, clipped to [low, high]. Its probability is divided between the two nearest atoms; the nearer one gets more.
 
-    Args: p_BZ: probabilities of Z equidistant atoms from `low` to `high`. discount_B: γ, 0 after a termination, as a number or [B].
+    Args: p_BZ: probabilities of Z equidistant atoms from `low` to `high`. discount_B: γ, or 0 after a termination; a number or [B].
     """
     Z = p_BZ.shape[1]
     atom_Z = torch.linspace(low, high, Z, device=p_BZ.device)
@@ -27,7 +27,10 @@ def project(p_BZ: Tensor, return_B: Tensor, discount_B: Tensor | float, low: flo
 
 
 def lower_distribution(p_CBZ: Tensor, atom_Z: Tensor) -> Tensor:
-    """Return for each row the distribution with the lowest mean of C: [C, B, Z] → [B, Z] (clipped double Q-learning, arXiv:1802.09477)."""
+    """Return, for each row, the distribution with the lowest mean among C distributions: [C, B, Z] → [B, Z].
+
+    Clipped double Q-learning (arXiv:1802.09477).
+    """
     lowest_B = (p_CBZ @ atom_Z).argmin(0)
     return p_CBZ[lowest_B, torch.arange(p_CBZ.shape[1], device=p_CBZ.device)]
 
@@ -39,7 +42,7 @@ class CategoricalLoss(NamedTuple):
     grad_BZ: Tensor
     """Gradient with respect to the logits."""
     divergence_B: Tensor
-    """KL divergence of each row's prediction from its target, the error of prioritised replay in Rainbow (arXiv:1710.02298)."""
+    """KL divergence between target and prediction of each row, the error for prioritised replay in Rainbow (arXiv:1710.02298)."""
 
 
 def categorical_loss(logit_BZ: Tensor, target_BZ: Tensor, weight_B: Tensor | None = None) -> CategoricalLoss:

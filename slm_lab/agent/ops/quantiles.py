@@ -12,18 +12,18 @@ from slm_lab.agent.ops.losses import LossAndGradient
 
 
 def midpoints(number: int) -> Tensor:
-    """Return τ̂_i = (2i + 1) / 2N [N], the probabilities whose quantiles are learned (arXiv:1710.10044, lemma 2)."""
+    """Return τ̂_i = (2i + 1) / 2N [N], the probabilities of the quantiles that are learned (arXiv:1710.10044, lemma 2)."""
     return (torch.arange(number) + 0.5) / number
 
 
 def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None) -> LossAndGradient:
     """Return the mean over the batch of Σ_i E_j[ρ_τ̂i(target_j − θ_i)] (arXiv:1710.10044, eq. 10), and its gradient.
 
-    ρ_τ(u) = |τ − 1{u < 0}| L(u) with Huber's loss L, which is ½ u² for |u| ≤ 1 and |u| − ½ beyond (eq. 9 and 10 with κ = 1). The sum is
-    over N quantiles, the expectation over M samples of the target distribution, in any order.
+    ρ_τ(u) = |τ − 1{u < 0}| L(u) with the Huber loss L, which is ½ u² for |u| ≤ 1 and |u| − ½ otherwise (eq. 9 and 10 with κ = 1). The sum
+    is over N quantiles, the expectation over M samples of the target distribution, in any order.
 
-    The targets are sorted once, and sums over those in an interval are differences of prefix sums: N log M operations per row in place of
-    N × M. The loss is NaN if a target is not finite.
+    The targets are sorted once, and sums over all targets in an interval are differences of prefix sums. This takes N log M operations per
+    row instead of N × M. The loss is NaN if a target is not finite.
 
     Args: quantile_BN, target_BM: float32. weight_B: weight of each row in the mean; None: all 1. No argument may have an autograd graph.
     Returns the loss, and its gradient with respect to quantile_BN.

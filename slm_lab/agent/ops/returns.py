@@ -1,8 +1,8 @@
 """Returns and advantages over rollouts [T, N].
 
-Most of them use the backward recursion y_t = x_t + c_t · y_{t+1}. Everywhere `terminated` prevents bootstrapping,
-`done` (terminated or truncated) ends the episode, and `next_value_TN` is V of the true next observation, so that
-truncated episodes are bootstrapped without values of the next episode. All functions take tensors or numpy arrays.
+Most functions use the backward recursion y_t = x_t + c_t · y_{t+1}. In all functions, `terminated` prevents bootstrapping, `done`
+(terminated or truncated) ends the episode, and `next_value_TN` is V of the true next observation, so that truncated episodes are
+bootstrapped without values of the next episode. All functions take tensors or numpy arrays.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def _check(*rows: A) -> None:
 
 
 def discounted_scan(x_TN: A, decay_TN: A) -> A:
-    """y_t = x_t + decay_t · y_{t+1} with y_T = 0, in ⌈log2 T⌉ whole-array steps (Hillis & Steele 1986).
+    """Return y_t = x_t + decay_t · y_{t+1} with y_T = 0, computed in ⌈log2 T⌉ steps over the full array (Hillis & Steele 1986).
 
-    Args: float [T, N] each. Returns y [T, N]. Raises ValueError if shapes differ or are not [T, N].
+    Args: both float [T, N]. Returns y [T, N]. Raises ValueError if shapes differ or are not [T, N].
     """
     _check(x_TN, decay_TN)
     result_TN = copy(x_TN)
@@ -47,15 +47,15 @@ def _scan(y_TN: Any, c_TN: Any) -> None:
 
 
 def _as_numpy_on_cpu(*rows: Tensor | np.ndarray) -> list[Any]:
-    """Return numpy views of tensors on the CPU: numpy's calls cost less, so that `gae` of 32 × 4 takes a third of the time."""
+    """Return numpy views of tensors on the CPU. A numpy call has less overhead, so that `gae` of 32 × 4 takes a third of the time."""
     return [x if isinstance(x, np.ndarray) or is_asynchronous(x) else x.numpy() for x in rows]
 
 
 def discounted_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: A, gamma: float) -> A:
     """Return discounted returns to the end of the episode, bootstrapped if the episode is truncated or the rollout ends.
 
-    R_t = r_t + γ R_{t+1}, with R_{t+1} replaced by V(s_{t+1}) at a truncation and at the last row, by 0 at a
-    termination (arXiv:1602.01783, Algorithm S3). Args: float32 or bool [T, N]. Returns [T, N].
+    R_t = r_t + γ R_{t+1}, where R_{t+1} is replaced by V(s_{t+1}) at a truncation and in the last row, and by 0 at a termination
+    (arXiv:1602.01783, Algorithm S3). Args: float32 or bool [T, N]. Returns [T, N].
     """
     _check(reward_TN, next_value_TN, terminated_TN, done_TN)
     cut_TN, decay_TN = copy(done_TN), full_like(reward_TN, gamma)
@@ -92,7 +92,7 @@ def gae(reward_TN: A, value_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
     delta_TN, decays_TN, reward, value, terminated, done = _as_numpy_on_cpu(
         advantage_TN, decay_TN, reward_TN, value_TN, terminated_TN, done_TN
     )
-    delta_TN[terminated] = 0.0  # γ V(s')
+    delta_TN[terminated] = 0.0  # the term γ V(s')
     decays_TN[done] = 0.0
     with ignore_float_errors():
         delta_TN += reward
@@ -106,7 +106,7 @@ def q_lambda_returns(reward_TN: A, next_value_TN: A, terminated_TN: A, done_TN: 
 
         R_t = r_t + γ [(1 − λ) max_a Q(s_{t+1}, a) + λ R_{t+1}],
 
-    with max_a Q(s_{t+1}, a) in place of R_{t+1} at a truncation and at the last row, and R_t = r_t at a termination.
+    where R_{t+1} is replaced by max_a Q(s_{t+1}, a) at a truncation and in the last row; R_t = r_t at a termination.
 
     Args: float32 or bool [T, N]; `next_value_TN` is max_a Q of the true next observation. Returns [T, N].
     """
@@ -124,7 +124,7 @@ class VTrace(NamedTuple, Generic[A]):
     target_TN: A
     """v_s: target of the critic, an estimate of the current policy's value."""
     advantage_TN: A
-    """Â, unweighted: the policy gradient is the gradient of ρ Â log π, or of π/μ Â if a surrogate loss contains the ratio."""
+    """Â, without the weight ρ: the policy gradient is the gradient of ρ Â log π, or of (π/μ) Â if a surrogate loss contains the ratio."""
     rho_TN: A
     """ρ: the ratio π/μ, clipped at ρ̄."""
 
@@ -149,11 +149,11 @@ def vtrace(
         vs_t = V(s_t) + ρ_t δ_t + γ c_t (vs_{t+1} − V(s_{t+1}))        eq. 1, by the recursion of remark 1; λ: remark 2
         Â_t = r_t + γ [(1 − λ) V(s_{t+1}) + λ vs_{t+1}] − V(s_t)       section 4.2, there with λ = 1
 
-    where vs_{t+1} is V(s_{t+1}) at the end of an episode or of the rollout, and both are 0 at a termination. If π = μ and ρ̄, c̄ ≥ 1,
-    Â equals `gae`, and with λ = 1 vs equals `discounted_returns`.
+    where vs_{t+1} is replaced by V(s_{t+1}) at the end of an episode or of the rollout, and both are 0 at a termination. If π = μ and
+    ρ̄, c̄ ≥ 1, Â equals `gae`; with λ = 1, vs then equals `discounted_returns`.
 
-    Args: all float32 or bool [T, N]; `log_ratio_TN` is log π(a|s) − log μ(a|s), `next_value_TN` V of the true next observation.
-    A log ratio of +inf is bounded by ρ̄ and c̄ too; NaN spreads to earlier rows.
+    Args: arrays are float32 or bool [T, N]; `log_ratio_TN` is log π(a|s) − log μ(a|s), and `next_value_TN` is V of the true next
+    observation. ρ̄ and c̄ also bound a log ratio of +inf; NaN spreads to earlier rows.
     """
     _check(log_ratio_TN, reward_TN, value_TN, next_value_TN, terminated_TN, done_TN)
     ratio, reward, value, next_value = tensor(log_ratio_TN).exp(), tensor(reward_TN), tensor(value_TN), tensor(next_value_TN)
@@ -166,9 +166,9 @@ def vtrace(
 
 
 def standardize(x_B: A) -> A:
-    """Return x with zero mean and unit standard deviation; only centred if all values are equal. Any shape.
+    """Return x scaled to zero mean and unit standard deviation; if all values are equal, x is only centred. Any shape.
 
-    A single value, which has no deviation, is returned unchanged: centred it would be 0, and nothing could be learned from it.
+    A single value is returned unchanged: subtracting its mean would give 0, and nothing could be learned from it.
     """
     tensor_B = tensor(x_B)
     if tensor_B.numel() < 2:

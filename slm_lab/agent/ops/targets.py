@@ -1,4 +1,4 @@
-"""Targets of action values, over a batch [B] or any leading axes. Targets have no gradient."""
+"""Targets for learning action values, for a batch [B] or any leading axes. Targets have no gradient."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from slm_lab.agent.ops.arrays import A, clip
 
 
 def one_step_target(reward: A, next_value: A, terminated: A, gamma: float | A) -> A:
-    """Return r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not. terminated is 0 or 1.
+    """Return r + γ (1 − terminated) V(s'). Truncated steps are bootstrapped; terminated steps are not.
 
-    With the results of `n_step_return` as reward and gamma, it is the n-step target. Raises ValueError if shapes differ.
+    If `reward` and `gamma` are the results of `n_step_return`, the result is the n-step target. Raises ValueError if shapes differ.
+    Args: terminated: 0 or 1.
     """
     if not reward.shape == next_value.shape == terminated.shape:
         raise ValueError(f"expected tensors of the same shape, got {[tuple(t.shape) for t in (reward, next_value, terminated)]}")
@@ -42,7 +43,7 @@ def n_step_return(reward_KB: A, steps_B: A, gamma: float) -> tuple[A, A]:
 
 
 def smoothed_action(action_BD: A, noise_BD: A, largest: float) -> A:
-    """Return actions with noise, which is clipped to ±largest; the sum is clipped to [-1, 1] (arXiv:1802.09477, section 5.3)."""
+    """Add noise, clipped to ±largest, to actions, and clip the sum to [-1, 1] (arXiv:1802.09477, section 5.3)."""
     return clip(action_BD + clip(noise_BD, -largest, largest), -1.0, 1.0)
 
 
@@ -54,14 +55,14 @@ def truncated_mixture(quantile_CBM: Tensor, dropped: int) -> Tensor:
 
 
 def action_value(q_BA: A, action_B: A) -> A:
-    """Return Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]; arrays must be [B, A] and [B]."""
+    """Return Q(s, a) of the actions taken: [..., A] and int64 [...] → [...]; numpy arrays must have shapes [B, A] and [B]."""
     if isinstance(q_BA, np.ndarray):
         return q_BA[np.arange(len(q_BA)), action_B]
     return q_BA.gather(-1, action_B.unsqueeze(-1)).squeeze(-1)
 
 
 def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
-    """Return the gradient with respect to all values, given that with respect to the result of `action_value`; shapes as there."""
+    """Return the gradient with respect to q_BA, given the gradient with respect to the result of `action_value`; same shapes as there."""
     if isinstance(q_BA, np.ndarray):
         grad_BA = np.zeros_like(q_BA)
         grad_BA[np.arange(len(q_BA)), action_B] = grad_B
@@ -70,12 +71,12 @@ def action_value_gradient(q_BA: A, action_B: A, grad_B: A) -> A:
 
 
 def action_atoms(atoms_BAZ: Tensor, action_B: Tensor) -> Tensor:
-    """Return the outputs [B, Z] for the actions taken, of nets with Z outputs for each action."""
+    """Select, from Z outputs for each action, the outputs [B, Z] of the actions taken."""
     return atoms_BAZ[torch.arange(len(atoms_BAZ), device=atoms_BAZ.device), action_B]
 
 
 def action_atoms_gradient(atoms_BAZ: Tensor, action_B: Tensor, grad_BZ: Tensor) -> Tensor:
-    """Return the gradient with respect to all outputs, given that with respect to the result of `action_atoms`."""
+    """Return the gradient with respect to atoms_BAZ, given the gradient with respect to the result of `action_atoms`."""
     grad_BAZ = torch.zeros_like(atoms_BAZ)
     grad_BAZ[torch.arange(len(atoms_BAZ), device=atoms_BAZ.device), action_B] = grad_BZ
     return grad_BAZ
@@ -93,7 +94,7 @@ def by_component(q_BA: Tensor, nvec: tuple[int, ...]) -> Tensor:
 
 
 def from_components(grad: Tensor, nvec: tuple[int, ...]) -> Tensor:
-    """Return the gradient with respect to the values [..., Σ nvec], given that with respect to the result of `by_component`."""
+    """Return the gradient with respect to q_BA [..., Σ nvec], given the gradient with respect to the result of `by_component`."""
     return torch.cat([part[..., :size] for part, size in zip(grad.unbind(-2), nvec, strict=True)], dim=-1)
 
 

@@ -15,20 +15,20 @@ from slm_lab.spec.report import nearest
 
 
 class WrapperError(Exception):
-    """A wrapper cannot be applied. Arguments: the invalid key of the env section, and the message."""
+    """Raised if a wrapper or argument cannot be applied. Arguments: the invalid key of the env section, and the message."""
 
 
 def env_creator(registration: Registration, *, vector: bool = False) -> Callable[..., Any]:
-    """Return the constructor of a single env, or of the id's vector env. Raises ImportError if its module is missing."""
+    """Return the constructor of the registered env or, with `vector=True`, vector env. Raises ImportError if its module is missing."""
     entry: Any = registration.vector_entry_point if vector else registration.entry_point
     assert entry is not None
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Return the keyword arguments of the creator, and whether it also accepts others (**kwargs).
+    """Return the keyword arguments of the creator, and whether it accepts further ones (**kwargs).
 
-    With **kwargs the arguments of the base classes are included, since **kwargs are usually passed on to these.
+    If the creator has **kwargs, the arguments of its base classes are included, since **kwargs are usually passed on to the base classes.
     """
     layers = _signatures(creator)
     parameters = [one for layer in layers for one in layer.values()]
@@ -37,7 +37,7 @@ def accepted_arguments(creator: Callable[..., Any]) -> tuple[list[str], bool]:
 
 
 def _signatures(creator: Callable[..., Any]) -> list[Mapping[str, inspect.Parameter]]:
-    """Return the parameters of the creator and, as long as each has **kwargs, of the constructors of its base classes."""
+    """Return the parameters of the creator, followed by those of its base classes' constructors up to the first without **kwargs."""
     found: list[Mapping[str, inspect.Parameter]] = []
     for layer in _constructors(creator):
         found.append(inspect.signature(layer).parameters)
@@ -50,7 +50,7 @@ def boolean_arguments(creator: Callable[..., Any]) -> set[str]:
     """Return the `accepted_arguments` whose default is a bool and whose annotation, if any, is bool."""
     found: dict[str, bool] = {}
     for parameters in _signatures(creator):
-        for name, one in parameters.items():  # an argument of a class overrides that of its base class
+        for name, one in parameters.items():  # an argument of a class overrides the same argument of its base class
             found.setdefault(name, isinstance(one.default, bool) and one.annotation in (one.empty, bool, "bool"))
     return {name for name, boolean in found.items() if boolean}
 
@@ -63,7 +63,7 @@ def _constructors(creator: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 
 def unexpected_argument(error: BaseException) -> str | None:
-    """Return the argument that a TypeError reports as unexpected."""
+    """Return the name of the argument that a TypeError reports as unexpected; None for other errors."""
     found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return found[1] if isinstance(error, TypeError) and found else None
 

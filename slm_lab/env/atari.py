@@ -1,4 +1,4 @@
-"""Atari: settings for all backends, and preprocessing for backends without their own."""
+"""Atari: settings for all backends, and preprocessing for backends that have no preprocessing of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.spec.models.env import EnvSpec
 
 @dataclass(frozen=True)
 class AtariSettings:
-    """Arguments of an ALE env (Machado et al., arXiv:1709.06009), the same for every backend.
+    """Arguments of an ALE env (Machado et al., arXiv:1709.06009). They are the same for every backend.
 
     Backends return raw rewards; Env clips them, so that episode returns are the game's scores.
     """
@@ -36,9 +36,9 @@ class AtariSettings:
     grayscale: bool = True
     max_num_frames_per_episode: int = 108_000
     episodic_life: bool = False
-    """Report a lost life as a termination while the game continues. Episode returns are still those of complete games."""
+    """Report a lost life as a termination, while the game continues. Episode returns are still computed for complete games."""
     life_loss_info: bool = False
-    """The same as episodic_life: no backend resets on a lost life."""
+    """Has the same effect as episodic_life, because no backend resets on a lost life."""
     mode: int | None = None
     """Game mode; None: the game's default."""
     difficulty: int | None = None
@@ -64,12 +64,12 @@ def frame_limit(settings: AtariSettings, max_t: int | None) -> int:
 
 
 def is_preprocessed(spec: EnvSpec) -> bool:
-    """Return whether the env is an ALE env with the usual preprocessing; the argument obs_type selects the plain env."""
+    """Return whether the env is an ALE env with the usual preprocessing. (If the argument obs_type is given, the plain env is used.)"""
     return "ALE/" in spec.name and "obs_type" not in spec.kwargs
 
 
 class AtariFrames(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
-    """Frame-skip, max-pool, resize and stack the frames of one plain ALE env with frameskip 1, exactly as ALE's own vector env does.
+    """Apply frame skipping, max-pooling, resizing and stacking to one plain ALE env with frameskip 1, exactly as ALE's vector env does.
 
     After a reset the stack contains zeros, followed by the first frame.
     """

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnvRequest:
-    """The envs to build."""
+    """Description of the envs that a backend is to build."""
 
     id: str
-    """The id as in the spec, including a module prefix."""
+    """The id as given in the spec, including a module prefix if there is one."""
     registration: Registration | None
-    """Gymnasium's registration of the id; None for an id that only the backend knows."""
+    """Gymnasium's registration of the id; None for an id that is not registered with Gymnasium (e.g. EnvPool's)."""
     kwargs: dict[str, Any]
     """Arguments of the env's constructor; empty if they are in `atari`."""
     num_envs: int
@@ -35,11 +35,11 @@ class EnvRequest:
     threads: int = 1
     """Number of threads that a C++ backend may use."""
     wraps: tuple[Wrap, ...] = ()
-    """Wrappers of each env, in order."""
+    """Wrappers to apply to each env, in order."""
     track_info: tuple[str, ...] = ()
     """Entries of the env's info to report at the end of an episode."""
     action_mask: str | Literal[False] | None = None
-    """Entry of the observation or of the env's info with the action mask; False: none; None: not given."""
+    """Entry of the observation or of the env's info that contains the action mask; False: there is none; None: not given in the spec."""
     curriculum: Curriculum | None = None
     """Values that change when an episode ends; None without env.schedule."""
     critic_keys: tuple[str, ...] = ()
@@ -58,12 +58,12 @@ class EnvRequest:
 
     @property
     def vector_only(self) -> bool:
-        """Whether the id is registered with a vector env, and without an env to step alone."""
+        """Whether only a vector env, and no single env, is registered for the id."""
         return self.registration is not None and self.registration.entry_point is None
 
     @property
     def main_module_reason(self) -> str | None:
-        """Why other processes cannot build the env (its class is defined in the main script); None if they can."""
+        """The reason why other processes cannot build the env (its class is defined in the main script); None if they can."""
         entry = self.registration.entry_point if self.registration else None
         module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
         if "__main__" not in (module, self.id.rpartition(":")[0]):
@@ -75,13 +75,13 @@ class EnvRequest:
 
     @property
     def time_limit(self) -> int | None:
-        """Steps until truncation: the minimum of the env's own limit and max_t."""
+        """Number of steps until truncation: the minimum of the env's own limit and max_t; None if there is no limit."""
         own = self.registration.max_episode_steps if self.registration else None
         return min((limit for limit in (own, self.max_t) if limit is not None), default=None)
 
     @property
     def max_steps(self) -> int | None:
-        """Steps of the agent until truncation, in Atari too; None if episodes are not limited."""
+        """Number of the agent's steps (in Atari: not frames) until truncation; None if episodes are not limited."""
         return self.time_limit if self.atari is None else -(-frame_limit(self.atari, self.max_t) // self.atari.frameskip)
 
 
@@ -97,8 +97,8 @@ class RawStep(NamedTuple):
     truncated_N: np.ndarray
     """bool [N]; may be true together with terminated_N."""
     final: list[tuple[int, Any]] | None
-    """Index and last observation of each env that was reset within this step. An env whose episode ended but that is not listed is reset
-    by the next step, where its row is a dummy."""
+    """Index and last observation of each env that was reset within this step. An env whose episode ended and that is not listed is reset
+    by the next step, in which its row is a dummy."""
     lives_N: np.ndarray | None = None
     """int64 [N]: remaining lives (Atari)."""
 
@@ -108,16 +108,16 @@ Outcome = tuple[Any, Any, Any, Any, Any]
 
 
 class AgentGroup(NamedTuple):
-    """Agents with equal spaces, in envs whose agents have different ones."""
+    """A group of agents with equal spaces, in an env whose agents have different spaces."""
 
     agents: tuple[str, ...]
-    """Names, in the order of the rows."""
+    """Names of the agents, in the order of their rows."""
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
 
 
 class SingleEnvBackend(Protocol):
-    """A backend with a single env, for callers that step the env without a batch of one."""
+    """Interface of a backend with a single env, for callers that step this env directly, without a batch of size 1."""
 
     env: Any
 
@@ -126,42 +126,45 @@ class SingleEnvBackend(Protocol):
 
 
 class Backend(ABC):
-    """Steps num_envs envs together. A user's backend is a subclass, given in env.backend as "package.module:Class"."""
+    """Base class of backends, which step num_envs envs together.
+
+    A user's backend is a subclass, given in env.backend as "package.module:Class".
+    """
 
     name: ClassVar[str] = ""
     """Name in a spec; empty for a user's own backend."""
     applies_wraps: ClassVar[bool] = False
-    """Whether the backend applies `EnvRequest.wraps`; if not, it is not used for targets with wrappers."""
+    """Whether the backend applies `EnvRequest.wraps`; if not, it is not used for envs with wrappers."""
     selects_parts: ClassVar[bool] = False
-    """Whether the backend applies env.obs_keys, which is one of the `EnvRequest.wraps`, although it applies no other."""
+    """Whether the backend applies env.obs_keys (one of the `EnvRequest.wraps`), even though it applies no other wrapper."""
     reports_info: ClassVar[bool] = True
-    """Whether `episode_info` can return anything; if not, meta.track_info is an error."""
+    """Whether `episode_info` can return entries; if not, meta.track_info is an error."""
     finds_masks: ClassVar[bool] = True
-    """Whether the backend adds EnvRequest.action_mask to the observations if it is an entry of info."""
+    """Whether the backend adds the action mask to the observations if EnvRequest.action_mask is an entry of info."""
     follows_curriculum: ClassVar[bool] = False
-    """Whether the backend gives each env the values of EnvRequest.curriculum when it resets it."""
+    """Whether the backend applies the current values of EnvRequest.curriculum to an env when it resets the env."""
     lone: SingleEnvBackend | None = None
-    """The single env, for callers that step it without a batch. None unless there is one env, with a Box observation space and an action
-    that is a row of the batch of actions."""
+    """Access to the single env, for callers that step it without a batch. None unless there is exactly one env, its observation space is a
+    Box, and its action is a row of the batch of actions."""
     fresh: bool = False
     """Whether step and reset return new arrays that are not modified later."""
     checks: bool = False
-    """Whether step and reset always return arrays of the right shapes and types; if not, `Env` checks them."""
+    """Whether step and reset always return arrays of the right shapes and types; if not, `Env` checks the arrays."""
     agents: tuple[str, ...] = ()
     """Names of the agents of each env, in the order of its rows: row = env · len(agents) + agent, so that the batches of observations,
     rewards and actions have num_envs · len(agents) rows. Empty: one agent per env, and one row."""
     groups: tuple[AgentGroup, ...] = ()
-    """With several agents whose spaces differ: the groups of agents with equal spaces, in the order of their first agents. Batches of
-    observations and of actions are then tuples with one batch per group, for the rows of its agents; all other arrays are for all rows.
-    Empty: all agents have `observation_space` and `action_space`."""
+    """For several agents whose spaces differ: the groups of agents with equal spaces, in the order of their first agents. Observations and
+    actions are then tuples with one batch per group, which contains the rows of the group's agents; all other arrays have all rows.
+    Empty: all agents have the spaces `observation_space` and `action_space`."""
     acts_N: np.ndarray | None = None
-    """With several agents, bool [N]: the rows whose action the next step uses, as of the last reset or step; other actions are ignored.
-    None: all rows."""
+    """For several agents, bool [N]: the rows whose action the next step uses; actions of other rows are ignored. Set by each reset and
+    step. None: all rows."""
     present_N: np.ndarray | None = None
-    """With several agents, bool [N]: the rows whose agent takes part in the episode, as of the last reset or step. An agent that is absent
-    (it has left, or has not come yet) does not act, and its row is a dummy. None: all rows."""
+    """For several agents, bool [N]: the rows whose agent takes part in the episode. Set by each reset and step. An agent that is absent
+    (it has left, or has not joined yet) does not act, and its row is a dummy. None: all rows."""
     max_steps: int | None = None
-    """Steps until truncation if the backend knows better than the registration."""
+    """Number of steps until truncation, if it differs from the registration."""
     observation_space: gym.Space[Any]
     """Space of one env; with `groups`, the Dict of the agents' spaces by name."""
     action_space: gym.Space[Any]
@@ -169,12 +172,12 @@ class Backend(ABC):
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
-        """Return why this backend cannot build the target; None if it can."""
+        """Return the reason why this backend cannot build the target; None if it can."""
         return None
 
     @classmethod
     def variant(cls, target: EnvRequest) -> type[Backend]:
-        """Return the class that builds the target: this one, or a subclass for some envs."""
+        """Return the class that builds the target: this class, or a subclass for certain envs."""
         return cls
 
     @classmethod
@@ -187,14 +190,14 @@ class Backend(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
-        """Begin an episode in every env and return the observations. `seeds`: one per env; None does not seed the random streams."""
+        """Begin an episode in every env and return the observations. Args: seeds: one per env; None: do not seed the random streams."""
 
     @abstractmethod
     def step(self, action: np.ndarray) -> RawStep:
         """Step every env. Args: action: [N, …], a batch of `action_space`. Raises RuntimeError, or the env's own error, if an env fails."""
 
     def episode_info(self, row: int) -> Mapping[str, Any]:
-        """Return the env's info of the last step of an episode that has just ended; empty if the backend has none."""
+        """Return the env's info in the last step of the row's episode, which has just ended; empty if the backend provides no info."""
         return {}
 
     def rng_states(self) -> list[dict[str, Any]] | None:
@@ -202,7 +205,7 @@ class Backend(ABC):
         return None
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
-        """Restore the states that rng_states() returned."""
+        """Restore the result of `rng_states`."""
         raise NotImplementedError(f"{type(self).__name__} does not support restoring random states")
 
     def episode_state(self) -> Any:

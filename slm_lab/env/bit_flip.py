@@ -1,7 +1,7 @@
 """Bit flipping, the goal env of hindsight experience replay (arXiv:1707.01495, section 3.1): `slm_lab.env.bit_flip:BitFlip-v0`.
 
-An action flips one of n bits. The reward is −1 until all bits equal those of the goal, so that for many bits an agent that learns from
-rewards alone never sees another one.
+An action flips one of n bits. The reward is −1 until all bits equal the bits of the goal. With many bits, an agent that learns only from
+rewards therefore never receives any other reward.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Board = tuple[int, ...]
 class Player:
     """Base class of scripted players.
 
-    Args: info: of the env whose observations it gets. rng: its random stream.
+    Args: info: info of the env that the player acts in. rng: random stream of the player.
     """
 
     def __init__(self, info: EnvInfo, rng: np.random.Generator) -> None:
@@ -29,7 +29,7 @@ class Player:
 
 
 def build_player(path: str, info: EnvInfo, rng: np.random.Generator) -> Player:
-    """Build a scripted player, "package.module:Class". Raises ValueError, which says why, if it cannot be built."""
+    """Build the scripted player "package.module:Class". Raises ValueError with the reason if it cannot be built."""
     try:
         player: Player = import_class(path, Player)(info, rng)
     except ExtensionError as error:
@@ -40,7 +40,7 @@ def build_player(path: str, info: EnvInfo, rng: np.random.Generator) -> Player:
 
 
 class BoardPlayer(Player):
-    """Player of a board game of two players with stones, which draws among equally good moves; a subclass defines `choose`."""
+    """Base class of players of two-player board games with stones. Among equally good moves, one is drawn; subclasses define `choose`."""
 
     shape: tuple[int, int]
     """Rows and columns of the board."""
@@ -64,12 +64,12 @@ class BoardPlayer(Player):
         return int(self.rng.choice(self.choose(board, np.flatnonzero(valid_A).tolist())))
 
     def choose(self, board: Board, valid: list[int]) -> list[int]:
-        """Return equally good actions, one of which is drawn. Args: valid: the valid actions."""
+        """Return one or more equally good actions, from which `act` draws one. Args: valid: the valid actions."""
         raise NotImplementedError
 
 
 class PerfectTicTacToe(BoardPlayer):
-    """Draws among the moves with the best result if both play perfectly (minimax)."""
+    """Player that draws among the moves with the best result under perfect play of both players (minimax)."""
 
     shape = (3, 3)
 
@@ -80,7 +80,7 @@ class PerfectTicTacToe(BoardPlayer):
 
 
 class OnePlyConnectFour(BoardPlayer):
-    """Wins if it can in this move, else prevents the opponent from winning in the next, else draws among all valid moves."""
+    """Player that wins in this move if possible, else prevents the opponent from winning in the next move, else draws a valid move."""
 
     shape = (6, 7)
 
@@ -115,7 +115,7 @@ def _cell(board: Board, column: int) -> tuple[int, int]:
 
 
 def _four(board: Board, cell: tuple[int, int]) -> bool:
-    """Whether an own stone in this cell makes four in a row."""
+    """Return whether a stone of the player in this cell makes four in a row."""
     for step in ((0, 1), (1, 0), (1, 1), (1, -1)):
         count = 1
         for sign in (1, -1):

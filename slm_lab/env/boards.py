@@ -1,4 +1,4 @@
-"""EnvPool's board games in plain text: the board of an observation, and the names of moves."""
+"""Text form of EnvPool's board games: the board in an observation, and the names of moves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from slm_lab.lib.records import EnvInfo, ObservationSpace
 
 PASS = "pass"
-"""Name of the move after those of all cells."""
+"""Name of the move without a stone; it is the last action, after the moves for all cells."""
 
 
 def has_board(observation: ObservationSpace, rows: int, columns: int, moves: int) -> bool:
-    """Return whether observations are two planes of stones, the player's own first, and an action mask for a number of moves."""
+    """Return whether observations consist of two planes of stones (the player's own first) and an action mask for `moves` moves."""
     if observation.mask is None or observation.mask[1] - observation.mask[0] != moves:
         return False
     if observation.parts:
@@ -31,14 +31,14 @@ def planes_of(observation: ObservationSpace, obs_N: np.ndarray, rows: int, colum
 
 @dataclass(frozen=True)
 class BoardGame:
-    """A game of two players with stones, whose observations have two planes of stones, the player's own first, and an action mask."""
+    """A two-player board game with stones. Observations consist of two planes of stones (the player's own first) and an action mask."""
 
     rows: int
     columns: int
     drops: bool = False
-    """Whether a move is a column, into which a stone falls, and not a cell."""
+    """Whether a move names a column, into which a stone falls, instead of a cell."""
     passes: bool = False
-    """Whether there is a move without a stone: the last action."""
+    """Whether the last action is a move without a stone."""
 
     @property
     def moves(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class BoardGame:
         return [move for move, allowed in zip(self.moves, obs[slice(*observation.mask)], strict=True) if allowed]
 
     def draw(self, observation: ObservationSpace, obs: np.ndarray, own: str, other: str) -> str:
-        """Return the board of an observation [D] in lines. Args: own, other: letters of the player's stones and of the opponent's."""
+        """Return the board in an observation [D] as lines of text. Args: own, other: letters for the player's and the opponent's stones."""
         own_RC, other_RC = planes_of(observation, obs[None], self.rows, self.columns)[0]
         cells_RC = np.where(own_RC > 0, own, np.where(other_RC > 0, other, "."))
         names = [str(column + 1) if self.drops else string.ascii_lowercase[column] for column in range(self.columns)]

@@ -18,7 +18,7 @@ Values = dict[str, Any]
 
 
 class Curriculum:
-    """What each env has now, and what it gets with its next reset.
+    """Scheduled values that each env has now, and values that it gets with its next reset.
 
     Args:
         schedule: env.schedule. known: arguments of the env's constructor; other keys are attributes.
@@ -29,19 +29,19 @@ class Curriculum:
         self.rules: dict[str, Rule] = {key: rule_of(value) for key, value in schedule.items()}
         self.known, self._final = tuple(known), final
         self.arguments = tuple(key for key in schedule if key in known)
-        """Keys for which an env must be rebuilt."""
+        """Keys that are constructor arguments: an env must be rebuilt to change them."""
         self.frame = 0
-        """Frame at which rules by frame are evaluated."""
+        """Frame at which rules that depend on the frame are evaluated."""
         self._by_return = {key: rule for key, rule in self.rules.items() if isinstance(rule, Steps) and rule.by == "return"}
         self._levels = dict.fromkeys(self._by_return, 0)
-        """Number of the present value of each rule by return."""
+        """Index of the current value of each rule that depends on returns."""
         self._returns: dict[str, deque[float]] = {key: deque(maxlen=rule.episodes) for key, rule in self._by_return.items()}
         self.held: list[Values] = [self.current() for _ in range(num_envs)]
-        """Values of each env."""
+        """Current values of each env."""
         self._played = list(self.held)
-        """Values of the last episode of each env that ended."""
+        """Values in the last episode that ended in each env."""
         self._restored: list[Values] | None = None
-        """Loaded values, until the envs have them."""
+        """Loaded values of each env, until `restored` is called; None: no loaded values are pending."""
         self.seeds, self._rebuilt = [0] * num_envs, [0] * num_envs
 
     def current(self) -> Values:
@@ -56,7 +56,7 @@ class Curriculum:
         return self.current() if self._restored is None else self._restored[row]
 
     def begin(self, row: int, values: Values) -> None:
-        """Note that an env begins an episode with these values."""
+        """Record that an env begins an episode with these values."""
         self._played[row], self.held[row] = self.held[row], values
 
     def next_seed(self, row: int) -> int:
@@ -65,7 +65,10 @@ class Curriculum:
         return int(np.random.SeedSequence([self.seeds[row], self._rebuilt[row]]).generate_state(1)[0]) & 0x7FFFFFFF
 
     def end_episode(self, row: int, total_reward: float) -> dict[str, float]:
-        """Count an episode that an env has just ended, after the env's reset; return the values it had, as numbers for rows."""
+        """Count an episode that has just ended in an env. Call this after the env's reset.
+
+        Returns the values of the episode, as numbers for the rows of metrics.
+        """
         played = self._played[row]
         for key, rule in self._by_return.items():
             level, returns = self._levels[key], self._returns[key]
@@ -88,7 +91,8 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; until `restored` is called, resets give the envs the values that they had."""
+        """Load a result of `state_dict`. Until `restored` is called, resets give each env the values that it had when the state was
+        saved."""
         self.frame, self._levels = state["frame"], dict(state["levels"])
         for key, returns in state["returns"].items():
             self._returns[key].extend(returns)
@@ -96,7 +100,7 @@ class Curriculum:
         self._restored = state["held"] if len(state["held"]) == len(self.held) else None
 
     def restored(self, state: dict[str, Any]) -> None:
-        """From now on, resets give the envs new values. Args: state: the loaded one; the resets before do not count."""
+        """From now on, let resets give the envs new values. Args: state: the loaded state; the resets before this call do not count."""
         self._restored, self.seeds, self._rebuilt = None, list(state["seeds"]), list(state["rebuilt"])
 
     def changes(self, row: int) -> tuple[Values, bool]:
@@ -105,7 +109,7 @@ class Curriculum:
         return wanted, any(wanted[key] != held[key] for key in self.arguments)
 
     def attributes(self, values: Mapping[str, Any]) -> Values:
-        """Return those of the values that are attributes."""
+        """Return the values that are set as attributes, not as constructor arguments."""
         return {key: value for key, value in values.items() if key not in self.arguments}
 
 
@@ -115,9 +119,9 @@ def schedule_entry(key: str) -> str:
 
 
 def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments: Collection[str] = ()) -> None:
-    """Set attributes of an env or of its wrappers. Raises WrapperError for one that the env does not have or does not let itself be set.
+    """Set attributes of an env or of its wrappers. Raises WrapperError for an attribute that does not exist or cannot be set.
 
-    Args: arguments: the constructor's, which are named in the error.
+    Args: arguments: names of the constructor's arguments, for the error message.
     """
     for key, value in values.items():
         if not env.has_wrapper_attr(key):
@@ -128,7 +132,7 @@ def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments:
             raise WrapperError(f"schedule.{key}", message)
         try:
             env.set_wrapper_attr(key, value)
-        except Exception as error:  # a property without a setter, or whatever the env's own setter raises
+        except Exception as error:  # a property without a setter, or an error that the env's own setter raises
             message = f"the env's attribute {key!r} cannot be set to {value!r}: {type(error).__name__}: {error}"
             raise WrapperError(f"schedule.{key}", message) from error
 

@@ -1,4 +1,4 @@
-"""EnvPool's suites: corrections of their spaces, and checks of their options."""
+"""Corrections of the spaces that EnvPool's suites report, and checks of their options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem
 
 OWN_LIMIT_SUITES = ("highway", "minigrid")
-"""Suites whose envs end episodes at a time limit of their own, whatever EnvPool's limit is; MiniGrid's rewards depend on it."""
+"""Suites whose envs end episodes at their own time limit, regardless of EnvPool's limit. MiniGrid's rewards depend on this limit."""
 _OWNED = {
     "batch_size": "every step waits for all envs (env.num_envs)",
     "num_threads": "use meta.threads",
@@ -44,22 +44,23 @@ _OWNED = {
 _PIXELS = {"from_pixels": False, "render_width": 84, "render_height": 84, "render_camera_id": -1}
 """Options for images as observations, with their defaults; `config` does not list them."""
 _MAX_CODES = (10, 5, 3)
-"""Largest object, colour and state in MiniGrid's grid of codes, whose space claims to be an image from 0 to 255."""
+"""Greatest codes of object, colour and state in MiniGrid's grid. The reported space is an image from 0 to 255."""
 _MAX_CHARACTER = 127
 """Largest byte of MiniGrid's mission, an ASCII text padded with zeros."""
 
 
 def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return EnvPool's options of an env with their defaults. Raises ImportError, or RuntimeError without the files that an env needs.
+    """Return EnvPool's options of an env with their defaults.
 
-    Args: given: options of the spec, of which paths are used.
+    Raises ImportError without EnvPool, and RuntimeError if files that the env needs are missing.
+    Args: given: options in the spec, of which only paths are used.
     """
     config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
     return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}
 
 
 def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
-    """Return a problem for each key of the env section that is not an option of EnvPool's env `name`, or whose value has another type.
+    """Return a problem for each key of the env section that is not an option of EnvPool's env `name`, or whose value has a wrong type.
 
     Raises: see `options_of`.
     """
@@ -83,13 +84,16 @@ def option_problems(spec: EnvSpec, name: str) -> list[Problem]:
 
 
 def _example(default: Any) -> str:
-    """Return the JSON text of a default; of the first entry of an object."""
+    """Return the JSON text of a default value; for an object, only its first entry."""
     return json.dumps(dict(list(default.items())[:1]) if isinstance(default, dict) else default)
 
 
 @cache
 def import_envpool() -> Any:
-    """Return the module envpool. OpenGL is loaded first: the MuJoCo inside EnvPool finds it only then, and ends the process without it."""
+    """Import the module envpool and return it.
+
+    OpenGL is loaded first, because otherwise the MuJoCo inside EnvPool does not find it and ends the process.
+    """
     if sys.platform == "linux":
         with suppress(OSError):
             CDLL("libGL.so.1", mode=RTLD_GLOBAL)
@@ -97,14 +101,14 @@ def import_envpool() -> Any:
 
 
 def missing_opengl() -> str | None:
-    """Return why EnvPool's MuJoCo cannot draw here; None if it can."""
+    """Return the reason why EnvPool's MuJoCo cannot draw on this machine; None if it can."""
     if sys.platform != "linux" or (find_library("GL") and find_library("EGL")):
         return None
     return "needs OpenGL to draw: install EGL and OpenGL (on Debian and Ubuntu: apt-get install libegl1 libgl1)"
 
 
 def fitted_options(kwargs: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert checked options from JSON to the types of their defaults: lists to tuples, keys of objects to numbers."""
+    """Convert checked options from JSON to the types of their defaults, e.g. lists to tuples and the keys of objects to numbers."""
     return {key: _fitted(value, defaults[key]) if key in defaults else value for key, value in kwargs.items()}
 
 
@@ -132,7 +136,7 @@ def _fitted(value: Any, default: Any) -> Any:
 
 
 def _absolute(value: str) -> str:
-    """Return the absolute path of an existing file, since ViZDoom is built in another folder; other strings unchanged."""
+    """Return the absolute path of an existing file, because ViZDoom is built in another folder; other strings are returned unchanged."""
     return os.path.abspath(value) if os.sep in value and os.path.isfile(value) else value
 
 
@@ -152,7 +156,10 @@ def _is_number(value: Any) -> bool:
 
 
 def vizdoom_folder() -> TemporaryDirectory[str]:
-    """Return a folder for the files of ViZDoom's envs, which crash if several of them create a folder in it at once."""
+    """Return a folder for the files of ViZDoom's envs.
+
+    The subfolder that the envs need is created here, because ViZDoom crashes if several envs create it at the same time.
+    """
     folder = TemporaryDirectory(ignore_cleanup_errors=True)
     os.mkdir(os.path.join(folder.name, "_vizdoom"))
     return folder
@@ -171,7 +178,7 @@ _KINDS: dict[type, str] = {
 
 
 def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:
-    """Correct the observation space that EnvPool reports: bounds that mean ±∞, codes that are not an image, and counters of steps."""
+    """Correct the observation space that EnvPool reports: bounds that stand for ±∞, codes that are not an image, and step counters."""
     match space:
         case spaces.Dict():
             grid = {"image", "mission", "direction"} <= space.spaces.keys()
@@ -185,7 +192,8 @@ def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[
 
 
 _COUNTERS = ("step_count", "step")
-"""Parts that count the steps of an episode: they become fractions of their largest number instead of one-hot vectors of up to 4,000."""
+"""Entries that count the steps of an episode. They are divided by their greatest number, instead of one-hot encoded with up to 4,000
+numbers."""
 
 
 def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
@@ -197,7 +205,7 @@ def _grid_part(part: spaces.Space[Any], name: str) -> spaces.Space[Any]:
 
 
 def _without_false_bounds(space: spaces.Box) -> spaces.Box:
-    """Replace C++'s smallest positive and largest number, which some suites report as bounds, by infinity."""
+    """Replace the smallest positive and the greatest number of C++, which some suites report as bounds, by infinity."""
     if space.dtype.kind != "f":
         return space
     limits = [np.finfo(dtype) for dtype in (np.float32, np.float64)]
@@ -208,7 +216,7 @@ def _without_false_bounds(space: spaces.Box) -> spaces.Box:
 
 
 def fitted_action(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Correct the action space that EnvPool reports: a Box of whole numbers with bounds is a MultiDiscrete."""
+    """Correct the action space that EnvPool reports: convert a bounded Box of integers to MultiDiscrete."""
     if not isinstance(space, spaces.Box):
         return space
     if space.dtype.kind not in "iu":
@@ -218,13 +226,14 @@ def fitted_action(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 
 class ObservationReader:
-    """Reads a batch of observations from the arrays of a pool, in the form of `space`."""
+    """Read a batch of observations, in the form of `space`, from the arrays of a pool."""
 
     def __init__(self, space: spaces.Space[Any], keys: Sequence[str], fills_masks: bool = False) -> None:
         """Build the reader of a pool.
 
-        Args: space: as EnvPool reports it. keys: names of the pool's arrays, such as "obs", "obs:position", "obs:items.x_len". fills_masks:
-        whether every action is valid where the action mask is empty (Jumanji's Maze may begin between four walls).
+        Args: space: space that EnvPool reports. keys: names of the pool's arrays, such as "obs", "obs:position", "obs:items.x_len".
+        fills_masks: whether to make every action valid where the action mask has no valid action (Jumanji's Maze may begin between four
+        walls).
         """
         self.space = fitted_observation(space)
         slots = [slot for slot, key in enumerate(keys) if key.partition(":")[0] == "obs"]
@@ -238,9 +247,9 @@ class ObservationReader:
         self._fills_masks = fills_masks
 
     def add_mask(self, wanted: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
-        """Add the action mask of the infos to the observations, if they have none.
+        """Add the action mask in the infos to the observations, if these contain no mask.
 
-        Args: wanted: env.action_mask; None: any of MASK_KEYS. Raises WrapperError if there is no entry `wanted`.
+        Args: wanted: env.action_mask; None: use any of MASK_KEYS. Raises WrapperError if there is no entry `wanted`.
         """
         entries = self.space.spaces if isinstance(self.space, spaces.Dict) else {}
         if mask_entry(wanted, entries, action) is not None:
@@ -257,11 +266,11 @@ class ObservationReader:
 
     @property
     def mask_slot(self) -> int | None:
-        """Index of the array with the action mask of the infos; None without one."""
+        """Index of the array that contains the action mask of the infos; None if there is no such array."""
         return None if self._mask is None else self._mask[1]
 
     def select(self, keys: list[str], action_mask: str | Literal[False] | None, action: spaces.Space[Any]) -> None:
-        """Keep only these parts and the action mask. Raises WrapperError for a key that is none."""
+        """Keep only the parts `keys` of observations and the action mask. Raises WrapperError for a key that is not a part."""
         self._selected = Parts(self.space, action, keys, action_mask)
         self.space = self._selected.space
 
@@ -287,7 +296,7 @@ class ObservationReader:
 
 
 def _filled(mask: np.ndarray) -> np.ndarray:
-    """Return masks [N, …] with every action valid in empty ones."""
+    """Return masks [N, …] in which every action is valid if none was."""
     empty_N = ~mask.reshape(len(mask), -1).any(axis=1)
     if not empty_N.any():
         return mask
@@ -305,15 +314,16 @@ def _leaves(space: spaces.Space[Any], path: tuple[str, ...] = ()) -> Iterator[tu
 
 
 def _last_number(path: tuple[str, ...], space: spaces.Space[Any] | None) -> int | None:
-    """Return the largest number of a part that counts steps; None for other parts."""
+    """Return the greatest number of an entry that counts steps; None for other entries."""
     return max(1, int(space.n) - 1) if path and path[-1] in _COUNTERS and isinstance(space, spaces.Discrete) else None
 
 
 class TruncationReader:
-    """Says which episodes ended by the env's own time limit, in OWN_LIMIT_SUITES.
+    """Determine which episodes ended by the env's own time limit, in OWN_LIMIT_SUITES.
 
-    EnvPool reports each end in the limit's step as a truncation. It is a termination if the array of another reason is not 0: a crash or
-    success in highway, a reward in MiniGrid. Other ends in that step (lava, a wrong answer, leaving the road) count as truncations.
+    EnvPool reports every end in the step of the time limit as a truncation. Here it counts as a termination if the array of another reason
+    is not 0: a crash or success in highway, a reward in MiniGrid. Other reasons in this step (lava, a wrong answer, leaving the road)
+    cannot be recognised, and count as truncations.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -323,7 +333,7 @@ class TruncationReader:
         self._reasons = shown or [list(keys).index("reward")]
 
     def __call__(self, state: Sequence[np.ndarray]) -> np.ndarray:
-        """Return bool [N] for the arrays of a step."""
+        """Return which episodes were truncated, bool [N], given the arrays of a step."""
         truncated_N = state[self._late].copy()
         for slot in self._reasons:
             truncated_N &= state[slot] == 0
@@ -335,10 +345,10 @@ REDUCTIONS = {"max": np.maximum, "min": np.minimum, "sum": np.add, "mean": np.ad
 
 
 class InfoTracker:
-    """Combines entries of `info` over the steps of each env's episode."""
+    """Combine entries of `info` over the steps of each env's episode."""
 
     def __init__(self, entries: Sequence[str], keys: Sequence[str]) -> None:
-        """Args: entries: of meta.track_info; those without a suffix, or that no array of the pool has, are ignored. keys: see above."""
+        """Args: entries: meta.track_info; entries without a suffix or without an array are ignored. keys: names of the pool's arrays."""
         split = {entry: entry.rpartition(":") for entry in entries}
         self._entries = {
             entry: (list(keys).index(f"info:{key}"), kind)
@@ -354,7 +364,7 @@ class InfoTracker:
         return [slot for slot, _ in self._entries.values()]
 
     def add(self, state: Sequence[np.ndarray], elapsed_N: np.ndarray) -> None:
-        """Add a step. Args: elapsed_N: steps of the current episodes, 1 in the first."""
+        """Add a step. Args: elapsed_N: number of steps in the current episodes, 1 in the first step."""
         self._elapsed = elapsed_N
         for entry, (slot, kind) in self._entries.items():
             value = state[slot].astype(np.float64)

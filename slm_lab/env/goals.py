@@ -23,22 +23,22 @@ _REWARD_WRAPPERS = (gym.RewardWrapper, gym.wrappers.NormalizeReward)
 
 
 class GoalOutcome(NamedTuple):
-    """What K transitions with given goals result in."""
+    """Rewards and terminations of K transitions, given their goals."""
 
     reward_K: np.ndarray
     """float32 [K]: training rewards (env.reward_scale, env.clip_reward)."""
     terminated_K: np.ndarray | None
-    """bool [K]; None: as recorded, since the env does not say."""
+    """bool [K]; None: keep the recorded terminations, because the env cannot compute them."""
 
 
 class GoalReward:
-    """Rewards and terminations of a batch of goals: (achieved goals [K, G], desired goals [K, G]) → GoalOutcome.
+    """Compute rewards and terminations: (achieved goals [K, G], desired goals [K, G]) → GoalOutcome.
 
-    Args: threshold: distance up to which a goal is reached, with reward 0 there and −1 elsewhere; None: the env's own `compute_reward`
-    and, if it has one, `compute_terminated`, as in Gymnasium-Robotics, called with a batch. These are methods of an env of its own, which
-    `close` closes.
+    Args: threshold: distance up to which a goal counts as reached; the reward is 0 if it is reached, else −1. None: call the env's
+    `compute_reward` and, if it exists, `compute_terminated` with a batch, as in Gymnasium-Robotics. For this purpose a separate env is
+    built, which `close` closes.
 
-    Raises SpecError if the env has no `compute_reward`, or a wrapper for rewards.
+    Raises SpecError if the env has no `compute_reward`, or if a wrapper changes rewards.
     """
 
     def __init__(self, spec: EnvSpec, threshold: float | None) -> None:
@@ -58,18 +58,19 @@ class GoalReward:
         return GoalOutcome(self._scaled(reward_K), None if ends is None else _terminations(ends, achieved_KG, desired_KG))
 
     def close(self) -> None:
-        """Close the env of its own."""
+        """Close the separate env."""
         if self._env is not None:
             self._env.close()
 
 
 def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecStep) -> None:
-    """Compare the rewards of one step of an env that has goals with those computed from goals.
+    """Compare the env's rewards in one step with the rewards computed from the goals.
 
-    Args: step: with raw rewards and observations.
+    With a threshold, a difference only causes a notice, because all rewards of a batch are computed from the threshold. Without a
+    threshold, a difference raises SpecError: rewards for other goals cannot be computed if `compute_reward` does not return the env's
+    rewards.
 
-    With a threshold, a difference only causes a notice, because all rewards of a batch are computed from the threshold. Without one, it
-    raises SpecError, because rewards of other goals cannot be computed: `compute_reward` does not return the rewards of the env.
+    Args: step: a step with raw rewards and observations.
     """
     assert env.info.observation.goals is not None
     achieved_KG, desired_KG = (step.last_obs_N[step.valid_N, begin:end] for begin, end in env.info.observation.goals)
@@ -93,7 +94,7 @@ def check_goal_rewards(spec: EnvSpec, rewards: GoalReward, env: Env, step: VecSt
 
 
 def _check_wrappers(spec: EnvSpec) -> None:
-    """Raise SpecError for wrappers that change rewards, since the rewards of other goals are computed without wrappers."""
+    """Raise SpecError for wrappers that change rewards, because rewards for other goals are computed without wrappers."""
     why = "changes rewards, which HindsightReplay computes without wrappers; use env.reward_scale or env.clip_reward"
     changing = [wrap for wrap in find_wraps(spec) if issubclass(wrap.wrapper, _REWARD_WRAPPERS)]
     if changing:
@@ -101,7 +102,10 @@ def _check_wrappers(spec: EnvSpec) -> None:
 
 
 def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG: np.ndarray) -> np.ndarray:
-    """Return the result of `compute_terminated` for a batch, bool [K]; the mazes of Gymnasium-Robotics take a single goal."""
+    """Return the result of `compute_terminated` for a batch, bool [K].
+
+    If the method supports only a single goal (mazes of Gymnasium-Robotics), it is called once for each goal.
+    """
     found = np.asarray(ends(achieved_KG, desired_KG, {}), np.bool_)
     if found.shape == (len(achieved_KG),):
         return found
@@ -109,7 +113,7 @@ def _terminations(ends: Callable[..., Any], achieved_KG: np.ndarray, desired_KG:
 
 
 def _unwrapped_env(spec: EnvSpec) -> Any:
-    """Return one env without wrappers, whose `compute_reward` can be called. Raises SpecError if it has none."""
+    """Return one env without wrappers, which has a method `compute_reward`. Raises SpecError if it has no such method."""
     env: Any = None
     if find_target(spec, 1).registration is not None:
         with quiet_gymnasium():

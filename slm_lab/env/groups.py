@@ -18,7 +18,7 @@ from slm_lab.lib.records import ActionSpace, EnvInfo, Episode, ObservationSpace,
 
 
 class GroupRows(Backend):
-    """The rows of one group of agents, as the backend of the group's Env. `reset` and `step` return what GroupedEnv has given to `take`."""
+    """Backend of the Env of one group of agents. `reset` and `step` return the rows that GroupedEnv passed to `take`."""
 
     def __init__(self, shared: Backend, group: AgentGroup, num_envs: int) -> None:
         rows = np.flatnonzero([agent in group.agents for _ in range(num_envs) for agent in shared.agents])
@@ -30,7 +30,7 @@ class GroupRows(Backend):
         self._step: RawStep | None = None
 
     def take(self, obs: Any, raw: RawStep | None = None) -> None:
-        """Take the group's batch of observations and, after a step, its rows of the step."""
+        """Store the group's observations and, after a step, the step, of which the group's rows are used."""
         acts_N, present_N, rows = self._shared.acts_N, self._shared.present_N, self.rows
         self.acts_N = None if acts_N is None else acts_N[rows]
         self.present_N = None if present_N is None else present_N[rows]
@@ -50,7 +50,7 @@ class GroupRows(Backend):
         return self._shared.episode_info(int(self.rows[row]))
 
     def rng_states(self) -> list[dict[str, Any]] | None:
-        return []  # the state of the shared backend is saved with it
+        return []  # GroupedEnv saves the state of the shared backend
 
     def set_rng_states(self, states: list[dict[str, Any]]) -> None:
         pass
@@ -66,12 +66,13 @@ class GroupRows(Backend):
 
 
 class GroupedEnv(Env):
-    """Envs whose agents have different spaces.
+    """Vector env whose agents have different spaces.
 
-    Each group of agents with equal spaces has an Env of its own, with its encoding, masks and normalizers. The arrays of all rows are
-    padded, see EnvInfo.groups.
+    Each group of agents with equal spaces has its own Env, with its own encoding, masks and normalizers. Arrays for all rows are padded,
+    see EnvInfo.groups.
 
-    Args: info: of all rows. groups: the Env of each group, with GroupRows as its backend. decoders: convert the groups' actions.
+    Args: info: info of all rows. groups: the Env of each group, with GroupRows as its backend. decoders: function of each group that
+    converts actions to the env's form.
     """
 
     def __init__(self, backend: Backend, info: EnvInfo, groups: Sequence[Env], decoders: Sequence[Codec], seed: int, *, name: str) -> None:
@@ -114,7 +115,7 @@ class GroupedEnv(Env):
         return self._joined([group.step(action_K) for group, action_K in zip(self.groups, actions, strict=True)])
 
     def _joined(self, steps: Sequence[VecStep]) -> VecStep:
-        """Return the steps of the groups as one step of all rows."""
+        """Join the steps of the groups to one step of all rows."""
         episodes: list[Episode] = []
         for rows, step in zip(self._rows, steps, strict=True):
             episodes += [episode._replace(env=int(rows[episode.env])) for episode in step.episodes]
@@ -134,7 +135,7 @@ class GroupedEnv(Env):
         )
 
     def _of_all(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the values of the groups' rows, [K, …] each, as those of all rows, [N, …]."""
+        """Join the values of the groups' rows, [K, …] each, to the values of all rows, [N, …]."""
         values_N = np.empty((self.info.num_envs, *values[0].shape[1:]), values[0].dtype)
         for rows, values_K in zip(self._rows, values, strict=True):
             values_N[rows] = values_K
@@ -165,9 +166,9 @@ class GroupedEnv(Env):
 
 
 def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
-    """Return the info of all rows of an env with these groups. Args: agents: in the order of the rows.
+    """Return the info of all rows of an env with these groups. Args: agents: names of all agents, in the order of the rows.
 
-    Raises: UnsupportedSpace if one array cannot have the observations of all agents.
+    Raises: UnsupportedSpace if one array cannot contain the observations of all agents.
     """
     rows = groups[0].frames * len(agents)
     observation, action = _joint_observation(groups), _joint_action([group.action for group in groups])
@@ -175,7 +176,7 @@ def joint_info(groups: Sequence[EnvInfo], agents: tuple[str, ...]) -> EnvInfo:
 
 
 def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
-    """Return the space of the widest observation, described for all groups."""
+    """Return the space of the widest observation, with a description of all groups."""
     known = [group.observation for group in groups]
     widest = max(known, key=lambda one: one.shape)
     vectors = all(len(one.shape) == 1 for one in known)
@@ -188,7 +189,7 @@ def _joint_observation(groups: Sequence[EnvInfo]) -> ObservationSpace:
 
 
 def _joint_action(actions: Sequence[ActionSpace]) -> ActionSpace:
-    """Return a space whose arrays can have the actions of all groups."""
+    """Return an action space whose arrays can contain the actions of all groups."""
     kinds = {action.kind for action in actions}
     if kinds == {"discrete"}:
         return ActionSpace("discrete", (max(action.nvec[0] for action in actions),))

@@ -1,4 +1,5 @@
-"""Gymnasium's backends: envs stepped in turn in this process (sync), one process per env (async), an env's own vector env (native)."""
+"""Backends of Gymnasium: sync steps the envs one after the other in this process, async uses one process per env, and native uses the
+vector env registered for the id."""
 
 from __future__ import annotations
 
@@ -65,11 +66,11 @@ from slm_lab.lib.rng import generator_state, set_generator_state
 from slm_lab.spec.compat.env_ids import package_hint, pool_id
 
 CLOSE_SECONDS = 2.0
-"""Time for worker processes to close their envs before they are killed."""
+"""Seconds that worker processes have to close their envs before they are killed."""
 
 
 class _MinimalInfo:
-    """Mixin that keeps only the used entries of infos: stacking all entries costs more than a step of a small env."""
+    """Mixin that keeps only those entries of infos that are used: stacking all entries takes longer than a step of a small env."""
 
     num_envs: int
 
@@ -87,7 +88,8 @@ class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
 
 
 class _Maker:
-    """Constructor of an env. Unpickling it in a worker process first applies the main process's ProcessState there."""
+    """Constructor of an env. When it is unpickled in a worker process, the ProcessState of the main process is first applied to the
+    worker."""
 
     def __init__(self, make: SingleEnv) -> None:
         self._make = make
@@ -104,9 +106,9 @@ def _received_maker(state: ProcessState, make: SingleEnv) -> _Maker:
 
 
 class _EnvFns(list[_Maker]):
-    """Constructors of the envs. AsyncVectorEnv iterates over them and starts a process for each.
+    """Constructors of the envs. AsyncVectorEnv iterates over this list and starts a process for each.
 
-    Until `starting` is closed, processes start with stop signals blocked, one numpy thread each, and without running the user's script.
+    Until `starting` is closed, processes start with blocked stop signals, with one numpy thread, and without running the user's script.
     """
 
     def __init__(self, make: SingleEnv, count: int, starting: contextlib.ExitStack) -> None:
@@ -121,9 +123,9 @@ class _EnvFns(list[_Maker]):
 
 
 class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
-    """AsyncVectorEnv with minimal infos that reports tracebacks of workers and always ends their processes.
+    """AsyncVectorEnv with minimal infos that reports the tracebacks of workers and always ends their processes.
 
-    Each worker leads a process group, so that processes started by its env (such as a simulator) end with it.
+    Each worker leads a process group, so that processes that its env has started (such as a simulator) end with the worker.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
     ) -> None:
         self.parent_pipes, self.processes = [], []
         self._at_exit = functools.partial(_close, weakref.ref(self))
-        atexit.register(self._at_exit)  # runs before multiprocessing joins its children at exit, which would never return
+        atexit.register(self._at_exit)  # before multiprocessing joins its child processes at exit, which would block forever
         try:
             with contextlib.ExitStack() as self._starting:
                 self._starting.callback(make.restore_folder)  # AsyncVectorEnv builds one env in this process to get its spaces
@@ -146,12 +148,12 @@ class _Async(_MinimalInfo, AsyncVectorEnv[Any, Any]):
                 makers = _EnvFns(make, num_envs, self._starting)
                 mode, context = AutoresetMode.SAME_STEP, start_method()
                 super().__init__(makers, shared_memory, copy=False, context=context, worker=worker, autoreset_mode=mode)
-        except BaseException:  # also Ctrl-C while a constructor blocks
+        except BaseException:  # including Ctrl-C while a constructor blocks
             self.close(terminate=True)
             raise
 
     def _check_spaces(self) -> None:
-        """Called by AsyncVectorEnv after all processes were started; waits for the constructors of their envs."""
+        """Wait for the constructors of the envs. AsyncVectorEnv calls this method after it has started all processes."""
         self._starting.close()
         super()._check_spaces()  # type: ignore[no-untyped-call]  # Gymnasium leaves it untyped
 
@@ -193,10 +195,11 @@ def _close(reference: weakref.ref[_Async]) -> None:
 
 
 class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
-    """Check what the env returns, and send only the infos that the parent uses, since infos may not be picklable.
+    """Wrapper in a worker process that checks the values the env returns, and drops infos that the parent does not use.
 
-    The last observation of an episode is copied, because Gymnasium's worker resets the env before sending, and the env may reuse the array.
-    A reset with a seed also seeds the spaces of the env and the random generators of this process.
+    (Infos may not be picklable.) The last observation of an episode is copied, because Gymnasium's worker resets the env before it sends
+    the observation, and the env may reuse the array. A reset with a seed also seeds the spaces of the env and the random generators of this
+    process.
     """
 
     def __init__(
@@ -209,11 +212,11 @@ class _InWorker(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._action_mask, self._followed = action_mask, followed
         self.wanted_values: Values | None = None
-        """Values of scheduled keys that the env gets with its next reset; None: it has them."""
+        """Values of scheduled keys that the env gets with its next reset; None: the env already has the current values."""
         self._track_info, self._space = track_info, env.observation_space
 
     def _prepare_reset(self, seed: int | None) -> int | None:
-        """Give the env the wanted values; return the seed of the reset."""
+        """Apply `wanted_values` to the env; return the seed for the reset."""
         assert self._followed is not None
         assert self.wanted_values is not None
         (make, curriculum), values = self._followed, self.wanted_values
@@ -272,13 +275,13 @@ def _seed_process(seed: int) -> None:
 
 
 class _Errors:
-    """Passes errors of a worker to the parent in picklable form: index of the env, InvalidOutcome or None, traceback."""
+    """Queue that passes errors of a worker to the parent in picklable form: (index of the env, InvalidOutcome or None, traceback)."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
 
     def put(self, item: tuple[int, Any, Any, str]) -> None:
-        """Put an error from Gymnasium's worker: index of the env, type, error, traceback."""
+        """Put an error from Gymnasium's worker. Args: item: (index of the env, type, error, traceback)."""
         index, _, error, trace = item
         self._queue.put((index, error if isinstance(error, InvalidOutcome) else None, trace))
 
@@ -297,10 +300,10 @@ def _worker(
     autoreset_mode: Any,
     semaphore: Any,
 ) -> None:
-    """Run Gymnasium's worker in its own process group, report errors of the constructor, and ignore stop signals."""
+    """Run Gymnasium's worker in its own process group. Report errors of the env's constructor, and ignore stop signals."""
     lead_group(parent)
     discard_stop_signals()
-    parent_pipe.close()  # else this copy would keep `pipe` open after the parent has died
+    parent_pipe.close()  # otherwise this copy would keep `pipe` open after the parent has died
     try:
         env = env_fn()
     except Exception:
@@ -319,7 +322,7 @@ def _worker(
 
 
 def _rebuilt(make: SingleEnv, curriculum: Curriculum, values: Values, old: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Close an env and return a new one with other values of scheduled keys. Raises InvalidOutcome if its spaces are others."""
+    """Close an env and return a new one with other values of scheduled keys. Raises InvalidOutcome if the new env has other spaces."""
     observation, action = old.observation_space, old.action_space
     try:
         old.close()
@@ -334,13 +337,13 @@ def _rebuilt(make: SingleEnv, curriculum: Curriculum, values: Values, old: gym.E
 
 
 class _GymVectorBackend(Backend):
-    """Base class of Sync and Async, with SAME_STEP autoreset, so that there are no dummy rows."""
+    """Base class of Sync and Async. Autoreset is SAME_STEP, so that there are no dummy rows."""
 
     applies_wraps = checks = follows_curriculum = True
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
-    """Row → info of the last step of its last episode."""
+    """Row → info in the last step of the row's last episode."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:
@@ -396,7 +399,7 @@ class Sync(_GymVectorBackend):
         in_rows = isinstance(self.action_space, gym.spaces.Discrete | gym.spaces.Box | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
         dtypes = [np.dtype(leaf.dtype) for _, leaf in leaves(self.observation_space)]
         self._narrow = any(dtype.kind in "iu" and dtype.itemsize < 8 for dtype in dtypes)
-        """Whether stacking would silently change numbers that are too large for the dtype."""
+        """Whether stacking could silently change numbers that do not fit the dtype."""
         if in_rows and self._plain and target.num_envs == 1:
             self.env, self.lone = self._envs[0], self
             _recognise_int64(self.env.unwrapped.action_space)
@@ -418,7 +421,7 @@ class Sync(_GymVectorBackend):
         return self._stack(obs_list)
 
     def step(self, action: np.ndarray) -> RawStep:
-        """Step all envs. SyncVectorEnv.step takes 1.5 times as long for one CartPole."""
+        """Step all envs, without SyncVectorEnv.step, which takes 1.5 times as long for one CartPole."""
         return self.gather(env.step(one) for env, one in zip(self._envs, iterate(self._vec.action_space, action), strict=True))
 
     def gather(self, outcomes: Iterable[Any]) -> RawStep:
@@ -454,9 +457,9 @@ class Sync(_GymVectorBackend):
             reraise(error, len(obs_list) if len(obs_list) < count else None)
 
     def _prepare_reset(self, row: int, seed: int | None = None) -> int | None:
-        """Give an env the values of the curriculum, before its reset; return the seed of the reset of a rebuilt env, else None.
+        """Apply the values of the curriculum to an env before its reset. Return the seed for the reset if the env was rebuilt, else None.
 
-        Args: seed: that of the reset, if it has one.
+        Args: seed: seed of the reset, if one is given.
         """
         curriculum = self._curriculum
         if curriculum is None:
@@ -521,7 +524,7 @@ class Sync(_GymVectorBackend):
 
 
 def _recognise_int64(space: gym.Space[Any]) -> None:
-    """Speed up `contains` of a Discrete space for int64 actions, which takes a fifth of CartPole's step in Gymnasium."""
+    """Speed up `contains` of a Discrete space for int64 actions. Gymnasium's own check takes a fifth of the time of CartPole's step."""
     if type(space) is gym.spaces.Discrete:
         space.contains = functools.partial(_contains, space)  # type: ignore[method-assign]
 
@@ -532,7 +535,7 @@ def _contains(space: gym.spaces.Discrete, x: Any) -> bool:
 
 
 class Async(_GymVectorBackend):
-    """Gymnasium's AsyncVectorEnv: one process per env, for envs whose steps take milliseconds. Never chosen by "auto"."""
+    """Gymnasium's AsyncVectorEnv: one process per env, for envs whose steps take milliseconds. "auto" never chooses this backend."""
 
     name = "async"
 
@@ -557,7 +560,7 @@ class Async(_GymVectorBackend):
         self._set_vector_env(vec, target)
         self._curriculum = target.curriculum
         self._sent = None if self._curriculum is None else self._curriculum.current()
-        """Values of scheduled keys that the worker processes know."""
+        """Values of scheduled keys that were last sent to the worker processes."""
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         with _worker_death():
@@ -575,7 +578,7 @@ class Async(_GymVectorBackend):
             return raw
 
     def _send(self) -> None:
-        """Send the values that envs get with their next reset, if they have changed: any env may end its episode in this step."""
+        """If the values that envs get with their next reset have changed, send them: any env may be reset in this step."""
         if self._curriculum is not None and (values := self._curriculum.current()) != self._sent:
             self._vec.set_attr("wanted_values", [values] * self._vec.num_envs)
             self._sent = values
@@ -588,7 +591,7 @@ class Async(_GymVectorBackend):
 
 @contextlib.contextmanager
 def _worker_death() -> Iterator[None]:
-    """Convert errors of a closed pipe to a RuntimeError that a worker process died."""
+    """Convert errors of a closed pipe to a RuntimeError, which says that a worker process died."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
@@ -599,17 +602,17 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 
 
 class VectorBackend(Backend):
-    """A gymnasium.vector.VectorEnv with any autoreset mode, which its metadata names.
+    """Backend of a gymnasium.vector.VectorEnv with any autoreset mode, which the metadata of the vector env names.
 
-    NEXT_STEP resets an env in the step after the end of its episode (dummy rows), SAME_STEP in the same step, with the last observation in
-    `info["final_obs"]`. With DISABLED this class resets it, in the same step: `reset(options={"reset_mask": bool [N]})`.
+    NEXT_STEP: an env is reset in the step after the end of its episode (dummy rows). SAME_STEP: it is reset in the same step, with the last
+    observation in `info["final_obs"]`. DISABLED: this class resets it in the same step with `reset(options={"reset_mask": bool [N]})`.
     """
 
     checks = True
     action_mask: str | Literal[False] | None = None
     """See EnvRequest."""
     _own = False
-    """Whether the vector env returns new arrays of the right shapes and types."""
+    """Whether the vector env always returns new arrays of the right shapes and types."""
 
     def _set_vector_env(self, vec: gym.vector.VectorEnv[Any, Any, Any], num_envs: int) -> None:
         """Set the vector env. Raises ValueError for an unknown autoreset mode, or if its number of envs is not `num_envs`."""
@@ -626,7 +629,7 @@ class VectorBackend(Backend):
             raise ValueError(wrong)
         self._mode = mode
         self._info: Mapping[str, Any] = {}
-        # decoded actions are always valid; CartPole's own check takes a quarter of its step
+        # decoded actions are always valid; the check takes a quarter of CartPole's step
         vec.action_space.contains = lambda x: True  # type: ignore[method-assign]
         self.observation_space, self.action_space = vec.single_observation_space, vec.single_action_space
 
@@ -660,7 +663,7 @@ class VectorBackend(Backend):
         return raw._replace(final=[fitted_final(row, obs, self.observation_space) for row, obs in last])
 
     def _reset_rows(self, raw: RawStep, over_N: np.ndarray) -> RawStep:
-        """Reset the envs whose episode ended, and return the step with copies of the arrays that the reset may change."""
+        """Reset the envs whose episode ended. Return the step, with copies of the arrays that the reset may change."""
         last = [(int(row), copy.deepcopy(row_of(raw.obs, int(row)))) for row in np.flatnonzero(over_N)]
         reward_N, terminated_N, truncated_N = raw.reward_N.copy(), raw.terminated_N.copy(), raw.truncated_N.copy()
         obs, _ = unpacked_reset(self._vec.reset(options={"reset_mask": over_N}))
@@ -691,7 +694,7 @@ def _vector_arguments(target: EnvRequest) -> dict[str, Any]:
 
 
 class OwnVector(VectorBackend):
-    """Base class of the backends of users' classes of vector env, see `vector_backend`."""
+    """Base class of backends for a user's vector env class, see `vector_backend`."""
 
     creator: ClassVar[type[gym.vector.VectorEnv[Any, Any, Any]]]
 
@@ -709,7 +712,7 @@ class OwnVector(VectorBackend):
 
 
 def vector_backend(creator: type[gym.vector.VectorEnv[Any, Any, Any]]) -> type[OwnVector]:
-    """Return a backend of a user's class of vector env."""
+    """Return a backend class for a user's vector env class."""
     return type(creator.__name__, (OwnVector,), {"creator": creator})
 
 
@@ -737,7 +740,11 @@ class Native(VectorBackend):
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """A step of CartPoleVectorEnv takes as long for one env as for eight; Sync takes 0.4 of that for one env, the same for four."""
+        """Prefer Native for classic control only with more than two envs.
+
+        A step of CartPoleVectorEnv takes as long for one env as for eight. A step of Sync takes 0.4 times as long for one env, and as long
+        for four.
+        """
         return target.num_envs > 2 or not target.entry_point.startswith("gymnasium.envs.classic_control")
 
     def __init__(self, target: EnvRequest) -> None:

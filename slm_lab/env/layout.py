@@ -1,9 +1,9 @@
-"""Conversion of a Box to an image or a vector for agents, with the same rules for envs, nets, memories, exported files and `check`.
+"""Conversion of a Box to an image or a vector for agents. Envs, nets, memories, exported files and `check` use the same rules.
 
 - Channels are the first or the last axis, determined by `channels_axis`.
-- An image has integers from 0 to 255, or floats from 0 to 1, -1 to 1 or 0 to 255, or bools, and three axes including the channels; integers
-  from 0 to 255 with two axes are an image without channels. Everything else is a vector. `input` in the spec (or a net with convolutions)
-  overrides this rule.
+- An image has three axes including the channels, and contains integers from 0 to 255, floats from 0 to 1, -1 to 1 or 0 to 255, or bools.
+  Integers from 0 to 255 with two axes are an image without channels. Every other Box is a vector. `input` in the spec (or a net with
+  convolutions) overrides this rule.
 - Nets divide an image by its upper bound. In vectors of integers from 0 to at most 255 each number is divided by its own upper bound;
   other vectors are not changed.
 - A wrapper that stacks observations adds a first axis (`mark_stack`): frames of images become channels, and vectors are concatenated.
@@ -22,17 +22,18 @@ from gymnasium import spaces
 from slm_lab.lib.records import Ambiguity, Channels, Dtype, InputKind
 
 UNBOUNDED = 1e30
-"""Bounds beyond this count as infinite: some envs use float32's largest number instead of infinity."""
+"""Bounds beyond ±this number count as infinite: some envs use the greatest float32 number instead of infinity."""
 BYTE = 255.0
 _PICTURES = ((0.0, 1.0), (-1.0, 1.0), (0.0, BYTE))
-"""Bounds of float images; those of bools are the first."""
+"""Bounds of float images. The first pair also holds for bools."""
 _SMALLEST_SIDE = 7
 """Minimum side of an image of floats or bools, or without channels: smaller arrays are more often tables of numbers than images."""
 _LARGE_SIDE = 32
 """Minimum side for which a Box with three axes and other bounds is ambiguous."""
 _USUAL_CHANNELS = (1, 3, 4)
 _MIN_ASPECT_RATIO = 1.25
-"""Minimum ratio of the aspect ratios with channels first and channels last for which the squarer image is clearly right."""
+"""If the aspect ratios of the images with channels first and with channels last differ by at least this factor, the squarer image is
+certainly right."""
 
 
 class BoxLayout(NamedTuple):
@@ -42,7 +43,7 @@ class BoxLayout(NamedTuple):
     """[C, H, W] for an image, [n] for a vector."""
     dtype: Dtype
     channels_last: bool = False
-    """Whether the env's last axis is the channels, which must be moved before the two axes of the image."""
+    """Whether the env's last axis contains the channels, and must be moved before the two axes of the image."""
     high: float | None = None
     """Upper bound of an image."""
     scale: np.ndarray | None = None
@@ -61,8 +62,8 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
     """Return the layout of a Box.
 
     Args:
-        input: kind according to the spec. Arrays that cannot be images, such as those with one axis, are vectors in any case.
-        channels: axis of an image's channels according to the spec.
+        input: kind given in the spec. Arrays that cannot be images, such as arrays with one axis, are vectors regardless of `input`.
+        channels: axis of an image's channels given in the spec.
         where: name of the entry of a Dict or Tuple, for messages.
     """
     shape = space.shape
@@ -82,7 +83,8 @@ def box_layout(space: spaces.Box, input: InputKind | None = None, channels: Chan
 def channels_axis(shape: Sequence[int], given: Channels | None = None) -> tuple[bool, bool]:
     """Return whether the channels of an image are its last axis, and whether this is certain.
 
-    If only one of the first and last axes has size 1, 3 or 4, it is the channels; else the axis whose removal leaves the squarer image.
+    If exactly one of the first and the last axis has size 1, 3 or 4, it contains the channels. Otherwise the channels are the axis whose
+    removal leaves the squarer image.
     """
     if len(shape) != 3:
         return False, True
@@ -141,7 +143,7 @@ def _is_whole(space: spaces.Box) -> bool:
 
 
 def _bounds(space: spaces.Box) -> tuple[float, float]:
-    """Return the smallest lower and the largest upper bound; infinite beyond UNBOUNDED."""
+    """Return the smallest lower bound and the greatest upper bound; bounds beyond ±UNBOUNDED are infinite."""
     if not math.prod(space.shape):
         return 0.0, 0.0
     low, high = float(space.low.min()), float(space.high.max())

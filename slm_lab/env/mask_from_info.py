@@ -15,7 +15,7 @@ from slm_lab.env.spaces import number_of_choices
 from slm_lab.spec.report import nearest
 
 MASK_KEYS = ("action_mask", "legal_action_mask")
-"""Names of action masks that are recognised without env.action_mask."""
+"""Names of entries that are recognised as action masks if env.action_mask is not given."""
 
 
 def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
@@ -41,8 +41,9 @@ def not_discrete_message(action: spaces.Space[Any]) -> str:
 class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
     """Add an action mask from the env's info to its observations.
 
-    A Dict gets one more entry; another observation becomes the entry "observation" of a Dict. The mask has a number for each choice of each
-    component of the action, true or not 0 where it is valid. As float32 it need not be checked for overflow when envs are stacked.
+    A Dict gets an additional entry; any other observation becomes the entry "observation" of a Dict. The mask has one number for each
+    choice of each component of the action, which is true or not 0 if the choice is valid. The mask is float32, so that stacking envs need
+    not check for overflow.
     """
 
     def __init__(self, env: gym.Env[Any, Any], key: str) -> None:
@@ -61,7 +62,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
-        if (terminated or truncated) and self._key not in info:  # no action follows
+        if (terminated or truncated) and self._key not in info:  # the mask is not needed: no action follows
             info = {**info, self._key: np.ones(self._size, np.bool_)}
         return self._joined(obs, info), reward, terminated, truncated, info
 
@@ -79,7 +80,7 @@ class MaskFromInfo(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.Env[Any, Any]:
-    """Return the env with its action mask in the observation, if it is an entry of its info."""
+    """Return the env with its action mask in the observation; wrap the env if `key` is an entry of its info."""
     space = env.observation_space
     if not key or (isinstance(space, spaces.Dict) and key in space.spaces):
         return env
@@ -87,9 +88,9 @@ def with_mask(env: gym.Env[Any, Any], key: str | Literal[False] | None) -> gym.E
 
 
 def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: Mapping[str, Any]) -> None:
-    """Raise InvalidOutcome if the info of a reset has an action mask, but neither the spec nor the observation says anything of masks.
+    """Raise InvalidOutcome if the info of a reset has an action mask, but env.action_mask is not given and the observation has no mask.
 
-    Gymnasium's own envs are not checked: Taxi, which has a mask, is a benchmark without one.
+    Gymnasium's own envs are not checked: Taxi, which has a mask, is usually benchmarked without it.
     """
     if key is not None or info.keys().isdisjoint(MASK_KEYS):
         return

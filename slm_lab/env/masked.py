@@ -1,7 +1,7 @@
 """CartPole and Pendulum with hidden velocities, partially observable envs for recurrent policies.
 
-`slm_lab.env.masked:MaskedCartPole-v1`: a policy without memory observes one position and one angle, and cannot infer in which direction the
-pole falls. `slm_lab.env.masked:MaskedPendulum-v1`: it observes the angle, and cannot infer in which direction the pendulum swings.
+`slm_lab.env.masked:MaskedCartPole-v1`: from one position and one angle, a policy without memory cannot infer in which direction the pole
+falls. `slm_lab.env.masked:MaskedPendulum-v1`: from the angle, it cannot infer in which direction the pendulum swings.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ from slm_lab.env.single import quiet_gymnasium, register_atari
 from slm_lab.spec.compat.env_ids import pool_envs
 
 _NO_LIMIT = 2**31 - 1
-"""EnvPool's max_episode_steps of envs without a time limit."""
+"""Value of EnvPool's max_episode_steps for envs without a time limit."""
 
 
 class Ale(Backend):
-    """ALE's vector env of Atari games. At the end of an episode it returns the infos of the reset, so there is no episode_info."""
+    """ALE's vector env of Atari games. In the last step of an episode it returns the infos of the reset, so there is no episode_info."""
 
     name = "ale"
     fresh = checks = True
@@ -104,7 +104,7 @@ class EnvPool(Backend):
         if name not in envpool.list_all_envs():
             return f"envpool has no env {target.plain_id}"
         if target.registration is None:
-            return None  # its options were checked before
+            return None  # the options were checked before
         unknown = [key for key in config if key not in options_of(name, config)]
         return f"envpool's {name} has no argument {', '.join(unknown)}" if unknown else None
 
@@ -115,9 +115,10 @@ class EnvPool(Backend):
 
     @classmethod
     def preferred(cls, target: EnvRequest) -> bool:
-        """Prefer EnvPool for ids that only it has, and if a step costs more than passing it to a thread and the import (2 s).
+        """Prefer EnvPool for ids that exist only in EnvPool, and for envs whose steps take so long that threads and the import (2 s) pay
+        off.
 
-        Acrobot gains 6 times, Pendulum hardly.
+        With EnvPool, Acrobot is 6 times as fast, and Pendulum hardly faster.
         """
         heavy = ("gymnasium.envs.mujoco", "gymnasium.envs.box2d", "gymnasium.envs.classic_control.acrobot")
         return target.registration is None or (target.num_envs > 1 and target.entry_point.startswith(heavy))
@@ -134,7 +135,7 @@ class EnvPool(Backend):
         limits = [limit for limit in (target.time_limit, own) if limit is not None]
         self.max_steps = min(limits, default=None)
         keeps = self._suite in OWN_LIMIT_SUITES
-        # no limit of ours where the env's own ends the episode first
+        # do not set a limit where the env's own limit ends the episode first
         self._limit = target.max_t or _NO_LIMIT if keeps else self.max_steps or _NO_LIMIT
         self._pool_limit = spec.config.max_episode_steps if keeps else min(self._limit + 1, _NO_LIMIT)
         self._name, self._num_envs, self._keys = name, target.num_envs, list(spec._state_keys)
@@ -163,7 +164,7 @@ class EnvPool(Backend):
             return self._reset_rows(np.arange(self._num_envs, dtype=np.int32))
 
     def _make(self, seeds: Sequence[int] | None) -> None:
-        """Create the pool, whose seeds are fixed then."""
+        """Create the pool. Its seeds cannot be changed later."""
         self.close()
         self._pool = import_envpool().make(
             self._name,
@@ -176,7 +177,7 @@ class EnvPool(Backend):
         )
 
     def _sizes(self) -> dict[str, int]:
-        """Return the options of the pool with numbers of envs."""
+        """Return the options of the pool that are numbers of envs."""
         return {"num_envs": self._num_envs}
 
     def _pool_seeds(self, seeds: Sequence[int]) -> list[int]:
@@ -239,9 +240,10 @@ _CHANCE = ("Backgammon-v1",)
 class EnvPoolAgents(EnvPool):
     """EnvPool's envs with several agents: games whose players act in turn (pgx), and vehicles that act at once (highway).
 
-    EnvPool returns such envs in the order in which they have finished, and waits until a batch is full, also if only some envs are reset.
-    Therefore the pool has spare envs, as many again, which fill the batches in which some envs are reset.
-    A game is saved as the seed of its env, the number of resets since then and the moves so far, and restored by playing them again.
+    EnvPool returns such envs in the order in which they finish their step, and waits until a batch is full, even if only some envs are
+    reset. Therefore the pool has twice as many envs: the spare ones fill the batches in which only some envs are reset.
+    A game is saved as the seed of its env, the number of resets since the env was seeded, and the moves so far. It is restored by repeating
+    these resets and moves.
     """
 
     def __init__(self, target: EnvRequest) -> None:
@@ -253,13 +255,13 @@ class EnvPoolAgents(EnvPool):
         self._spread = self._tracked.slots
         self._envs_N = np.arange(target.num_envs)
         self._turn_N, self._over_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.bool_)
-        """Which player acts next, and whether the episode has ended, so that the next step resets the env."""
+        """The player who acts next in each env, and whether the episode has ended, so that the next step resets the env."""
         self._replays = games and self._name not in _CHANCE
         self._seeds: list[int] | None = None
         self._resets_N, self._length_N = np.zeros(target.num_envs, np.int64), np.zeros(target.num_envs, np.int64)
         """Resets since the env was seeded, and moves of the running game."""
         self._moves_NL = np.zeros((target.num_envs, 64), np.int32)
-        """Moves of the running games, in their first `_length_N` columns; the last column is never one of them."""
+        """Moves of the running games: the first `_length_N` columns of each row. The last column never contains a move of a game."""
 
     def _sizes(self) -> dict[str, int]:
         return {"num_envs": 2 * self._num_envs, "batch_size": self._num_envs}
@@ -281,12 +283,12 @@ class EnvPoolAgents(EnvPool):
         return obs
 
     def _fill(self, count: int) -> None:
-        """Reset as many spare envs as a batch with `count` envs lacks."""
+        """Reset spare envs, so that a batch with `count` envs becomes full."""
         if count < self._num_envs:
             self._pool._reset(np.arange(self._num_envs, 2 * self._num_envs - count, dtype=np.int32))
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Return the arrays of the envs that were stepped, or reset, in the order of the envs; the action mask has a row per agent."""
+        """Return the arrays of the envs that were stepped or reset, in the order of the envs. The action mask has one row per agent."""
         state = list(super()._receive())
         envs_K, count = state[self._at["info:env_id"]], len(self.agents)
         if envs_K.max() >= self._num_envs or (envs_K[1:] < envs_K[:-1]).any():
@@ -309,7 +311,7 @@ class EnvPoolAgents(EnvPool):
         return state
 
     def _acting(self) -> np.ndarray:
-        """Return which agents act in the next step, bool [N]: none where it resets the env."""
+        """Return which agents act in the next step, bool [N]. In an env that the next step resets, no agent acts."""
         acts_NA = np.zeros((self._num_envs, len(self.agents)), np.bool_)
         if self._turns is None:
             acts_NA[:] = ~self._over_N[:, None]
@@ -352,7 +354,7 @@ class EnvPoolAgents(EnvPool):
             return
         if (length := int(elapsed_K.max())) >= self._moves_NL.shape[1]:
             self._moves_NL = np.pad(self._moves_NL, ((0, 0), (0, length)))
-        self._moves_NL[envs_K, elapsed_K - 1] = action_K  # that of a reset, which is no move, is written to the last column
+        self._moves_NL[envs_K, elapsed_K - 1] = action_K  # a reset is not a move: its action is written to the last column
         self._length_N[envs_K] = elapsed_K
         self._resets_N[envs_K] += elapsed_K == 0
 
@@ -388,7 +390,7 @@ class EnvPoolAgents(EnvPool):
 
 
 def _episode_limit(target: EnvRequest, suite: str, config: Any) -> int | None:
-    """Return the steps after which an env ends an episode by itself; None if it does not, or if it differs by episode (BabyAI)."""
+    """Return the number of steps after which an env itself ends an episode; None if it does not, or if the number varies (BabyAI)."""
     if target.atari is not None:
         return -(-frame_limit(target.atari, None) // target.atari.frameskip)
     if target.plain_id.startswith(("lane-keeping-", "LaneKeeping-")):  # it never ends an episode
@@ -409,7 +411,7 @@ def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
 
 
 def _pool_config(target: EnvRequest) -> tuple[str, dict[str, Any]]:
-    """Return envpool's name of the env and its arguments."""
+    """Return EnvPool's name of the env, and the arguments of the env."""
     settings = target.atari
     if settings is None:
         name, config = target.plain_id, dict(target.kwargs)

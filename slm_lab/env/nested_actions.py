@@ -11,20 +11,20 @@ from gymnasium import spaces
 from slm_lab.lib.records import ActionKind, ActionSpace
 
 Codec = Callable[[Any], Any]
-"""Maps a batch of the agent's actions to a batch of the env's."""
+"""Maps a batch of actions in the agent's form to a batch in the env's form."""
 _KINDS: tuple[ActionKind, ...] = ("multi_discrete", "multi_binary", "continuous")
-"""Kinds of components in the order in which the agent's action has them."""
+"""Kinds of components, in their order in the agent's action."""
 
 
 def nested_action_codec(
     space: spaces.Dict | spaces.Tuple[Any], codec: Callable[[Any], tuple[ActionSpace, Codec]]
 ) -> tuple[ActionSpace, Codec]:
-    """Return the agent's space of a Dict or Tuple of actions, and the function that converts actions.
+    """Return the agent's space for a Dict or Tuple of actions, and the function that converts actions to the env's form.
 
-    The agent's action has the components of all leaves in order, but discrete ones before binary ones before continuous ones. Its kind is
-    that of the leaves if they agree, else hybrid.
+    The agent's action has the components of all leaves: first the discrete ones, then the binary ones, then the continuous ones, each in
+    the order of the leaves. Its kind is the kind of the leaves if they all have the same, else hybrid.
 
-    Args: codec: see `spaces.action_codec`; it is called with each leaf.
+    Args: codec: function that is called with each leaf, see `spaces.action_codec`.
     """
     known, decoders = zip(*map(codec, action_leaves(space)), strict=True)
     columns = columns_of(known)
@@ -53,7 +53,7 @@ def _joined(known: Sequence[ActionSpace]) -> ActionSpace:
 
 
 def columns_of(known: Sequence[ActionSpace]) -> list[slice]:
-    """Return the components of the agent's action that belong to each leaf, given the agent's space of each leaf."""
+    """Return, for each leaf, the slice of the agent's action components that belongs to it. Args: known: the agent's space of each leaf."""
     columns, begin = [slice(0)] * len(known), 0
     for index in sorted(range(len(known)), key=lambda index: _KINDS.index(_action_kind(known[index]))):
         columns[index] = slice(begin, begin + known[index].dim)
@@ -62,7 +62,7 @@ def columns_of(known: Sequence[ActionSpace]) -> list[slice]:
 
 
 def action_leaves(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
-    """Return the spaces in a Dict or Tuple that are neither, in order; any other space itself."""
+    """Return the leaves of nested Dict and Tuple spaces in order; for any other space, the space itself."""
     match space:
         case spaces.Dict():
             return [leaf for inner in space.spaces.values() for leaf in action_leaves(inner)]

@@ -52,7 +52,7 @@ class RunningStats:
         return int(self._count[0])
 
     def update(self, batch: np.ndarray) -> bool:
-        """Add samples [B, *shape], B ≥ 1. Returns False if some were not finite and therefore ignored."""
+        """Add samples [B, *shape], B ≥ 1. Returns False if some samples were ignored because they are not finite."""
         delta = _moments(batch)
         if isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
@@ -63,7 +63,7 @@ class RunningStats:
         return False
 
     def merge(self, delta: Moments) -> None:
-        """Add samples given by their moments; ignore moments that are not finite."""
+        """Add samples, given their moments. Moments that are not finite are ignored."""
         if delta.samples and isfinite(np.add.reduce(delta.m2, None)):
             self._merge(delta)
 
@@ -82,7 +82,7 @@ class RunningStats:
         distance = mean - self.mean
         self.m2 += m2 + distance * distance * (before * size / total)
         self.mean += distance * (size / total)
-        self._count[0] = total  # last, so that a process killed before this line has changed little
+        self._count[0] = total  # last: if a process is killed before this line, the statistics have changed only little
         if total > 1:
             self.inv_std = 1.0 / np.sqrt(self.m2 / total + EPSILON)
 
@@ -111,7 +111,7 @@ class RunningStats:
         return {name: SharedArray(values, "merge") for name, values in (("count", self._count), ("mean", self.mean), ("m2", self.m2))}
 
     def attach(self, store: Store, arrays: Arrays) -> None:
-        """Use the statistics shared by all processes."""
+        """Use statistics that all processes share."""
         self._store = store
         self._count, self.mean, self.m2 = arrays["count"], arrays["mean"], arrays["m2"]
         self.refresh()
@@ -126,7 +126,7 @@ class RunningStats:
 
 
 def _moments(batch: np.ndarray) -> Moments:
-    with np.errstate(invalid="ignore", over="ignore"):  # samples that are not finite are left out by the caller
+    with np.errstate(invalid="ignore", over="ignore"):  # the caller removes samples that are not finite
         mean = np.add.reduce(batch, 0, np.float64) / len(batch)
         spread = batch - mean
         return Moments(len(batch), mean, np.add.reduce(spread * spread, 0))
@@ -148,7 +148,7 @@ class ObsNormalizer:
         self.clip = spec.clip_obs if spec.clip_obs is not None else NORMALIZED_CLIP
 
     def update(self, obs: np.ndarray) -> None:
-        """Add observations [B, *shape] to the statistics, unless frozen."""
+        """Add observations [B, *shape] to the statistics, unless these are frozen."""
         if self.delta is not None and not self.frozen and len(obs):
             self.delta.update(self._part(obs) if self._floats else obs)
 
@@ -173,8 +173,8 @@ class ObsNormalizer:
 class RewardNormalizer:
     """Compute training rewards from raw rewards: apply reward_scale, then normalize_reward, then clip_reward.
 
-    Normalising divides by the running standard deviation of each env's discounted return, which is reset at the start of each episode
-    (as in the reference implementations of PPO; Engstrom et al., arXiv:2005.12729, section 3).
+    normalize_reward divides rewards by the running standard deviation of the envs' discounted returns. An env's return is reset at the
+    start of each episode (as in the reference implementations of PPO; Engstrom et al., arXiv:2005.12729, section 3).
     """
 
     def __init__(self, spec: EnvSpec, num_envs: int, gamma: float) -> None:
@@ -220,7 +220,7 @@ class RewardNormalizer:
         before_N, self.return_N = self.return_N, self.return_N * self.gamma + reward_N
         seen = self.return_N if valid_N is None else self.return_N[valid_N]
         if len(seen) and self.delta is not None and not self.delta.update(seen):
-            self.return_N = np.where(np.isfinite(self.return_N), self.return_N, before_N)  # ignore such a reward
+            self.return_N = np.where(np.isfinite(self.return_N), self.return_N, before_N)  # ignore rewards that are not finite
         if ended_N is not None:
             self.return_N[ended_N] = 0.0
         if valid_N is not None:
@@ -235,21 +235,21 @@ class RewardNormalizer:
 class Normalizers:
     """The normalisers of a vector env; `obs` or `reward` is None if observations or rewards are not changed.
 
-    Several processes may share the statistics (`attach`), or collect samples as deltas that one process merges.
+    Several processes may share the statistics (`attach`), or accumulate samples as deltas, which one process merges.
     """
 
     def __init__(self, obs: ObsNormalizer | None = None, reward: RewardNormalizer | None = None) -> None:
         self.obs, self.reward = obs, reward
         both: list[tuple[str, ObsNormalizer | RewardNormalizer | None]] = [("obs", obs), ("reward", reward)]
         self._adaptive = {name: one for name, one in both if one is not None and one.stats is not None}
-        """The normalisers with statistics."""
+        """Normalisers that have statistics, by name."""
 
     @property
     def _stats(self) -> dict[str, RunningStats]:
         return {name: one.stats for name, one in self._adaptive.items() if one.stats is not None}
 
     def shared_arrays(self) -> Named:
-        """Return the statistics; the running returns of each process are not shared."""
+        """Return the statistics. (The running returns of each process are not shared.)"""
         return prefixed(self._stats)
 
     def attach(self, store: Store, arrays: Arrays) -> None:
@@ -262,7 +262,7 @@ class Normalizers:
             stats.refresh()
 
     def accumulate_deltas(self) -> None:
-        """From now on accumulate new samples separately, for `take_deltas`, and normalise by statistics that only change when set."""
+        """From now on, accumulate new samples separately for `take_deltas`. The statistics used for normalising change only when set."""
         for one in self._adaptive.values():
             assert one.stats is not None
             one.delta = RunningStats(one.stats.mean.shape)
@@ -277,13 +277,13 @@ class Normalizers:
         return taken
 
     def merge_deltas(self, deltas: Sequence[Moments]) -> None:
-        """Update the statistics with the deltas that `take_deltas` returned in another process."""
+        """Update the statistics with deltas from `take_deltas` in another process."""
         for stats, delta in zip(self._stats.values(), deltas, strict=True):
             stats.merge(delta)
 
     @property
     def vector(self) -> np.ndarray:
-        """All statistics in one float64 vector; empty without statistics."""
+        """All statistics in one float64 vector; empty if there are no statistics."""
         parts = [part for stats in self._stats.values() for part in stats.moments()]
         return np.concatenate([np.ravel(np.asarray(part, np.float64)) for part in parts]) if parts else np.zeros(0)
 
@@ -306,7 +306,7 @@ class Normalizers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, except statistics that are not used here or that several processes share."""
+        """Load a result of `state_dict`, except statistics that this object does not use or that several processes share."""
         for name, stats in self._stats.items():
             if (saved := state[f"{name}_stats"]) is not None and not stats.is_shared:
                 stats.load_state_dict(saved)
@@ -328,7 +328,7 @@ class Normalizers:
         return True
 
     def copy_obs_statistics(self, state: dict[str, Any]) -> None:
-        """Load only the observation statistics, for evaluation. `state`: a state_dict of Normalizers or Env."""
+        """Load only the observation statistics, for evaluation. Args: state: result of `state_dict` of Normalizers or Env."""
         stats = self._stats.get("obs")
         if stats is not None and state["obs_stats"] is not None:
             stats.load_state_dict(state["obs_stats"])
@@ -348,5 +348,5 @@ def make_normalizers(spec: EnvSpec, info: EnvInfo, gamma: float, training: bool 
 
 
 def normalizes_obs(spec: EnvSpec) -> bool:
-    """Return whether observations are normalised or clipped according to the spec."""
+    """Return whether the spec requires observations to be normalised or clipped."""
     return spec.normalize_obs or spec.clip_obs is not None

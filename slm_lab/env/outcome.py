@@ -1,6 +1,6 @@
-"""Checks of the values that an env returns against its spaces and Gymnasium's interface. Errors show the value and what is expected.
+"""Checks of the values that an env returns against its spaces and Gymnasium's interface. Errors show the value and the expectation.
 
-Steps whose values have the usual types are not checked here: see `Env._step_lone`, `Sync.gather`, and the codecs of `spaces`.
+Steps whose values have the usual types do not pass through these checks: see `Env._step_lone`, `Sync.gather`, and the codecs in `spaces`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.Pa
 
 
 class InvalidOutcome(PlainError, RuntimeError):
-    """An env returned a value that violates its spaces or Gymnasium's interface. The message gives place, value and expectation."""
+    """An env returned a value that violates its spaces or Gymnasium's interface. The message names the place, the value and the
+    expectation."""
 
     row: int | None = None
     """Index of the env; None for all envs."""
@@ -53,7 +54,7 @@ class InvalidReward(InvalidOutcome):
 
 
 def reraise(error: Exception, row: int | None = None) -> NoReturn:
-    """Raise InvalidOutcome, with the env's index, for an error caused by invalid values; reraise the env's own errors unchanged."""
+    """Raise InvalidOutcome with the env's index if invalid values caused the error; reraise errors of the env's own code unchanged."""
     found = error
     if isinstance(error, _MISUSE) and (place := _handled_in(error)) is not None:
         found = InvalidOutcome(place.format(f"{type(error).__name__}: {error}"))
@@ -65,7 +66,10 @@ def reraise(error: Exception, row: int | None = None) -> NoReturn:
 
 
 def reraise_located(error: Exception, env: str, call: str, step: int) -> NoReturn:
-    """Raise InvalidOutcome with env and step in the message for an error in `Env.step` or `Env.reset`; reraise the env's own errors."""
+    """Raise InvalidOutcome, with env and step in the message, for an error in `Env.step` or `Env.reset` that invalid values caused.
+
+    Errors of the env's own code are reraised unchanged.
+    """
     try:
         reraise(error)
     except InvalidOutcome as found:
@@ -78,7 +82,7 @@ def reraise_located(error: Exception, env: str, call: str, step: int) -> NoRetur
 
 
 def _handled_in(error: Exception) -> str | None:
-    """Return a message that the env's values cannot be used, by which wrapper, and what is expected; None if the env raised the error.
+    """Return a message that names the code that could not use the env's values, and the expected values; None if the env raised the error.
 
     The message has a placeholder {} for the error.
     """
@@ -147,7 +151,7 @@ def fitted(space: spaces.Space[Any], value: Any, name: str = "observation", lead
     Raises InvalidOutcome (with the part of a Dict or Tuple) if structure, shape or type differ or a number is not in the space.
     """
     if type(space) is spaces.Discrete and type(value) in (int, np.int64) and not lead and 0 <= int(value) - int(space.start) < int(space.n):
-        return value  # the most frequent case
+        return value  # fast path for the most frequent case
     match space:
         case spaces.Dict():
             if not isinstance(value, Mapping):
@@ -180,7 +184,7 @@ def _fitted_array(space: spaces.Space[Any], value: Any, name: str, lead: tuple[i
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """Convert a value to an array of real numbers; return None for anything else: a string, None, a ragged list, complex numbers."""
+    """Convert a value to an array of real numbers; return None if it is not one (a string, None, a ragged list, complex numbers)."""
     try:
         array = np.asarray(value)
     except Exception:  # what the conversion of unknown objects raises
@@ -244,7 +248,7 @@ def _numbers(value: Any, count: int, name: str, kind: str) -> np.ndarray:
 
 
 def _own_final(one: Any, space: spaces.Space[Any], over_N: np.ndarray) -> tuple[int, Any]:
-    """Check the row and last observation of an episode from a user's backend, and return them."""
+    """Check an entry of `RawStep.final` from a user's backend; return the row and the last observation."""
     if not (isinstance(one, tuple | list) and len(one) == 2 and isinstance(one[0], int | np.integer) and 0 <= one[0] < len(over_N)):
         raise InvalidOutcome(f"the backend's step returned {shown(one)} in final; expected (number of the env, its last observation)")
     if not over_N[one[0]]:
@@ -266,7 +270,7 @@ def row_of(batch: Any, row: int) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Describe a value briefly: the value if it is short, its type and its shape."""
+    """Describe a value briefly by its type, its shape and, if it is short, the value itself."""
     kind = type(value).__name__
     match value:
         case np.generic():
@@ -314,7 +318,8 @@ def closing_failed(error: Exception) -> str:
 
 
 def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    """Return the finite numbers in `info` under these names (keys, or dotted paths); True is 1.0. Other names are omitted."""
+    """Return the finite numbers in `info` with these names (keys, or dotted paths). True counts as 1.0; names without a number are
+    omitted."""
     found = {}
     for name in names:
         value = info[name] if name in info else _entry_at(info, name)

@@ -1,4 +1,4 @@
-"""PettingZoo's envs (arXiv:2009.14471), whose agents act at once (parallel) or in turn (AEC): each agent is a row."""
+"""Backend of PettingZoo's envs (arXiv:2009.14471). Agents act simultaneously (parallel) or in turn (AEC); each agent is a row."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from slm_lab.env.wrappers import Parts
 from slm_lab.spec.compat.env_ids import PETTINGZOO, pettingzoo_envs, pettingzoo_id
 
 _LONGEST = 100_000
-"""Steps of an episode whose actions are kept, to save it."""
+"""Maximum number of steps of an episode whose actions are kept, so that the episode can be saved."""
 STATE = "state"
-"""Entry of an observation with the state of the env, which all its agents share."""
+"""Name of the entry of an observation that contains the state of the env, which is the same for all its agents."""
 
 
 class Result(NamedTuple):
-    """What a step gave the agents that were present."""
+    """Result of a step for the agents that were present."""
 
     rewards: dict[str, float]
     terminated: list[str]
@@ -38,10 +38,10 @@ class Result(NamedTuple):
 
 
 class _Game(ABC):
-    """An env with the agents that are present, which act next, and their observations.
+    """An env, together with the agents that are present, the agents that act next, and their observations.
 
-    Attributes: present: agents that take part in the episode. acts: those of them whose action the next step uses. obs, infos: of all
-    agents that have been present in the episode.
+    Attributes: present: agents that take part in the episode. acts: present agents whose action the next step uses. obs, infos: last
+    observation and info of each agent that has been present in the episode.
     """
 
     def __init__(self, env: Any, agents: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class _Game(ABC):
 
     @abstractmethod
     def step(self, actions: Mapping[str, Any]) -> Result:
-        """Step with the actions of `acts`. Raises InvalidOutcome."""
+        """Step the env with the actions of the agents in `acts`. Raises InvalidOutcome."""
 
     def _begin(self) -> None:
         self._ended = set()
@@ -72,7 +72,7 @@ class _Game(ABC):
             raise InvalidOutcome(f"{where} has an unknown agent {unknown[0]!r}; env.possible_agents: {', '.join(map(str, self._known))}")
 
     def _result(self, rewards: Mapping[str, Any], terminated: Mapping[str, Any], truncated: Mapping[str, Any]) -> Result:
-        """Return the result for the agents that were present, and remove those whose episode ended."""
+        """Return the result for the agents that were present, and remove the agents whose episode ended."""
         over = {name: self._flags(name, terminated, truncated) for name in self.present}
         given = {name: _reward(name, rewards) for name in self.present}
         ended = [name for name, flags in over.items() if any(flags)]
@@ -105,7 +105,7 @@ class _Parallel(_Game):
         self.acts = self.present
 
     def _note(self, obs: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
-        """Keep the observations and infos of the agents that are present."""
+        """Store the observations and infos of the agents that are present."""
         self._check_names(obs, "the dict of observations")
         for name in self.present:
             if name not in obs or obs[name] is None:
@@ -128,7 +128,7 @@ class _Parallel(_Game):
             raise InvalidOutcome(f"agent {left[0]!r} has left env.agents, but is neither terminated nor truncated")
         if going and (late := [name for name in self.env.agents if name in self._ended]):
             raise InvalidOutcome(f"agent {late[0]!r} is in env.agents after its episode has ended; expected that it leaves")
-        if len(self.present) > len(going):  # some have come
+        if len(self.present) > len(going):  # agents have joined
             self._note(obs, infos)
         return result
 
@@ -174,7 +174,7 @@ class _Turns(_Game):
         return result
 
     def _remove(self) -> bool:
-        """Let the agents whose episode has ended take their last, empty step; return whether there were any."""
+        """Let the agents whose episode has ended take the empty step that AEC requires; return whether there were such agents."""
         count = 0
         while self.env.agents and (name := self.env.agent_selection) in self._ended:
             if not (self.env.terminations.get(name) or self.env.truncations.get(name)) or count > len(self._known):
@@ -198,11 +198,12 @@ def _reward(name: str, rewards: Mapping[str, Any]) -> float:
 
 
 class PettingZoo(Backend):
-    """Envs of PettingZoo, of mpe2, or of a user's class with one of PettingZoo's interfaces, stepped in turn in this process.
+    """Envs of PettingZoo, of mpe2, or of a user's class with one of PettingZoo's interfaces, stepped one after the other in this process.
 
-    An agent whose episode ends before that of others is absent until its env is reset, which happens in the step in which the last one's
-    ends. Every episode has a seed of its own, derived from the env's seed and the number of the episode. Therefore an open episode is saved
-    as these numbers and its actions, and restored by playing them again: exactly, if all of the env's chance follows from the seed.
+    An agent whose episode ends before the episodes of other agents is absent until its env is reset. The env is reset in the step in which
+    the last agent's episode ends. Every episode has its own seed, derived from the env's seed and the number of the episode. Therefore an
+    unfinished episode is saved as these numbers and its actions, and restored by repeating the actions. The restored episode is identical
+    if all randomness of the env depends on the seed.
     """
 
     name = "pettingzoo"
@@ -226,12 +227,12 @@ class PettingZoo(Backend):
         self._set_spaces()
         rows = target.num_envs * len(self.agents)
         self._rows_of = [[row for row in range(rows) if self._names[row % len(self.agents)] in kind.names] for kind in self._kinds]
-        """The rows of each kind of agents."""
+        """Rows of each kind of agents."""
         self._batches = [batch_space(kind.action_space, len(own)) for kind, own in zip(self._kinds, self._rows_of, strict=True)]
         """Spaces of the batches of actions."""
         self._seeds, self._episodes = [0] * target.num_envs, [0] * target.num_envs
         self._played: list[list[Any]] = [[] for _ in envs]
-        """Actions of all rows of each env in each step of its episode."""
+        """For each env: the actions of all its rows in each step of the episode."""
         self._lengths = [0] * target.num_envs
         self._elements: list[Any] = [None] * rows
         """The observation of each row."""
@@ -319,7 +320,8 @@ class PettingZoo(Backend):
         return result
 
     def _each(self, action: Any) -> list[Any]:
-        """Return the action of each row. Args: action: a batch; with several kinds of agents, one of each."""
+        """Return the action of each row. Args: action: a batch of actions, or with several kinds of agents a tuple with one batch per
+        kind."""
         each: list[Any] = [None] * len(self._elements)
         batches = action if self.groups else (action,)
         for kind, rows, space, batch in zip(self._kinds, self._rows_of, self._batches, batches, strict=True):
@@ -328,7 +330,10 @@ class PettingZoo(Backend):
         return each
 
     def _note(self, index: int, truncated: Sequence[str] = ()) -> None:
-        """Update the observations of an env's rows. Args: truncated: agents whose last observation is bootstrapped, with its own mask."""
+        """Update the observations of an env's rows.
+
+        Args: truncated: agents whose last observation is bootstrapped; their action masks are kept.
+        """
         game, count = self._games[index], len(self._names)
         own = {name: self._kind_of[name].fitted(name, obs) for name, obs in game.obs.items()}
         seen = [own[name] if name in own else self._stand_in(name, own) for name in self._names]
@@ -339,19 +344,19 @@ class PettingZoo(Backend):
             self._elements[row] = kind.element(name, obs, state, game.infos[name] if masked else None)
 
     def _stand_in(self, name: str, own: Mapping[str, Any]) -> Any:
-        """Return the observation of an agent that has not come yet: that of an agent of its kind, or zeros."""
+        """Return an observation for an agent that has not joined yet: the observation of another agent of the same kind, or zeros."""
         kind = self._kind_of[name]
         return next((own[other] for other in kind.names if other in own), kind.blank)
 
     def _state(self, env: Any, seen: list[Any]) -> Any:
-        """Return the state of an env. Args: seen: the observations of its agents."""
+        """Return the state of an env. Args: seen: observations of the env's agents."""
         space = next(kind.state for kind in self._kinds if kind.state is not None)
         if isinstance(space, spaces.Tuple):
             return tuple(self._kind_of[name].without_mask(obs) for name, obs in zip(self._names, seen, strict=True))
         return fitted(space, np.asarray(env.state(), space.dtype), "the state")
 
     def _batch(self) -> Any:
-        """Return the observations of all rows in new arrays, and set who is present and who acts."""
+        """Return the observations of all rows in new arrays, and set `present_N` and `acts_N`."""
         flags = [[(name in game.present, name in game.acts) for name in self._names] for game in self._games]
         self.present_N, self.acts_N = np.array(flags, np.bool_).reshape(-1, 2).T.copy()
         if not self.groups:
@@ -387,12 +392,12 @@ class PettingZoo(Backend):
 
 
 class _Kind:
-    """Agents of an env with equal spaces: what their policies get and give.
+    """Agents of an env that have equal spaces, and the form of their observations and actions.
 
-    Attributes: names: of the agents. own: the space of what a policy sees of an observation, without a state and a mask of the infos.
-    mask, mask_of_info: the entry with the action mask (None: there is none), and whether it is one of the infos. undeclared: whether a mask
-    in the infos is an error, because the spec does not say whether to use it. state: space of the entry "state" that is added; None: none
-    is. observation_space, action_space: with state and mask.
+    Attributes: names: names of the agents. own: space of the parts of an observation that the policy uses, without the state and without a
+    mask from the infos. mask: name of the entry with the action mask; None: there is no mask. mask_of_info: whether this entry is in the
+    infos. undeclared: whether a mask in the infos is an error, because the spec does not say whether to use it. state: space of the added
+    entry "state"; None: no state is added. observation_space, action_space: spaces including state and mask.
 
     Raises WrapperError.
     """
@@ -409,7 +414,7 @@ class _Kind:
         self.undeclared = target.action_mask is None and self.mask is None
         self.state: spaces.Space[Any] | None = None
         self.blank = _blank(given)
-        """An observation of zeros, as far as the space has them."""
+        """An observation of zeros, or of the lowest numbers where 0 is not in the space."""
         self.observation_space = self._full_space()
 
     @property
@@ -431,7 +436,7 @@ class _Kind:
         return target.action_mask, True
 
     def add_state(self, space: spaces.Space[Any]) -> None:
-        """Add the entry "state" to observations without one."""
+        """Add the entry "state" to observations, unless they contain one."""
         if STATE not in self.entries:
             self.state = space
             self.observation_space = self._full_space()
@@ -448,7 +453,7 @@ class _Kind:
         return spaces.Dict(entries)
 
     def action(self, saved: Any) -> Any:
-        """Return an action that was saved in plain Python."""
+        """Convert an action that was saved in plain Python back to the env's form."""
         return int(saved) if self.discrete else np.asarray(saved, self.action_space.dtype)
 
     def fitted(self, name: str, obs: Any) -> Any:
@@ -460,7 +465,10 @@ class _Kind:
         return {key: one for key, one in obs.items() if key != self.mask} if self.mask in self.entries else obs
 
     def element(self, name: str, obs: Any, state: Any, info: Mapping[str, Any] | None) -> Any:
-        """Return the observation of a row, with the state and the action mask. Args: info: None: all actions are valid."""
+        """Return the observation of a row, with the state and the action mask.
+
+        Args: info: the agent's info, which may contain the mask; None: all actions are valid.
+        """
         if self.mask is None and self.state is None:
             return obs
         element = dict(obs) if isinstance(self.own, spaces.Dict) else {"observation": obs}
@@ -498,7 +506,7 @@ def _kinds(env: Any, names: Sequence[Any], target: EnvRequest) -> list[_Kind]:
 
 
 def _blank(space: spaces.Space[Any]) -> Any:
-    """Return an element of a space: zeros where it has them, else its lowest numbers."""
+    """Return an element of a space that consists of zeros, or of the lowest numbers where 0 is not in the space."""
     match space:
         case spaces.Dict():
             return {key: _blank(inner) for key, inner in space.spaces.items()}

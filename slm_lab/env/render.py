@@ -37,9 +37,10 @@ class Recorder(Protocol):
 
 
 def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
-    """Return a spec of the same env that is drawn in a window ("human") or, after each step, for a recorder ("rgb_array").
+    """Return a spec of the same env with drawing: in a window ("human"), or after each step for a recorder ("rgb_array").
 
-    The backend is sync, or EnvPool and PettingZoo for their own ids: others cannot draw. Raises SpecError if the env cannot be drawn.
+    The backend is sync, or EnvPool or PettingZoo for the ids of these packages; other backends cannot draw. Raises SpecError if the env
+    cannot be drawn.
     """
     if ":" not in spec.backend and (pool := pool_id(spec.name)) is not None:
         return _rendered_pool(spec, pool, mode, recorder)
@@ -79,7 +80,7 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
 
 
 def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
-    """Return the spec of an env that EnvPool makes and draws; see `rendered`."""
+    """Return the spec of an env that EnvPool builds and draws; see `rendered`."""
     find_target(spec, 1)  # raises SpecError for an env that cannot be made
     suite = pool_envs()[pool].suite
     reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()
@@ -102,7 +103,8 @@ _POOL_FPS = 30.0
 
 
 class DrawnEnvPool(EnvPool):
-    """EnvPool with a single env that is drawn after each step: for the recorder of a `Record` wrapper, or else in a window."""
+    """EnvPool with a single env, which is drawn after each step: for the recorder of a `Record` wrapper if there is one, else in a
+    window."""
 
     name = ""
     applies_wraps = True
@@ -123,7 +125,7 @@ class DrawnEnvPool(EnvPool):
         return super().reset(seeds)
 
     def step(self, action: np.ndarray) -> RawStep:
-        """Step and draw. The frame of a step that resets the env shows the next episode, and is left out."""
+        """Step and draw. A step that resets the env is not drawn, because its frame shows the next episode."""
         raw = super().step(action)
         if self._ended or raw.final:
             self._begin()
@@ -135,7 +137,7 @@ class DrawnEnvPool(EnvPool):
         return raw
 
     def _receive(self, reset: bool = False) -> Sequence[np.ndarray]:
-        """Pass the arrays to `recv` of the pool too, which keeps what some suites draw."""
+        """Pass the arrays also to the pool's `recv`, which stores data that some suites need for drawing."""
         arrays = super()._receive(reset)
         self._pool._recv = lambda: arrays
         self._pool.recv(reset)
@@ -147,11 +149,12 @@ class DrawnEnvPool(EnvPool):
 
 
 class DrawnEnvPoolAgents(DrawnEnvPool, EnvPoolAgents):
-    """DrawnEnvPool of an env with several agents."""
+    """DrawnEnvPool for an env with several agents."""
 
 
 class DrawnPettingZoo(PettingZoo):
-    """PettingZoo with a single env that is drawn after each step: for the recorder of a `Record` wrapper, or else in a window."""
+    """PettingZoo with a single env, which is drawn after each step: for the recorder of a `Record` wrapper if there is one, else in a
+    window."""
 
     name = ""
     applies_wraps = True
@@ -194,7 +197,7 @@ class AtariScreen(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class MinAtarScreen(gym.Wrapper[Any, Any, Any, Any]):
-    """Draw the channels of a MinAtar env in one colour each, the last on top."""
+    """Draw a MinAtar env, with one colour per channel and the last channel on top."""
 
     render_mode = "rgb_array"
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}

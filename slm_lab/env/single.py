@@ -55,9 +55,9 @@ def register_atari() -> None:
 
 
 def register_envs(id_: str) -> None:
-    """Register with Gymnasium the ids of the package that an id belongs to, if it is a package of `registering_module` or ALE.
+    """Register the ids of an id's package with Gymnasium, if it is ALE or a package that `registering_module` returns.
 
-    Raises ImportError without this package.
+    Raises ImportError if this package is not installed.
     """
     module, _, name = id_.rpartition(":")
     if name.startswith("ALE/"):
@@ -76,7 +76,8 @@ def register_envs(id_: str) -> None:
 def _register_minatar() -> None:
     """Register the ids MinAtar/… with Gymnasium. Raises ImportError without minatar.
 
-    seaborn, which MinAtar only draws with (see `render.MinAtarScreen`), is not loaded: that takes two thirds of the import, 2 s.
+    seaborn is not loaded, because its import takes 2 s, two thirds of the total time. MinAtar uses it only for drawing, which
+    `render.MinAtarScreen` replaces.
     """
     if "MinAtar/Breakout-v1" in gym.registry:
         return
@@ -91,7 +92,7 @@ def _register_minatar() -> None:
 
 @dataclass(frozen=True)
 class SingleEnv:
-    """Constructor of one env, in this process or, after pickling, in another."""
+    """Constructor of one env. It can be pickled, to build the env in another process."""
 
     id: str
     kwargs: dict[str, Any]
@@ -103,7 +104,7 @@ class SingleEnv:
     action_mask: str | Literal[False] | None
     """See EnvRequest."""
     folder: str | None
-    """Working directory when the vector env was built. Each env is constructed there, even if another env called os.chdir."""
+    """Working directory at the time when the vector env was built. Each env is constructed there, even if another env called os.chdir."""
     attributes: dict[str, Any] = field(default_factory=dict)
     """Attributes to set, see env.schedule."""
     arguments: tuple[str, ...] = ()

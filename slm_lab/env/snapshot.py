@@ -1,9 +1,9 @@
-"""Save the state of a single env, including wrappers, in plain Python, so that a run can continue in the middle of an episode.
+"""Save the state of a single env with its wrappers in plain Python, so that a run can continue in the middle of an episode.
 
 The state of a layer (the env, or one of its wrappers) consists of its attributes: numbers, strings, arrays, random generators (including
-those of spaces), other envs, MuJoCo's simulation data, and containers or objects of these. Values shared by two attributes are shared again
-after loading. A layer with the methods `state_dict()` and `load_state_dict(state)` is saved with them. An env with other attributes (a C++
-object, an open file) cannot be saved.
+those of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. A value that two attributes share is
+shared again after loading. If a layer has methods `state_dict()` and `load_state_dict(state)`, these are used instead. An env with other
+attributes (a C++ object, an open file) cannot be saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _STATELESS_CLASSES = ("MujocoRenderer",)
 _OF_THE_BACKEND = ("_np_random", "_np_random_seed")
 """Attributes of the innermost layer that are saved by Backend.rng_states."""
 _TABLES = ("gymnasium.envs.toy_text", "P")
-"""Package, and the attribute of its envs with the transition table, which never changes and takes 0.2 s to save for Taxi."""
+"""Package, and the attribute of its envs that contains the transition table. The table never changes, and for Taxi it takes 0.2 s to
+save."""
 
 
 _IN_PLACE = ("object", "mujoco", "space", "env")
@@ -55,9 +56,10 @@ def load_env_state(env: gym.Env[Any, Any], state: list[Any]) -> None:
 
 
 def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
-    """Seed the spaces of an env, its wrappers and nested envs, since some envs sample from them; each space has its own random stream.
+    """Seed the spaces of an env, its wrappers and nested envs, because some envs sample from their spaces.
 
-    A space that is a class attribute is first copied to the env, so that its stream is not shared with other envs.
+    Each space gets its own random stream. A space that is a class attribute is first copied to the env, so that its stream is not shared
+    with other envs.
     """
     spaces: dict[int, gym.Space[Any]] = {}
     found: list[Any] = []
@@ -76,7 +78,8 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def _own_spaces(layer: Any) -> None:
-    """Replace each space that is a class attribute of a layer, also where it is an instance attribute, by a copy on the instance."""
+    """Copy each space that is a class attribute of a layer to the instance; instance attributes that refer to the space get the copy
+    too."""
     shared = {name: value for base in reversed(type(layer).__mro__) for name, value in vars(base).items() if isinstance(value, gym.Space)}
     copies = {id(value): deepcopy(value) for value in shared.values()}
     for name, value in {**shared, **vars(layer)}.items():
@@ -102,7 +105,7 @@ def _spaces(space: gym.Space[Any]) -> list[gym.Space[Any]]:
 
 
 class _Encoder:
-    """Encodes values as (kind, number, content); the number identifies values that can be shared, else it is -1."""
+    """Encoder of values as (kind, number, content). The number identifies a value that can be shared; it is -1 for other values."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[int, Any]] = {}
@@ -120,7 +123,7 @@ class _Encoder:
         return self._env(env, _OF_THE_BACKEND)
 
     def _env(self, env: gym.Env[Any, Any], left_out: Sequence[str]) -> list[Any]:
-        """Args: left_out: attributes of the innermost layer that are not saved."""
+        """Return the states of an env's layers. Args: left_out: attributes of the innermost layer that are not saved."""
         layers = _layers(env)
         self.saved += layers
         return [self._layer(layer, () if isinstance(layer, gym.Wrapper) else left_out) for layer in layers]
@@ -152,7 +155,7 @@ class _Encoder:
 
     def _encode(self, value: Any, *, attribute: bool = False) -> tuple[str, int, Any]:
         match value:
-            case np.generic():  # np.float64 is a float too
+            case np.generic():  # before float: np.float64 is a subclass
                 return "scalar", -1, _array(np.asarray(value))
             case None | bool() | int() | float() | str() if type(value) in _PLAIN:
                 return "plain", -1, value
@@ -281,7 +284,7 @@ def _load_space(space: Any, states: list[Any]) -> None:
 
 
 def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
-    """Load a model or simulation data: positions and velocities, and the values derived from them, which envs read before a step."""
+    """Load a model or simulation data: positions, velocities, and the values derived from them, which envs may read before a step."""
     if time is not None:
         data.time = time
     for name, saved in arrays.items():

@@ -33,10 +33,10 @@ from slm_lab.lib.rng import generator_state, set_generator_state
 
 
 class Env:
-    """num_envs envs that step together; built by `make_env`.
+    """Vector env: num_envs envs that step together; built by `make_env`.
 
-    Hides the differences between backends. Only backends that reset in the step after the end of an episode return rows that are not
-    transitions (`valid_N` false). All transitions are the same as those of single envs.
+    This class hides the differences between backends. All transitions are the same as with single envs. Backends that reset an env in the
+    step after the end of an episode return rows that are not transitions (`valid_N` is false).
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Env:
         self._life_loss, self._track_info = life_loss, tuple(track_info)
         self._seed, self._resumes, self._fresh_streams = seed, 0, True
         self._saved_episodes: dict[str, Any] | None = None
-        """Loaded episodes that were not yet resumed."""
+        """Loaded episodes that have not been resumed yet."""
         backend.action_space.seed(seed)
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         count = info.num_envs
         self._return_N = np.zeros(count)
         self._steps, self._begin_N = 0, np.zeros(count, np.int64)
-        """Number of steps so far, and that number at the start of each env's episode."""
+        """Number of steps so far, and its value at the start of each env's episode."""
         self._pending_N: np.ndarray | None = None
         """Envs whose row in the next step is a dummy."""
         self._lives_N: np.ndarray | None = None
@@ -85,7 +85,7 @@ class Env:
         self._valid_NA: np.ndarray | None = None
         """Which actions are valid for the last observations."""
         self.acts_N: np.ndarray | None = None
-        """See VecStep.acts_N, as of the last reset or step."""
+        """See VecStep.acts_N; set by each reset and step."""
         self._none_N, self._all_N = np.zeros(count, bool), np.ones(count, bool)
         self._none_N.flags.writeable = self._all_N.flags.writeable = False
 
@@ -106,7 +106,7 @@ class Env:
         return obs
 
     def _acting(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the observations that agents act on next: those of a row that waits or is absent are not counted in statistics."""
+        """Return the observations that agents act on next, without rows that wait or are absent, for the statistics."""
         return obs_N if self.acts_N is None else obs_N[self.acts_N]
 
     def _reset_backend(self, seeds: list[int] | None) -> np.ndarray:
@@ -127,7 +127,7 @@ class Env:
         self._sampler = np.random.default_rng(np.random.SeedSequence([seed, 1]))
 
     def step(self, action_N: np.ndarray) -> VecStep:
-        """Step every env. `action_N`: see ActionSpace.
+        """Step every env. Args: action_N: see ActionSpace.
 
         Raises: InvalidOutcome if an env returns a value that violates its spaces or Gymnasium's interface, or a reward that is not finite;
             RuntimeError, or the env's own error, if an env fails.
@@ -142,7 +142,7 @@ class Env:
             reraise_located(error, self.name, "step", self._steps)
 
     def _step_lone(self, lone: SingleEnvBackend, action_N: np.ndarray) -> VecStep:
-        """Step a single env without arrays of size 1, which cost as much as CartPole's step; except at the end of an episode."""
+        """Step a single env without arrays of size 1, which take as long as CartPole's step. Ends of episodes use the general code."""
         outcome = lone.env.step(self._decode(action_N)[0])
         try:
             obs, reward, terminated, truncated, info = outcome
@@ -195,14 +195,14 @@ class Env:
             raise
 
     def _normalize_both(self, obs_N: np.ndarray, reward_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Normalise observations and rewards of a step without ended episodes and dummy rows."""
+        """Normalise observations and rewards of a step in which no episode ended and no row is a dummy."""
         if self._normalize_obs is not None:
             self._normalize_obs.update(self._acting(obs_N))
             obs_N = self._normalize_obs(obs_N)
         return obs_N, reward_N.astype(np.float32) if self._normalize_reward is None else self._normalize_reward(reward_N)
 
     def _check_finite(self, reward_N: np.ndarray) -> None:
-        """Raise InvalidReward for the first reward that is not finite, except in dummy rows."""
+        """Raise InvalidReward for the first reward that is not finite; dummy rows are not checked."""
         invalid_N = ~np.isfinite(reward_N)
         if self._pending_N is not None:
             invalid_N &= ~self._pending_N
@@ -211,7 +211,7 @@ class Env:
             reraise(InvalidReward(f"step returned the reward {reward_N[row]}{agent}; expected a finite number"), env)
 
     def _agent_of(self, row: int) -> tuple[int, str]:
-        """Return the index of the env of a row, and the name of its agent as part of a message, "" if there is one agent."""
+        """Return the index of a row's env, and " for AGENT" for a message ("" if the env has one agent)."""
         agents = self.info.agents
         return (row // len(agents), f" for {agents[row % len(agents)]}") if agents else (row, "")
 
@@ -262,9 +262,9 @@ class Env:
             reraise(InvalidOutcome(message), env)
 
     def _with_masks(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
-        """Make every action valid in those of these rows, where an episode has ended, whose mask is empty: no action follows there.
+        """Make every action valid in the given rows, whose episode has ended, if their mask has no valid action (no action follows).
 
-        Other masks stay, since values of the last observation are bootstrapped at a truncation.
+        Other masks are kept, because values of the last observation are bootstrapped at a truncation.
         """
         if self._mask is None or not rows_N.any():
             return obs
@@ -278,8 +278,8 @@ class Env:
     def _finite(self, obs: np.ndarray, rows_N: np.ndarray) -> np.ndarray:
         """Replace numbers that are not finite in these rows by 0.
 
-        An env may end an episode because it diverged. The observation after a termination, and that of a dummy row, are multiplied by 0 in
-        the agent's computations, but NaN times 0 is NaN and would spread to other results.
+        An env may end an episode because it diverged. In the agent's computations, the observation after a termination and the observation
+        of a dummy row are multiplied by 0, but NaN times 0 is NaN and would spread to other results.
         """
         floats = self._floats(obs)
         if floats is None or np.isfinite(floats[rows_N]).all():

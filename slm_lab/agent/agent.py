@@ -26,11 +26,11 @@ from slm_lab.spec.models.base import Schedule
 class Agent:
     """A policy, the algorithm that trains it, and the exploration schedule.
 
-    The caller keeps the hidden state of a recurrent policy: it gets the first from `policy.initial_state`, each next one from
-    `ActOut.state_N`, and sets the state to zero where an episode begins.
+    The caller keeps the hidden state of a recurrent policy. The first state comes from `policy.initial_state`, and each further state from
+    `ActOut.state_N`; the caller sets the state of an env to zero when an episode begins.
 
-    Args: explore: schedule of explore_var, None if exploration does not depend on explore_var. eval_seed: seed of evaluations.
-    random_frames: number of first frames of the Session in which the agent acts uniformly at random (not in evaluations).
+    Args: explore: schedule of explore_var; None if exploration does not depend on explore_var. eval_seed: seed of evaluations.
+    random_frames: number of frames at the start of the Session in which the agent acts uniformly at random (except in evaluations).
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Agent:
     ) -> None:
         self.policy, self.algorithm, self.clock = policy, algorithm, clock
         self.observe, self.ready, self.end_step = algorithm.observe, algorithm.ready, algorithm.end_step
-        """The algorithm's own methods: `observe` stores a vector step, `ready` returns whether enough is stored for `update`, and
-        `end_step` is called at the end of each vector step, after its updates."""
+        """Methods of the algorithm: `observe` stores a vector step, `ready` returns whether enough steps are stored for `update`, and
+        `end_step` is called at the end of each vector step, after the updates."""
         policy.acts_noisily = True
         self._explore, self._eval_seed, self._random_frames = explore, eval_seed, random_frames
         self._shared: SharedParams | None = None
         self.threads = 1
-        """Number of torch threads for an update. Acting uses one thread: its batches are small, and idle torch threads would compete with
-        the threads of the envs."""
+        """Number of torch threads for an update. Acting uses one thread, because its batches are small, and idle torch threads would
+        compete with the threads of the envs."""
         self._trainers = [part for part in algorithm.parts().values() if isinstance(part, Trainer)]
         self._counting = [trainer for trainer in self._trainers if trainer.counts_calls]
         """Trainers whose learning rate depends on the number of training calls."""
@@ -71,7 +71,7 @@ class Agent:
         return metrics
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """Learn from a rollout that was collected elsewhere; the policy versions in it are numbers of gradient steps."""
+        """Learn from a rollout that other processes collected. The policy versions in the rollout are numbers of gradient steps."""
         with _threads(self.threads):
             metrics = self.algorithm.learn(rollout)
         self._count_call()
@@ -79,9 +79,9 @@ class Agent:
         return metrics
 
     def check_rarely(self, rarely: bool) -> None:
-        """Set whether to check only rarely, instead of in each update, if a user has changed nets or parameters (see validity.py).
+        """Set whether to check for changes of nets or parameters by a user only rarely, instead of in each update (see validity.py).
 
-        Rare checks suffice while no user code has access to the agent. New hooks are noticed immediately in both cases.
+        Rare checks are sufficient as long as no user code has access to the agent. New hooks are noticed immediately in both cases.
         """
         for trainer in self._trainers:
             trainer.flat.check_rarely = rarely
@@ -92,8 +92,10 @@ class Agent:
             trainer.count_call()
 
     def evaluator(self, deterministic: bool = False) -> Callable[..., np.ndarray]:
-        """Return a function (obs_N, first_N, acts_N = None) → action_N, see Policy.evaluator: the current policy (or its mode) at the end
-        value of explore_var, with its own hidden state and random stream."""
+        """Return a function (obs_N, first_N, acts_N=None) → action_N that acts with the current policy and the last value of explore_var.
+
+        See Policy.evaluator.
+        """
         if self._shared is not None:
             self._shared.refresh()
         self.policy.explore_var = self.final_explore_var or 0.0
@@ -101,7 +103,7 @@ class Agent:
 
     @property
     def acts_at_random(self) -> bool:
-        """Whether the agent currently acts uniformly at random: before training_start_step, if the algorithm does so."""
+        """Whether the agent currently acts uniformly at random, as some algorithms do before training_start_step."""
         return self.clock.frame < self._random_frames
 
     @property
@@ -121,7 +123,7 @@ class Agent:
 
     @property
     def final_explore_var(self) -> float | None:
-        """ε or τ used in evaluations: the end value of the schedule."""
+        """ε or τ used in evaluations, which is the last value of the schedule."""
         return None if self._explore is None else self._explore.last
 
     @property
@@ -135,7 +137,7 @@ class Agent:
         return self.algorithm.replay
 
     def target(self) -> tuple[int, torch.Tensor] | None:
-        """Return the number of target network updates and a copy of its parameters; None for an agent without a target network."""
+        """Return the number of updates of the target network and a copy of its parameters; None for an agent without a target network."""
         target = self.algorithm.target
         if target is None:
             return None
@@ -143,7 +145,7 @@ class Agent:
         return target.updates_done, target.flat.clone()[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return copies on the CPU of the policy net's parameters and buffers, as used when the policy last acted or learned."""
+        """Return copies, on the CPU, of the policy net's parameters and buffers, as last used for acting or learning."""
         return self.policy.weights()
 
     @property
@@ -152,9 +154,9 @@ class Agent:
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
     def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
-        """Copy the entries of `weights` whose name and shape match this net's. Return the names of this net's other entries.
+        """Copy the entries of `weights` whose names and shapes match entries of this net. Return the names of the net's other entries.
 
-        Critics with a separate net, optimizers and the temperature are not part of an agent's weights.
+        An agent's weights do not include critics with a separate net, optimizers and the temperature.
         """
         own = self.weights()
         taken = {name: weights[name] for name, value in own.items() if name in weights and weights[name].shape == value.shape}
@@ -178,10 +180,10 @@ class Agent:
         self._shared = None if trainer is None else trainer.shared
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, except parts that other processes train too, and every random stream.
+        """Return the learned state and all random streams, without parts that other processes train too.
 
-        The replay buffer (see `replay`) is not included, nor is the unfinished rollout (see `rollout_state`), which is useful only for a
-        run whose open episodes continue.
+        The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. The latter is useful only for a
+        run whose unfinished episodes continue.
         """
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
@@ -195,7 +197,7 @@ class Agent:
         self.algorithm.pull()
 
     def rollout_state(self) -> dict[str, Any]:
-        """Return the steps collected since the last update; useful only if the envs continue from the same step."""
+        """Return the steps collected since the last update, which are useful only if the envs continue from the same step."""
         return {name: storage.state_dict() for name, storage in self.algorithm.storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:

@@ -25,9 +25,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", cores: int = 1) -> Agent:
-    """Build the agent of a spec for an env, with weights drawn from seeds.net. `cores`: number of cores that its updates may use.
+    """Build the agent of a spec for an env, with weights drawn from seeds.net.
 
     Raises SpecError if algorithm, net and env do not fit each other, or if this machine does not support meta.matmul.
+    Args: cores: number of cores that updates may use.
     """
     if device == "cpu" and spec.agent.net is not None and spec.agent.net.tf32:
         message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
@@ -83,13 +84,14 @@ def check_arithmetic(spec: Spec, device: str) -> None:
 
 
 MOST_THREADS = 8
-"""Maximum for "auto". Minibatches of 256 images are too small for more threads."""
+"""Maximum number of threads for "auto". Minibatches of 256 images are too small for more threads."""
 
 
 def resolve_threads(asked: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
-    """Return the number of threads of an update on the CPU: `asked`, or for "auto" all `cores` if a net has convolutions, else one.
+    """Return the number of threads of an update on the CPU: `asked`; for "auto", all `cores` (at most 8) if a net has convolutions, else 1.
 
-    Fully connected layers of usual sizes take microseconds, as long as waking a thread. Results for different numbers differ by rounding.
+    Fully connected layers of usual sizes take microseconds, which is as long as waking a thread. Results with different numbers of threads
+    differ by rounding.
 
     Args: asked: meta.threads. cores: number of cores reserved for the Session.
     """

@@ -1,4 +1,4 @@
-"""Settings of torch, and the choice of the library for matrix products by processor."""
+"""Settings of torch, and the choice of the library for matrix products, which depends on the processor."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
 ONEDNN_MIN_SIZE, ONEDNN_LEAST_HALF_WIDTH = 128, 512
-"""Smallest size of each of the three dimensions for which oneDNN computes a product. oneDNN packs the weight in each call, which costs more
-than it saves for few rows: with layers of 256 × 256 on AVX2 it reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, 0.9 with 256.
+"""Minimum size of each of the three dimensions for which oneDNN computes a product. oneDNN packs the weight in each call, which does not
+pay off for few rows: with layers of 256 × 256 on AVX2, it reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, and 0.9 with 256.
 The second number is for AMD processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both libraries reach
-100 to 105 GFLOP/s, and a SAC update takes 8.8 ms with oneDNN, 8.2 with MKL; with 512 × 1024 × 1024 oneDNN reaches 111, MKL 101."""
+100 to 105 GFLOP/s, and a SAC update takes 8.8 ms with oneDNN and 8.2 ms with MKL; with 512 × 1024 × 1024, oneDNN reaches 111 GFLOP/s and
+MKL 101."""
 FULL_WIDTH = 26
 """CPU family of the first AMD processors that execute AVX-512 instructions at full width (Zen 5)."""
 
 
 def prefers_onednn(processor: str, capability: str) -> bool:
-    """Return whether oneDNN computes large products faster than MKL, which uses no AVX-512 on AMD's processors.
+    """Return whether oneDNN computes large products faster than MKL, which does not use AVX-512 on AMD processors.
 
-    Measured with 256 × 256 × 256 on EPYC processors: with AVX-512 at full width 197 GFLOP/s (oneDNN) and 94 (MKL), with AVX2 67 and 70
-    to 77.
+    Measured with 256 × 256 × 256 on EPYC processors: 197 GFLOP/s (oneDNN) and 94 (MKL) with AVX-512 at full width; 67 (oneDNN) and 70 to 77
+    (MKL) with AVX2.
 
     Args: processor: text returned by `lib.limits.processor`. capability: instruction set that torch uses, such as "AVX2" or "AVX512".
     """
@@ -36,7 +37,7 @@ def prefers_onednn(processor: str, capability: str) -> bool:
 
 
 def onednn_min_size(processor: str, capability: str) -> int:
-    """Return the smallest size of each dimension for which oneDNN computes products, if it is used. Args: see `prefers_onednn`."""
+    """Return the minimum size of each dimension for which oneDNN, if it is used, computes products. Args: see `prefers_onednn`."""
     family = re.search(r"^cpu family\s*: (\d+)", processor, re.MULTILINE)
     half_width = prefers_onednn(processor, capability) and family is not None and int(family[1]) < FULL_WIDTH
     return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_MIN_SIZE
@@ -61,7 +62,7 @@ def resolve_matmul(asked: str, device: str = "cpu") -> str:
 
 
 def use_matmul(net: nn.Module, asked: str, device: str) -> None:
-    """Let a net compute its products with the library that `resolve_matmul` returns."""
+    """Let a net compute its matrix products with the library that `resolve_matmul` returns."""
     if resolve_matmul(asked, device) == "onednn":
         least = onednn_min_size(processor(), torch.backends.cpu.get_cpu_capability())
         for module in net.modules():
@@ -70,7 +71,7 @@ def use_matmul(net: nn.Module, asked: str, device: str) -> None:
 
 
 def cpu_name() -> str:
-    """Return the processor and the instructions that torch uses on it, on which the rounding of results depends."""
+    """Return the processor and the instruction set that torch uses. The rounding of results depends on both."""
     return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -96,7 +97,7 @@ class TorchSettings:
         self._noticed: set[str] = set()
 
     def restore(self) -> None:
-        """Restore settings that were changed since construction, with one notice each. Takes 0.3 µs if none has changed."""
+        """Restore the settings that were changed since construction, with one notice each. Takes 0.3 µs if no setting has changed."""
         if (values := _values()) == self._values:
             return
         for (name, (_, setter)), before, now in zip(_SETTINGS.items(), self._values, values, strict=True):

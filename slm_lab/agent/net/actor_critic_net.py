@@ -1,4 +1,4 @@
-"""The network of the policy-gradient algorithms: bodies and heads of actor and critic."""
+"""Network of the policy-gradient algorithms: bodies and heads of actor and critic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from slm_lab.spec.models.net import NetSpec
 class ActorHead(nn.Module):
     """Map features to distribution parameters.
 
-    Args: log_std: state-independent parameters of the distribution, learned with the head. tail: hidden layers before the output layer.
+    Args: log_std: state-independent parameters of the distribution, which are learned together with the head. tail: hidden layers before
+    the output layer.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class ActorCriticNet(PassNet):
         super().__init__()
         shared = spec.shared and critic
         self.actor_body: Body = build_body(spec, obs, "shared" if shared else "actor")
-        # hidden layers of only one output (the tail) are not part of a shared body
+        # hidden layers that only one output uses (the tail) are not part of a shared body
         tail, features = build_tail(spec, self.actor_body.features, "actor") if shared else ([], self.actor_body.features)
         self.actor_head = ActorHead(features, params, spec, log_std, nn.Sequential(*tail) if tail else None)
         self.critic_body: Body | None = None
@@ -81,7 +82,7 @@ class ActorCriticNet(PassNet):
         return [body for body in (self.actor_body, self.critic_body) if body is not None]
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of the actor's head and body, also if the body is shared."""
+        """Return the parameters of the actor's head and body, even if the body is shared."""
         return [*self.actor_body.parameters(), *self.actor_head.parameters()]
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -93,7 +94,7 @@ class ActorCriticNet(PassNet):
         return self._masked(self.actor_head(self.actor_body(obs_B)), obs_B)
 
     def _masked(self, params: Tensor, obs: Tensor) -> Tensor:
-        """Return distribution parameters [..., P] with those of invalid actions replaced."""
+        """Return distribution parameters [..., P], in which the parameters of invalid actions are replaced."""
         return params if self.mask is None else self.mask(params, obs)
 
     def critic(self, obs_B: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class ActorCriticNet(PassNet):
         return None if critic is None else [actor, critic]
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, learn: bool = True) -> Pass:
-        """Return the pass whose outputs are distribution parameters [B, P] and state values [B]; feed-forward nets only.
+        """Return the pass that outputs distribution parameters [B, P] and state values [B]; feed-forward nets only.
 
         Args: learn: whether gradients are needed.
         """
@@ -143,7 +144,7 @@ class ActorCriticNet(PassNet):
         return self._masked(self.actor_head(features_BF), obs_B), self.critic_head(features_BF).squeeze(1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return distribution parameters [T, N, P], values [T, N] and the state after the last step [N, S]; recurrent nets only."""
+        """Return distribution parameters [T, N, P], values [T, N] and the hidden state [N, S] after the last step; recurrent nets only."""
         T, N = obs_TN.shape[:2]
         features, states = [], []
         for body, state in zip(self.bodies, state_NS.split([body.state_size for body in self.bodies], dim=1), strict=True):

@@ -3,8 +3,9 @@
     {"modules": {"body": {"Sequential": [{"LazyLinear": {"out_features": 64}}, {"Tanh": null}]}},
      "graph": {"input": "x", "modules": {"body": ["x"]}, "output": "body"}}
 
-`modules` defines named modules. `graph` lists the inputs of each module (the net's input or outputs of other modules, without a cycle) and
-names the output. A single module needs no graph. Names and structure are checked when the spec is loaded (spec/rules/torch_check.py).
+`modules` defines named modules. `graph` lists the inputs of each module (the net's input, or outputs of other modules, without cycles) and
+names the module whose output is the net's output. A single module needs no graph. Names and structure are checked when the spec is loaded
+(spec/rules/torch_check.py).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LAYERS: dict[str, type[nn.Module]] = {
 
 
 def build_module(description: Any, path: str) -> nn.Module:
-    """Build a module from {ClassName: arguments}: keyword arguments, a list of positional ones (for Sequential: layers), or null."""
+    """Build a module from {ClassName: arguments}. Arguments are keywords, a list of positions (for Sequential: of layers), or null."""
     ((name, arguments),) = ({description: None} if isinstance(description, str) else description).items()
     if name == "Sequential":
         return nn.Sequential(*(build_module(item, f"{path}.Sequential[{i}]") for i, item in enumerate(arguments or [])))

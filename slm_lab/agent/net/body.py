@@ -1,4 +1,4 @@
-"""Bodies: networks from observations to features."""
+"""Bodies: networks that map observations to features."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class Body(nn.Module):
         self.matmul_mode = MatmulMode()
         """How matrix products are computed."""
         self._size = max((min(layer.weight.shape) for layer in layers.modules() if isinstance(layer, nn.Linear)), default=0)
-        """The smaller of the numbers of inputs and outputs of a linear layer, for the layer where this is largest."""
+        """Maximum over the linear layers of min(number of inputs, number of outputs)."""
 
     def forward(self, obs_B: Tensor) -> Tensor:
         return self.run_layers(obs_B)
 
     def run_layers(self, x_B: Tensor) -> Tensor:
-        """Apply the layers, with the matrix products of linear layers computed by `matmul_mode`."""
+        """Apply the layers. `matmul_mode` computes the matrix products of linear layers."""
         matmul_mode = self.matmul_mode
         if not matmul_mode.bfloat16 and (
             not matmul_mode.onednn or torch.compiler.is_compiling() or min(len(x_B), self._size) < matmul_mode.onednn
         ):
-            return self.layers(x_B)  # no product is large enough for oneDNN
+            return self.layers(x_B)  # all products are too small for oneDNN
         return matmul_mode.run(self.layers, x_B)
 
 
 class RecurrentBody(Body):
-    """Layers, followed by a recurrent cell: obs_TN, first_TN and the hidden state → features_TN and the new state."""
+    """Layers followed by a recurrent cell, which map obs_TN, first_TN and the hidden state to features_TN and the new hidden state."""
 
     def __init__(self, layers: nn.Sequential, cell: nn.RNNBase) -> None:
         super().__init__(layers, cell.hidden_size)
@@ -71,9 +71,10 @@ class RecurrentBody(Body):
         self.state_size = cell.num_layers * cell.hidden_size * (2 if self.is_lstm else 1)
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Run over T steps from `state_NS` [N, S]; the state of an env is set to zero before the first step of each episode (`first_TN`).
+        """Run over T steps, starting with the hidden state `state_NS` [N, S]; return features [T, N, F] and the new hidden state [N, S].
 
-        If first_TN is on the CPU, no call waits for a CUDA device. Returns features [T, N, F] and the state after the last step [N, S].
+        The hidden state of an env is set to zero before the first step of each episode (`first_TN`). If first_TN is on the CPU, no call
+        waits for a CUDA device.
         """
         T, N = obs_TN.shape[:2]
         x_TN = self.run_layers(obs_TN.flatten(0, 1)).unflatten(0, (T, N))
@@ -87,7 +88,7 @@ class RecurrentBody(Body):
         return torch.cat(out), state_NS
 
     def run_cell(self, x_TN: Tensor, state_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the cell over T steps [T, N, D] within one episode; return features [T, N, F] and the state after the last step [N, S]."""
+        """Run the cell over T steps [T, N, D] within one episode; return features [T, N, F] and the new hidden state [N, S]."""
         N = state_NS.shape[0]  # not len(), which torch.export treats as a constant
         parts = state_NS.view(N, -1, self.cell.num_layers, self.cell.hidden_size).permute(1, 2, 0, 3).contiguous()
         out_TN, state = self.cell(x_TN, (parts[0], parts[1]) if self.is_lstm else parts[0])
@@ -132,7 +133,7 @@ class Heads(nn.Module):
 
 
 def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body:
-    """Build heads that each take the whole observation, shared layers on their concatenated outputs, and the tail of `role`."""
+    """Build the body of a HydraMLPNet: heads, each with the full observation as input; shared layers on their joined outputs; a tail."""
     heads, common, _ = spec.hid_layers
     flatten, size = _flatten(obs)
     branches = [nn.Sequential(*mlp(spec, [size, *units])) for units in heads]
@@ -143,10 +144,10 @@ def _hydra_body(spec: HydraMLPNetSpec, obs: ObservationSpace, role: str) -> Body
 
 
 def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module], int]:
-    """Build the tail: hidden layers that only one output uses. Return the layers and their number of outputs.
+    """Build the tail, i.e. hidden layers that only one output uses. Return the layers and the size of their output.
 
-    Only HydraMLPNet has tails: the first is for the actor (or for action values), the second for the critic. If there is only one, both use
-    its layer sizes, with separate weights. A tail is not part of a shared body.
+    Only HydraMLPNet has tails: the first is for the actor (or for action values), the second for the critic. If the spec lists only one,
+    both use its layer sizes, with separate weights. A tail is not part of a shared body.
 
     Args: features: number of inputs.
     """
@@ -158,7 +159,7 @@ def build_tail(spec: NetSpec, features: int, role: str) -> tuple[list[nn.Module]
 
 
 def _flatten(obs: ObservationSpace) -> tuple[list[nn.Module], int]:
-    """Return the modules that convert observations to vectors, and the size of these vectors."""
+    """Return the modules that convert observations to flat vectors, and the size of these vectors."""
     if obs.parts:
         return [Unpack(obs.parts)], sum(math.prod(part.shape) for part in obs.parts)
     pixels = _pixels(obs, normalize=True)
@@ -268,7 +269,7 @@ BODIES: dict[type[NetSpec], Callable[..., Body]] = {
 
 
 def _check_input(spec: NetSpec, obs: ObservationSpace) -> None:
-    """Raise SpecError if the observation space is ambiguous in a way that matters for the net, or if it contradicts `spec.input`."""
+    """Raise SpecError if the observation space contradicts `spec.input`, or is ambiguous in a way that matters for the net."""
     if spec.input == "image" and not obs.has_images:
         raise SpecError("agent", [Problem("agent.net.input", f"cannot be an image: the observation is a {obs.text}; remove it")])
     if obs.ambiguities and (spec.images or not isinstance(spec, _FLATTENING)):
@@ -282,8 +283,9 @@ _FLATTENING = (MLPNetSpec, SimbaNetSpec, SimbaV2NetSpec, HydraMLPNetSpec, Recurr
 def build_body(spec: NetSpec, obs: ObservationSpace, role: str) -> Body:
     """Build the body of `role`: "actor", "critic", or "shared" for both. Raises SpecError if it does not fit the observations.
 
-    For user-defined nets, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). It
-    must be an nn.Module that maps obs_B [B, *shape] to features [B, F], with F in its attribute `features`. It never reads action masks.
+    For a user-defined net, `implementation()` of the spec model returns a class, which is called with (spec, observation space, role). The
+    class must be an nn.Module that maps obs_B [B, *shape] to features [B, F] and has the attribute `features` with the value F. The module
+    gets observations without the action mask.
     """
     _check_input(spec, obs)
     if role == "shared" and obs.for_critic_only:

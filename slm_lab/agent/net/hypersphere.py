@@ -1,4 +1,4 @@
-"""Layers of SimbaV2 (arXiv:2502.15280, section 4): features and the weights of each output have norm 1; learnable vectors scale them."""
+"""Layers of SimbaV2 (arXiv:2502.15280, section 4): features, and the weights of each output, have norm 1; learnable vectors scale them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from slm_lab.agent.ops.linear import scale_rows
 
 EXPANSION = 4
-"""Units of a block's hidden layer, divided by its width."""
+"""Size of a block's hidden layer, as a multiple of the block's width."""
 SHIFT = 3.0
-"""Constant appended to inputs before they are scaled to norm 1, so that their own norm is not lost."""
+"""Constant appended to inputs before scaling to norm 1, so that the information about the inputs' own norm is kept."""
 
 
 def unit(x_BF: Tensor) -> Tensor:
@@ -22,13 +22,13 @@ def unit(x_BF: Tensor) -> Tensor:
 
 
 def keep_on_sphere(weight: Tensor) -> None:
-    """Scale the rows of a weight to norm 1, now and (see FlatParams.project) after each step of an optimizer."""
+    """Scale the rows of a weight to norm 1, now and after each step of an optimizer (see FlatParams.project)."""
     weight.unit_rows = True  # type: ignore[attr-defined]
     scale_rows(weight)
 
 
 class UnitLinear(nn.Linear):
-    """A linear layer without bias, whose weights of each output have norm 1; initially they are orthogonal."""
+    """A linear layer without bias. The weights of each output have norm 1; the initial weight matrix is orthogonal."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__(n_in, n_out, bias=False)
@@ -39,8 +39,8 @@ class UnitLinear(nn.Linear):
 class Scaler(nn.Module):
     """s ⊙ x with a learnable vector s.
 
-    Args: initial: first value of s. stored: first value of the parameter g of s = initial / stored · g, which decides how far one step of
-    Adam, whose size does not depend on that of the gradient, moves s.
+    Args: initial: initial value of s. stored: initial value of the parameter g in s = (initial / stored) · g. It determines how far one
+    step of Adam changes s, because the size of Adam's step does not depend on the size of the gradient.
     """
 
     def __init__(self, size: int, initial: float, stored: float) -> None:
@@ -85,7 +85,7 @@ class UnitBlock(nn.Module):
 
 
 class UnitTop(nn.Module):
-    """s ⊙ W h, the layer before an output layer."""
+    """s ⊙ W h, the layer before the output layer."""
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()

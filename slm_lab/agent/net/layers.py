@@ -28,14 +28,14 @@ INITS: dict[str, Callable[..., Tensor]] = {
 
 
 def activation(name: str) -> nn.Module:
-    """Return the activation `name` (case-insensitive). Raises KeyError if it is unknown; specs are checked for this when loaded."""
+    """Return the activation `name` (case-insensitive). Raises KeyError for an unknown name, which the checks of specs exclude."""
     return ACTIVATIONS[name.lower()]()
 
 
 def init_layer(layer: nn.Module, init_fn: str | None, nonlinearity: str | None = None, gain: float | None = None) -> None:
-    """Initialise a Linear or Conv layer in place: weights by `init_fn`, biases 0; None keeps torch's default.
+    """Initialise a Linear or Conv layer in place: weights by `init_fn`, biases 0. With `init_fn=None`, keep torch's default.
 
-    Weights are scaled by `gain` or, if it is None, by torch's recommended gain for `nonlinearity`, if there is one.
+    Weights are scaled by `gain` or, if `gain` is None, by torch's recommended gain for `nonlinearity`, if torch has one.
     """
     weight = getattr(layer, "weight", None)
     if init_fn is None or weight is None or weight.dim() < 2:
@@ -67,10 +67,10 @@ def _gain(nonlinearity: str | None) -> float:
 
 
 def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = None) -> None:
-    """Initialise every layer inside `net` in place, as SLM Lab does: weights by `init_fn`, biases 0; None keeps torch's default.
+    """Initialise every layer inside `net` in place, as SLM Lab does: weights by `init_fn`, biases 0. None keeps torch's default.
 
-    Linear, Conv and GRU layers are initialised fully, weight-normalised layers only in their biases. Other layers, such as LSTM, keep
-    torch's default.
+    This concerns Linear, Conv and GRU layers, and only the biases of weight-normalised layers. Other layers, such as LSTM, keep torch's
+    default.
     """
     if init_fn is None:
         return
@@ -88,7 +88,10 @@ def init_layers(net: nn.Module, init_fn: str | None, nonlinearity: str | None = 
 
 
 def init_output(layer: nn.Linear, spec: NetSpec, std: float | None) -> None:
-    """Initialise an output layer (orthogonal with gain `std` if given, else like hidden layers) and set `is_output` of its weight."""
+    """Initialise an output layer, and set the attribute `is_output` of its weight.
+
+    Args: std: gain of an orthogonal initialisation; None: initialise the layer like hidden layers.
+    """
     layer.weight.is_output = True  # type: ignore[attr-defined]  # Muon is meant for hidden layers only
     if isinstance(spec, SimbaV2NetSpec):
         init_layer(layer, "orthogonal_", gain=1.0)
@@ -107,8 +110,8 @@ def linear_layer(spec: NetSpec, n_in: int, n_out: int) -> nn.Linear:
 class CriticDropout(nn.Module):
     """Set each element to 0 with probability `rate`, and divide the others by 1 − rate (arXiv:2110.02034).
 
-    It does so in evaluation mode too: critics do not act, and targets and the actor's gradient use the same random functions. Random
-    numbers are from torch's global generator.
+    Dropout is active in evaluation mode too, because critics do not act, and targets and the actor's gradient use dropout as well. Random
+    numbers are drawn from torch's global generator.
     """
 
     def __init__(self, rate: float) -> None:
@@ -120,7 +123,10 @@ class CriticDropout(nn.Module):
 
 
 def mlp(spec: MLPNetSpec | HydraMLPNetSpec | ConvNetSpec | RecurrentNetSpec, sizes: Sequence[int], dropout: float = 0.0) -> list[nn.Module]:
-    """Build linear layers of `sizes` (input first), each followed by dropout and by the norm and activation of the spec."""
+    """Build linear layers, each followed by dropout and by the norm and activation of the spec.
+
+    Args: sizes: size of the input, followed by the size of each layer.
+    """
     layers: list[nn.Module] = []
     batch_norm = spec.batch_norm == "before" if isinstance(spec, ConvNetSpec) else spec.batch_norm
     for n_in, n_out in pairwise(sizes):
@@ -158,8 +164,8 @@ class BatchNorm2d(nn.BatchNorm2d):
 def layout(images_B: Tensor) -> torch.memory_format:
     """Return the memory format of images [B, C, H, W] for convolutions: channels last on the CPU.
 
-    With channels last, a gradient step on 256 Atari observations takes 110 to 120 ms instead of 170 to 190 (the gradient of the first
-    convolution's weight 14 instead of 51). The forward pass takes the same time in both formats.
+    With channels last, a gradient step on 256 Atari observations takes 110 to 120 ms instead of 170 to 190 ms (of which the gradient of the
+    first convolution's weight takes 14 ms instead of 51 ms). The forward pass takes the same time in both formats.
     """
     return torch.preserve_format if images_B.dim() != 4 or is_asynchronous(images_B) else torch.channels_last
 
@@ -174,7 +180,7 @@ class Pixels(nn.Module):
     def forward(self, obs_B: Tensor) -> Tensor:
         if obs_B.dtype != torch.uint8:
             return obs_B if self.bytes or self.scale == 1.0 else obs_B * self.scale
-        # scaled in place: allocating a second tensor of this size would take longer than all other work here
+        # scale in place: allocating a second tensor of this size would take longer than the other operations together
         return obs_B.to(torch.float32, memory_format=layout(obs_B)).mul_(self.scale)
 
 
@@ -190,7 +196,10 @@ class Leading(nn.Module):
 
 
 def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = True) -> list[Tensor]:
-    """Split packed observations, uint8 [B, bytes], into float32 entries [B, *shape]. With `normalize`, image values are at most 1."""
+    """Split packed observations, uint8 [B, bytes], into float32 entries [B, *shape].
+
+    With `normalize=True`, images are divided by their upper bound.
+    """
     entries = []
     for part in parts:
         bytes_B, scale = obs_B[:, part.begin : part.end], 1.0 / part.divisor if normalize else 1.0
@@ -202,7 +211,7 @@ def unpack(obs_B: Tensor, parts: Sequence[ObservationPart], normalize: bool = Tr
 
 
 class Unpack(nn.Module):
-    """Convert packed observations [B, bytes] to vectors [B, F]: concatenate the encoder output of each image and all other entries.
+    """Convert packed observations [B, bytes] to vectors [B, F]: the concatenation of the encoders' outputs for images and other entries.
 
     Without encoders, images are flattened.
     """
@@ -216,7 +225,7 @@ class Unpack(nn.Module):
         return self.join(unpack(obs_B, self.parts, self.normalize))
 
     def join(self, entries: Sequence[Tensor]) -> Tensor:
-        """Encode images, flatten other entries (each float32 [B, *shape]), and return their concatenation [B, F]."""
+        """Encode images, flatten other entries, and return the concatenation [B, F]. Args: entries: float32 [B, *shape] each."""
         encoders = iter(self.encoders)
         encoded = [
             next(encoders)(x_B.contiguous(memory_format=layout(x_B))) if self.encoders and x_B.dim() == 4 else x_B.flatten(1)

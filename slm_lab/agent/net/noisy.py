@@ -1,4 +1,4 @@
-"""Noisy nets (arXiv:1706.10295): linear layers with noise in the weights, whose scale is learned."""
+"""Noisy nets (arXiv:1706.10295): linear layers with noise in the weights. The scale of the noise is learned."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from slm_lab.agent.ops.device import upload
 class NoisyLinear(nn.Linear):
     """y = (μ_w + σ_w ⊙ ε_w) x + μ_b + σ_b ⊙ ε_b (arXiv:1706.10295, eq. 9) with factorised noise ε_w = ε_out ε_inᵀ, ε_b = ε_out.
 
-    `weight` and `bias` are the means. Without noise (`noise` is None) it is a linear layer with these weights.
+    `weight` and `bias` are the means μ. Without noise (`noise` is None), the layer is a linear layer with these weights.
 
-    Args: sigma_0: initial σ times √inputs.
+    Args: sigma_0: the initial σ is sigma_0 / √inputs.
     """
 
     def __init__(self, inputs: int, outputs: int, sigma_0: float) -> None:
@@ -38,7 +38,7 @@ class NoisyLinear(nn.Linear):
 
 
 class NoiseSource:
-    """Draws the noise of all noisy layers of some nets. It is falsy if they have none."""
+    """Draw the noise of all noisy layers of some nets. The object is falsy if the nets have no noisy layers."""
 
     def __init__(self, *nets: nn.Module | None) -> None:
         modules = [module for net in nets if net is not None for module in net.modules()]
@@ -49,7 +49,7 @@ class NoiseSource:
         return bool(self.layers)
 
     def draw(self, rng: np.random.Generator) -> None:
-        """Draw new noise, sgn(x) √|x| of normal numbers x (eq. 10 and 11)."""
+        """Draw new noise, sgn(x) √|x| with standard normal x (eq. 10 and 11)."""
         if not self.layers:
             return
         x = rng.standard_normal(sum(self.sizes), dtype=np.float32)
@@ -59,6 +59,6 @@ class NoiseSource:
             layer.noise = eps_in, eps_out
 
     def remove(self) -> None:
-        """Let the layers compute without noise."""
+        """Remove the noise, so that the layers compute without noise."""
         for layer in self.layers:
             layer.noise = None

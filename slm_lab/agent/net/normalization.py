@@ -16,7 +16,7 @@ from slm_lab.agent.ops.device import is_asynchronous
 
 
 class BatchRenorm1d(nn.Module):
-    """Normalise [B, F] or [B, F, …] by batch statistics that are corrected towards the moving statistics (Algorithm 1 of the paper).
+    """Normalise [B, F] or [B, F, …] by batch statistics, corrected towards the moving statistics (Algorithm 1 of the paper).
 
     Args:
         num_features: F.
@@ -46,7 +46,7 @@ class BatchRenorm1d(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_features))
         self.register_buffer("running_mean", torch.zeros(num_features))
         self.register_buffer("running_var", torch.ones(num_features))
-        # float, because only float buffers are part of the flat vector, which is saved and shared
+        # a float, because only float buffers are part of the flat vector, which is saved and shared
         self.register_buffer("steps", torch.zeros(1))
 
     running_mean: Tensor
@@ -69,11 +69,11 @@ class BatchRenorm1d(nn.Module):
         return F.batch_norm(x_BF, None, None, r_F * self.weight, torch.addcmul(self.bias, d_F, self.weight), True, 0.0, self.eps)
 
     def uses_batch_statistics(self, x_BF: Tensor) -> bool:
-        """Return whether inputs are normalised by batch statistics instead of the moving ones."""
+        """Return whether inputs are normalised by batch statistics instead of moving statistics."""
         return self.training and x_BF.shape[0] > 1
 
     def bounds(self, steps: Tensor | np.ndarray) -> tuple[Any, Any]:
-        """Return r_max and d_max after `steps` [1] training batches: floats, or tensors [1] if `steps` is on a CUDA device."""
+        """Return r_max and d_max after `steps` [1] training batches, as floats, or as tensors [1] if `steps` is on a CUDA device."""
         progress: Any = 1.0
         if self.warmup_steps:
             on_device = isinstance(steps, Tensor) and is_asynchronous(steps)
@@ -82,7 +82,7 @@ class BatchRenorm1d(nn.Module):
 
 
 def corrections(mean_F: A, var_F: A, moving_mean_F: A, moving_var_F: A, bounds: tuple[Any, Any], eps: float) -> tuple[A, A]:
-    """Return r and d of the paper, without gradients. Statistics are either all tensors or all arrays. Args: bounds: r_max and d_max."""
+    """Return r and d of the paper, without gradients. Either all statistics are tensors, or all are arrays. Args: bounds: r_max, d_max."""
     r_max, d_max = bounds
     moving_std_F = (moving_var_F + eps) ** 0.5
     r_F = clip((var_F + eps) ** 0.5 / moving_std_F, 1.0 / r_max, r_max)
@@ -114,7 +114,7 @@ class LazyBatchRenorm1d(LazyModuleMixin, BatchRenorm1d):
 class WeightNormLinear(nn.Module):
     """Linear layer [B, I] → [B, O] with weight w = g v / ‖v‖ for each output (eq. 2 of the paper); v [O, I] and g [O, 1] are learned.
 
-    It is initialised like nn.Linear: v is the weight of nn.Linear, and g the norm of each row.
+    The layer is initialised like nn.Linear: v is the weight of nn.Linear, and g contains the norm of each row.
 
     Args: in_features: I. out_features: O. bias: whether to add a bias.
     """

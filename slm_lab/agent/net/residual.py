@@ -6,13 +6,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 EXPANSION = 4
-"""Units of a block's hidden layer, divided by its width."""
+"""Size of a block's hidden layer, as a multiple of the block's width."""
 
 
 class ResidualBlock(nn.Module):
     """x + W₂ ReLU(W₁ LayerNorm(x) + b₁) + b₂ for x [B, F], with a hidden layer of 4 F units (section 4.1 of the paper).
 
-    Weights have He's initialisation (arXiv:1502.01852), biases are 0.
+    Weights are initialised as by He et al. (arXiv:1502.01852), biases with 0.
     """
 
     def __init__(self, width: int) -> None:

@@ -1,8 +1,8 @@
 """Optimizers by their names in specs.
 
-Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. They also avoid the second that
-torch.optim needs to load its compiler, and their statistics are vectors that processes can share. All other optimizers, except Lookahead,
-use torch.optim.
+Adam, AdamW and RMSprop step one flat vector with one or two kernels, in half the time of torch.optim. They also avoid the loading of
+torch's compiler, which takes torch.optim one second, and their statistics are vectors that processes can share. All other optimizers,
+except Lookahead, use torch.optim.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class FlatOptimizer(ABC):
-    """Step flat parameters by their flat gradient, both float32 [P] tensors that do not require gradients."""
+    """Step flat parameters by their flat gradient. Both are float32 [P] tensors that do not require gradients."""
 
     def __init__(self, param: Tensor, grad: Tensor, lr: float) -> None:
         self.param, self.grad, self.lr = param, grad, lr
@@ -36,7 +36,7 @@ class FlatOptimizer(ABC):
         """Take one step."""
 
     def restart(self) -> None:  # noqa: B027  # most optimizers store no copy of the parameters
-        """Restart from the current parameters, if they were replaced after the optimizer was built."""
+        """Restart from the current parameters. Call this if the parameters were replaced after the optimizer was built."""
 
     def step_along(self, grad: Tensor) -> None:
         """Take one step with `grad` [P] instead of the accumulated gradient."""
@@ -44,12 +44,13 @@ class FlatOptimizer(ABC):
         self.step()
 
     def step_unless(self, bad: Tensor) -> None:
-        """Take one step unless `bad` [], a bool on the device, is true. Waits for the device, except in FlatAdam and FlatRMSprop."""
+        """Take one step unless `bad` is true. Waits for the device, except in FlatAdam and FlatRMSprop. Args: bad: bool [] on the
+        device."""
         if not bad.item():
             self.step()
 
     def part(self, where: slice) -> FlatOptimizer:
-        """Return the optimizer of a slice of the vector. Its statistics are views of the current ones, but step counts are copies."""
+        """Return an optimizer for a slice of the vector. Its statistics are views of the current statistics; its step count is a copy."""
         one = copy(self)
         one.param, one.grad = self.param[where], self.grad[where]
         one.statistics = {name: tensor[where] if tensor.ndim else tensor.clone() for name, tensor in self.statistics.items()}
@@ -69,7 +70,7 @@ class FlatOptimizer(ABC):
 
 
 class _KernelOptimizer(FlatOptimizer):
-    """An optimizer that reads a given gradient without copying it."""
+    """An optimizer whose `step_along` does not copy the given gradient."""
 
     def step_along(self, grad: Tensor) -> None:
         own, self.grad = self.grad, grad
@@ -109,7 +110,7 @@ class FlatAdam(_KernelOptimizer):
         self._run_kernel(bad.float())
 
     def _run_kernel(self, found_inf: Tensor | None) -> None:
-        """Args: found_inf: if 1, the kernel changes nothing."""
+        """Take one step. Args: found_inf: if this tensor is 1, the kernel does not change anything."""
         statistics = self.statistics
         self.kernel(
             [self.param],
@@ -143,7 +144,7 @@ class FlatAdamW(FlatAdam):
 class FlatRMSprop(_KernelOptimizer):
     """RMSprop (Tieleman & Hinton 2012), equal to torch.optim.RMSprop.
 
-    Args: alpha: decay rate of the moving averages. Others: see torch. Raises ValueError if a rate is out of range.
+    Args: alpha: decay rate of the moving averages. Other arguments: see torch. Raises ValueError if a rate is out of range.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class FlatRMSprop(_KernelOptimizer):
         mean, velocity = self.statistics.get("mean"), self.statistics.get("velocity")
         if mean is not None:
             mean.lerp_(grad, 1.0 - self.alpha)
-            # could be negative only if another process steps at the same time
+            # negative only if another process steps at the same time
             denominator = square.addcmul(mean, mean, value=-1.0).clamp_(min=0.0).sqrt_().add_(self.eps)
         else:
             denominator = square.sqrt().add_(self.eps)
@@ -242,13 +243,13 @@ class Lookahead(FlatOptimizer):
 
 
 class ShapedOptimizer(FlatOptimizer):
-    """Step parameters in their original shapes by one or several torch optimizers, which skip parameters whose gradient is None."""
+    """Step parameters in their original shapes with one or more torch optimizers. These skip parameters whose gradient is None."""
 
     shaped: Sequence[tuple[Tensor, Tensor | None]] = ()
     """Tensor to step and its gradient, for each parameter; empty: the flat vector is stepped."""
 
     def freeze(self, indices: Collection[int]) -> None:
-        """Do not step the parameters with these indices in `shaped`, from now on; step all others."""
+        """From now on, do not step the parameters with these indices in `shaped`; step all others."""
         for index, (p, grad) in enumerate(self.shaped):
             p.grad = None if index in indices else grad
 
@@ -256,8 +257,8 @@ class ShapedOptimizer(FlatOptimizer):
 class Muon(ShapedOptimizer):
     """Muon (https://kellerjordan.github.io/posts/muon) for the weights of hidden layers, AdamW for biases, gains and output layers.
 
-    Convolution weights are treated as matrices [out, rest]. By default, Muon's updates are scaled to the size of AdamW's (torch's
-    adjust_lr_fn="match_rms_adamw"), so that both can use the same learning rate. A given weight_decay applies to both.
+    Convolution weights are treated as matrices [out, rest]. By default, Muon's updates are scaled to the size of AdamW's updates (torch's
+    adjust_lr_fn="match_rms_adamw"), so that both optimizers can use the same learning rate. If weight_decay is given, it applies to both.
     """
 
     def __init__(self, params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any) -> None:
@@ -297,7 +298,7 @@ class Muon(ShapedOptimizer):
 
 
 class TorchOptimizer(ShapedOptimizer):
-    """An optimizer of torch.optim for the flat vector or, if it depends on shapes, for the separate parameters."""
+    """An optimizer of torch.optim, applied to the flat vector or, if it depends on shapes, to the separate parameters."""
 
     def __init__(
         self, kind: Callable[..., torch.optim.Optimizer], params: Sequence[Tensor], grad: Tensor, lr: float, **kwargs: Any
@@ -336,8 +337,8 @@ class TorchOptimizer(ShapedOptimizer):
 class PartitionedOptimizer(FlatOptimizer):
     """One optimizer for each part of a vector. Parts can be frozen: neither their parameters nor their statistics change.
 
-    As in torch, each part counts its own steps. Args: whole: the optimizer of the vector. shared: whether processes share its statistics;
-    then all parts have one common step count.
+    As in torch, each part counts its own steps, unless processes share the statistics: then all parts have one common step count.
+    Args: whole: optimizer of the complete vector. shared: whether processes share its statistics.
     """
 
     def __init__(self, whole: FlatOptimizer, shared: bool = False) -> None:
@@ -348,7 +349,7 @@ class PartitionedOptimizer(FlatOptimizer):
         self._active = [optimizer for _, optimizer in self.parts]
 
     def split_at(self, index: int) -> None:
-        """Split the part that contains element `index`, so that a part begins there, unless one does already."""
+        """Split the part that contains element `index`, so that a part begins at this element."""
         for number, (part, optimizer) in enumerate(self.parts):
             if part.start < index < part.stop:
                 halves = slice(0, index - part.start), slice(index - part.start, part.stop - part.start)
@@ -357,7 +358,7 @@ class PartitionedOptimizer(FlatOptimizer):
                 return
 
     def freeze(self, frozen: Sequence[slice]) -> None:
-        """Freeze these slices of the vector from now on, and no others."""
+        """From now on, freeze exactly these slices of the vector."""
         for one in frozen:
             self.split_at(one.start)
             self.split_at(one.stop)
@@ -398,7 +399,7 @@ FLAT: dict[str, Callable[..., FlatOptimizer]] = {
     "RMSprop": FlatRMSprop,
     "GlobalRMSprop": FlatRMSprop,
 }
-"""Name → flat implementation. torch.optim is used instead if an argument is not supported."""
+"""Name → flat implementation. If the implementation does not support an argument, torch.optim is used instead."""
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     name: vars(torch.optim)[name]
@@ -435,5 +436,5 @@ def build_optimizer(spec: OptimSpec, params: Sequence[Tensor], grad: Tensor, pat
 
 
 def shared_statistics(statistics: Mapping[str, Tensor]) -> Named:
-    """Return the statistics of an optimizer, including the step count, as arrays for processes to share."""
+    """Return the statistics of an optimizer, including the step count, as arrays that processes can share."""
     return {name: SharedArray(tensor.detach().cpu().numpy(), "step") for name, tensor in statistics.items()}

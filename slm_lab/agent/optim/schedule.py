@@ -34,8 +34,8 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
     """Return the function from the number of steps to the learning rate of `scheduler`, in closed form.
 
-    OneCycleLR defines a rate also after `total_steps`, which may be negative (0 is used then), and raises an error if stepped further (the
-    rate of its last step is used then).
+    OneCycleLR raises an error when it is stepped beyond its end; the function then returns the rate of its last step. A rate of OneCycleLR
+    after `total_steps` that is negative is replaced by 0.
     """
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # suppresses a warning meant for training loops
@@ -58,7 +58,7 @@ def build_lr_schedule(spec: LRSchedulerSpec, base_lr: float, path: str) -> LRSch
     """
     try:
         schedule = _build(spec, base_lr)
-        schedule(0), schedule(1)  # a length of zero raises an error only here
+        schedule(0), schedule(1)  # a length of zero raises its error only when the schedule is called
     except (TypeError, ValueError, ArithmeticError) as error:
         raise SpecError("agent", [Problem(path, f"{spec.name} {spec.kwargs}: {error}")]) from error
     return schedule

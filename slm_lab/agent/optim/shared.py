@@ -12,23 +12,24 @@ from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.lib.store import Store
 
 _FRESH_SECONDS = 0.02
-"""Maximum age of parameters in "shared" mode if the store is in another process: checking for newer ones takes a message."""
+"""Maximum age in seconds of parameters in "shared" mode if the store is in another process, where each check for newer parameters takes a
+message."""
 
 
 class SharedParams:
     """Synchronises one process's copy of the parameters with the shared parameters.
 
-    A process computes its gradient on a copy of the parameters, applies it to the shared parameters, and then pulls. In "shared" mode it
-    also pulls before each gradient and each action, to use the latest parameters. (If processes computed directly on the shared parameters,
-    other processes would change these between forward and backward pass, and the gradient would belong to no version of the parameters:
-    async SAC then learned HalfCheetah more slowly, docs/hogwild.md.) Processes do not wait for each other, unless meta.hogwild_lock allows
-    only one update at a time.
+    A process computes its gradient on a copy of the parameters, applies the gradient to the shared parameters, and then pulls. In "shared"
+    mode it also pulls before each gradient and each action, to use the latest parameters. (If processes computed directly on the shared
+    parameters, other processes would change these between forward and backward pass, and the gradient would not belong to any version of
+    the parameters. In an experiment, async SAC then learned HalfCheetah more slowly, see docs/hogwild.md.) Processes do not wait for each
+    other, unless meta.hogwild_lock allows only one update at a time.
 
     Buffers (batch statistics) are pulled like parameters. An update adds its change of the buffers, divided by the number of updates that
-    began from the same statistics: the result is the mean over all processes, and changes as fast as with one process. Without this
-    division, many stale changes of a variance could make it negative.
+    began from the same statistics. The result is the mean over all processes, and changes as fast as with one process. Without this
+    division, several stale changes of a variance could make it negative.
 
-    If the store is in another process, gradients are sent there (`push`) and applied there (`receive`), and the answer contains the newest
+    If the store is in another process, `push` sends gradients to that process, where `receive` applies them. The answer contains the newest
     parameters.
 
     Args: updates_W: number of updates by each process.
@@ -37,8 +38,9 @@ class SharedParams:
     def __init__(self, flat: FlatParams, store: Store, updates_W: np.ndarray) -> None:
         self.flat, self.store, self.updates_W = flat, store, updates_W
         self.report = {"staleness": 0.0, "lock_wait": 0.0, "bytes_pushed": 0.0, "bytes_pulled": 0.0}
-        """Metrics of the last update: number of updates by other processes between pull and push; milliseconds of waiting for the lock, or
-        for the answer of a store in another process; bytes sent to that store and received from it since the previous update."""
+        """Metrics of the last update: staleness, the number of updates by other processes between pull and push; lock_wait, milliseconds of
+        waiting for the lock, or for the answer of a store in another process; bytes_pushed and bytes_pulled, bytes sent to that store and
+        received from it since the previous update."""
         self._pulled_buffer = flat.buffer.clone()
         self.pull()
 
@@ -48,7 +50,7 @@ class SharedParams:
         return int(self.updates_W.sum())
 
     def refresh(self) -> None:
-        """Pull newer parameters, if there are any, before they are read; only in "shared" mode."""
+        """In "shared" mode, pull the parameters if newer ones exist. Call this before parameters are read."""
         if self.store.synced:
             return
         newer = self.store.pull(_FRESH_SECONDS) if self.store.remote else self.version != self._pulled
@@ -56,7 +58,7 @@ class SharedParams:
             self._copy()
 
     def pull(self) -> None:
-        """Update the copy of this process."""
+        """Update this process's copy of the parameters."""
         self.store.pull()
         self._copy()
 
@@ -67,7 +69,10 @@ class SharedParams:
 
     @contextmanager
     def updating(self, *, copy: bool = True) -> Iterator[None]:
-        """Run one update: the block steps `flat.master`; then combine buffers, count the update, and pull if `copy`."""
+        """Return the context for one update. The block steps `flat.master`; afterwards buffers are combined and the update is counted.
+
+        Args: copy: whether to pull after the update.
+        """
         flat = self.flat
         if flat.master_grad is not flat.grad:
             flat.master_grad.copy_(flat.packed(flat.grad))
@@ -83,7 +88,7 @@ class SharedParams:
                 self._copy()
 
     def push(self, section: Callable[..., float], lr_G: list[float], frozen: Sequence[int]) -> None:
-        """Send the gradient to the process of the store, in which `section` calls `receive`; then pull the new parameters.
+        """Send the gradient to the process of the store, where `section` calls `receive`; then pull the new parameters.
 
         Args: lr_G: learning rate of each group. frozen: indices of the parameters that are not stepped.
         """
@@ -101,7 +106,7 @@ class SharedParams:
 
         Args:
             pulled: version of the parameters for which the gradient was computed.
-            buffers: buffers after the update, and buffers as pulled; empty for nets without buffers.
+            buffers: the sender's buffers after the update, and its buffers as it had pulled them; empty for nets without buffers.
         """
         flat = self.flat
         if buffers:
@@ -112,13 +117,13 @@ class SharedParams:
         return self.report["staleness"]
 
     def skip(self) -> None:
-        """Discard an update, including the changes of buffers by its forward pass."""
+        """Discard an update, including the changes that its forward pass made to buffers."""
         self.report = dict.fromkeys(self.report, 0.0)
         self.pull()
 
     def _combine_buffers(self, staleness: int) -> None:
         flat = self.flat
-        if staleness == 0:  # bitwise the same as with a single process
+        if staleness == 0:  # same result, bit by bit, as with a single process
             flat.master_buffer.copy_(flat.buffer)
         else:
             flat.master_buffer.add_((flat.buffer - self._pulled_buffer).to(flat.master_buffer.device), alpha=1.0 / (staleness + 1))

@@ -52,7 +52,7 @@ class Group:
         self._store: Store | None = None
 
     def schedule(self, lr: float) -> LRSchedule:
-        """Return the schedule of this group for another initial learning rate."""
+        """Return this group's schedule with another initial learning rate."""
         return (lambda now: lr) if self._scheduler is None else build_lr_schedule(self._scheduler, lr, self._scheduler_path)
 
     def build_optimizer(self) -> None:
@@ -65,7 +65,7 @@ class Group:
         self.optimizer = build_optimizer(self.optim, params, flat.master_grad[part], self.path)
 
     def set_frozen(self, frozen: Sequence[int]) -> None:
-        """Step all parameters except those with these indices, from now on."""
+        """From now on, step all parameters except those with these indices."""
         if frozen == self.frozen:
             return
         self.frozen, optimizer = frozen, self.optimizer
@@ -83,17 +83,17 @@ class Group:
         return self.optimizer
 
     def set_lr(self, frame: int, calls: int, factor: float) -> None:
-        """Set the learning rate to that at `frame` (or after `calls` training calls), multiplied by `factor`."""
+        """Set the learning rate to the schedule's value at `frame` (or after `calls` training calls), multiplied by `factor`."""
         self._now, self._factor = calls if self.counts_calls else frame, factor
         self.optimizer.lr = self.rate(self.lr_at)
 
     def rate(self, schedule: LRSchedule) -> float:
-        """Return the current learning rate by a schedule that the method `schedule` returned."""
+        """Return the current value of a schedule from `schedule`, multiplied by the current factor."""
         return self._factor * schedule(self._now)
 
     @property
     def shares_all(self) -> bool:
-        """Whether processes that train the net share the whole state of the optimizer."""
+        """Whether processes that train the net share the complete state of the optimizer."""
         return self.optim.name.startswith("Global") and bool(self.optimizer.statistics)
 
     def shared_arrays(self) -> Named:
@@ -103,14 +103,14 @@ class Group:
         return {name: one._replace(division=self.flat.division, begin=begin) if one.values.ndim else one for name, one in named.items()}
 
     def _packed(self, state: Any, part: slice | None = None) -> Any:
-        """Return statistics of a slice of the vector (default: all) without the padding between parameters."""
+        """Return statistics of a slice of the vector (default: the full vector) without the padding between parameters."""
         part = part or slice(0, len(self.grad))
         if (indices := self._indices_in(part)) is None:
             return state
         return map_vectors(state, part.stop - part.start, lambda vector: vector[indices.to(vector.device)])
 
     def _spread(self, state: Any, part: slice) -> Any:
-        """Invert `_packed`: insert the padding between parameters."""
+        """Return statistics with the padding between parameters (the inverse of `_packed`)."""
         if (indices := self._indices_in(part)) is None:
             return state
         zeros = torch.zeros(part.stop - part.start)
@@ -122,7 +122,7 @@ class Group:
         return self._param_indices[(self._param_indices >= part.start) & (self._param_indices < part.stop)] - part.start
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer statistics; if parameters were ever frozen, {"parts": list of the start and statistics of each part}."""
+        """Return the optimizer statistics. If parameters were ever frozen, return {"parts": list of (start, statistics) of each part}."""
         if self._store is not None and self._store.remote:
             self._store.pull()
         optimizer = self.optimizer
@@ -159,7 +159,7 @@ class Group:
         if arrays:
             self.optimizer.use_statistics(arrays)
             return
-        if store.fresh:  # else the statistics belong to weights that were replaced
+        if store.fresh:  # otherwise this process's statistics belong to weights that are replaced now
             self.load_state_dict(state)
         if self.optim.name.startswith("Global"):
             notice(f"{self.path}: {self.optim.name} with {', '.join(self.optim.kwargs)} does not share its statistics between sessions")
@@ -173,15 +173,15 @@ class Trainer:
     Args:
         flat: the parameters.
         spec: optimizer, schedule and clipping keys.
-        parts: name of each group of `flat` with separate optimizer keys ("actor", "critic"); empty: one optimizer for all.
-        nets: gradients of each net, as views of `flat.grad`; each net is clipped by its own norm. Default: one net.
+        parts: names of the groups of `flat` that have separate optimizer keys ("actor", "critic"); empty: one optimizer for all groups.
+        nets: gradients of each net, as views of `flat.grad`; the gradient of each net is clipped by its own norm. Default: one net.
     """
 
     def __init__(self, flat: FlatParams, spec: NetSpec, parts: Sequence[str] = (), nets: Sequence[Sequence[Tensor]] | None = None) -> None:
         self.flat, self.clip = flat, spec.clip_grad_val
         self.lr_factor = 1.0
         self.shared: SharedParams | None = None
-        """Set if several processes train the net."""
+        """Not None if several processes train the net."""
         self.skipped = 0
         """Number of gradient steps that were skipped because the loss or gradient was not finite."""
         flat.module.eval()
@@ -189,20 +189,20 @@ class Trainer:
         """Layers that behave differently in training mode."""
         self._finite = True
         self.deferred = is_asynchronous(flat.param)
-        """Whether losses, norms and the check for finite values stay on the device; false with shared parameters, which are on the CPU."""
+        """Whether losses, norms and the check for finite values stay on the device. False for shared parameters, which are on the CPU."""
         self._losses: list[Tensor] = []
         self._skipped_on_device = torch.zeros((), device=flat.param.device)
         self.groups = [Group(flat, index, spec, part) for index, part in enumerate(parts or [""])]
-        if self._shares_all and not flat.unit_rows:  # an optimizer that does not share its statistics may depend on the whole vector
+        if self._shares_all and not flat.unit_rows:  # an optimizer that does not share its statistics may depend on the full vector
             flat.division = divided(flat.size, flat.starts)
         self._nets = [[flat.grad]] if nets is None or self.clip is None else [[grad.view(-1) for grad in net] for net in nets]
-        """Gradients of each net, which are clipped by their own norm; a single entry for all nets if nothing is clipped."""
+        """Gradients of each net, which are clipped by their own norm; a single entry for all nets if gradients are not clipped."""
         arrays: list[list[Any]] = self._nets if self.deferred else [[grad.numpy() for grad in net] for net in self._nets]
         self._net_arrays = arrays
-        """The same; on the CPU as arrays, since numpy takes half the time of torch."""
+        """The same gradients; as arrays if they are on the CPU, where numpy takes half the time of torch."""
         self.counts_calls = any(group.counts_calls for group in self.groups)
         self._index, self._calls_W = 0, np.zeros(1, np.int64)
-        """Index of this process, and number of training calls of each process that trains the net."""
+        """Index of this process, and number of training calls by each process that trains the net."""
 
     @property
     def _shares_all(self) -> bool:
@@ -210,7 +210,7 @@ class Trainer:
 
     @property
     def _remote_store(self) -> Store | None:
-        """The store, if it is in another process that alone has the optimizer statistics; else None."""
+        """The store, if it is in another process and only that process has the optimizer statistics; else None."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
     def _parts(self) -> dict[str, Group]:
@@ -229,7 +229,10 @@ class Trainer:
         self.shared, self.deferred = SharedParams(self.flat, store, arrays["updates"][:, 0]), False
 
     def set_train_mode(self, on: bool) -> None:
-        """Switch the mode of `mode_layers`; between updates it is evaluation. (`net.train` visits all layers: 3 % of the time of A2C.)"""
+        """Set training or evaluation mode of `mode_layers`. Between updates, it is evaluation mode.
+
+        (`net.train` would visit all layers, which takes 3 % of the time of A2C.)
+        """
         for module in self.mode_layers:
             if type(module).train is nn.Module.train and not module._modules:
                 vars(module)["training"] = on  # `train` takes 20 times as long: 5 % of an update of a net with batch norm
@@ -242,14 +245,17 @@ class Trainer:
         return self.groups[0].optimizer.lr
 
     def restart_optimizers(self) -> None:
-        """Restart the optimizers from the current parameters, if these were replaced other than by a step or `load_state_dict`."""
+        """Restart the optimizers from the current parameters.
+
+        Call this if the parameters were replaced in another way than by a step or `load_state_dict`.
+        """
         for group in self.groups:
             group.optimizer.restart()
 
     def reset(self, fresh: FlatParams) -> None:
-        """Take the parameters of a net that was built like this one, and restart the optimizers with initial statistics.
+        """Copy the parameters of `fresh`, whose net was built like this net, and restart the optimizers with initial statistics.
 
-        Not with parameters that several processes share.
+        This is not supported for parameters that several processes share.
         """
         assert self.shared is None
         self.flat.load_state_dict(fresh.state_dict())
@@ -276,19 +282,19 @@ class Trainer:
         self._calls_W[self._index] += 1
 
     def refresh(self) -> None:
-        """Pull before parameters are read, if several processes train the net."""
+        """Pull newer parameters if several processes train the net. Call this before parameters are read."""
         if self.shared is not None:
             self.shared.refresh()
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor | float:
         """Accumulate the gradient of `weight` times a scalar loss for the next step; return the result of `check`."""
-        # no explicit gradient argument: torch would load sympy (0.5 s) to check it
+        # no gradient argument: torch would import sympy (0.5 s) to check it
         if loss.requires_grad:  # false if all parameters are frozen
             (loss if weight == 1.0 else weight * loss).backward()
         return self.check(loss.detach())
 
     def check(self, loss: Tensor | float) -> Tensor | float:
-        """Let the next step be skipped if this loss, whose gradient was accumulated, is not finite.
+        """Skip the next step if this loss, whose gradient was accumulated, is not finite.
 
         Returns the loss, as a tensor if `deferred`.
         """
@@ -302,7 +308,7 @@ class Trainer:
         return loss
 
     def discard(self) -> None:
-        """Discard the gradient accumulated since the last step, and the changes of buffers by its forward pass."""
+        """Discard the gradient accumulated since the last step, and the changes that forward passes made to buffers."""
         self.flat.grad.zero_()
         if self.shared is not None:
             self.shared.skip()
@@ -310,7 +316,7 @@ class Trainer:
             self.flat.restore_buffers()
 
     def step(self) -> Tensor | float:
-        """Step by the gradient accumulated since the last step. Return its L2 norm over all parameters, before clipping."""
+        """Step by the gradient accumulated since the last step. Return the gradient's L2 norm over all parameters, before clipping."""
         if self.deferred:
             return self._step_on_device()
         square_of_each = [sum([float(grad.dot(grad)) for grad in grads]) for grads in self._net_arrays]
@@ -367,7 +373,7 @@ class Trainer:
         self.flat.project(self.flat.frozen)
 
     def receive(self, grad: np.ndarray, lr_G: Sequence[float], frozen: Sequence[int], pulled: int, *buffers: np.ndarray) -> float:
-        """Step by the gradient (read-only) of another process; return its staleness, in updates. See SharedParams.receive.
+        """Step by the gradient of another process (a read-only array); return its staleness in updates. See SharedParams.receive.
 
         Args: frozen: indices of the parameters that are frozen in that process.
         """
@@ -404,7 +410,10 @@ class Trainer:
         return self.shared is not None and is_shared(self.shared.store)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return parameters, optimizers and learning rates; if several processes train, only the optimizer state that they do not share."""
+        """Return parameters, optimizers and learning rates.
+
+        If several processes train the net, return only the optimizer state that they do not share.
+        """
         if (store := self._remote_store) is not None:
             return store.run("update", self._pulled_state)
         if self._is_shared:

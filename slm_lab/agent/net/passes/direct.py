@@ -28,7 +28,7 @@ DIRECT = True
 
 
 def chain(module: nn.Module) -> list[nn.Module]:
-    """Return the modules that run in sequence inside `module`, or the module itself."""
+    """Return the modules inside `module` that run in sequence; for any other module, the module itself."""
     if isinstance(module, ArcGraph) and module.is_chain:
         return [part for name, _ in module.order for part in chain(module.nodes[name])]
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
@@ -37,9 +37,10 @@ def chain(module: nn.Module) -> list[nn.Module]:
 
 
 class DirectChain:
-    """Linear layers and norms, each optionally followed by an activation, and their gradients. Use it inside `ignore_float_errors()`.
+    """Sequence of linear layers and norms, each optionally followed by an activation, with gradients.
 
-    Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading columns that are used; None: all.
+    Use it inside `ignore_float_errors()`.
+    Args: single: whether to return a single output as [B] instead of [B, 1]. inputs: number of leading input columns to use; None: all.
     """
 
     def __init__(self, layers: Sequence[tuple[AnyLayer, Activation | None]], single: bool = False, inputs: int | None = None) -> None:
@@ -84,7 +85,7 @@ class DirectChain:
         def outputs(x: np.ndarray) -> np.ndarray:
             if inputs is not None:
                 x = x[:, :inputs]
-            if len(x) <= most:  # the same as below, without a function call for each layer
+            if len(x) <= most:  # same computation as below, without a function call for each layer
                 for weight_t, bias, activate in plain:
                     x = x.dot(weight_t)
                     x += bias
@@ -116,7 +117,7 @@ class DirectChain:
     ) -> np.ndarray | None:
         """Backpropagate the gradient with respect to the outputs [B, O], which is modified in place.
 
-        Args: values: result of `forward`. weights, columns: see DirectLayer.backward; the columns are those of x.
+        Args: values: result of `forward`. weights, columns: see DirectLayer.backward; `columns` are columns of x.
         """
         grad_out: np.ndarray | None = grad
         for index in range(len(self.layers) - 1, -1, -1):
@@ -159,7 +160,7 @@ class DirectPass:
 
 
 class PassNet(nn.Module):
-    """A net whose passes need no autograd graph if it consists of `chains` and a user has not modified it."""
+    """A net whose passes need no autograd graph, provided that it consists of `chains` and that a user has not modified it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class PassNet(nn.Module):
         return None
 
     def use_direct(self, vector: Vector, data: bool = False, others: Iterable[nn.Module] = ()) -> None:
-        """Use `chains` from now on, while they are valid. Args: others: modules of the passes that are not in `modules()`."""
+        """Use `chains` from now on, as long as they are valid. Args: others: modules that a pass replaces and that `modules()` lacks."""
         chains = self.chains() if DIRECT else None
         if chains is not None and not all(one.learns for one in chains):
             chains = None
@@ -178,15 +179,15 @@ class PassNet(nn.Module):
 
 
 SEPARATE_CRITICS_SIZE = 2**22
-"""Number of rows × weights of the largest layer from which critics are computed one after the other, not as a stack. At this size the calls
-that a stack saves no longer matter, and a separate critic computes only the rows for which it has a gradient."""
+"""If rows × weights of the largest layer reaches this number, critics are computed one after the other, not as a stack. At this size, the
+saved calls of a stack no longer matter, and the backward pass of a separate critic computes only rows with a gradient."""
 
 
 class CriticsPass(DirectPass):
-    """A pass of C critics. The output is a tensor, [C, B] if `single`, else [C, B, O] with all O outputs of each critic.
+    """A pass of C critics. The output is a tensor: [C, B] if `single`, else [C, B, O] with all O outputs of each critic.
 
-    Args: chains: one chain per critic, or a single chain of a stack. x: [B, I], or [C, B, I] for a stack. actions: number of columns of x
-    that are actions (the last ones).
+    Args: chains: one chain per critic, or a single chain for a stack. x: [B, I], or [C, B, I] for a stack. actions: number of last columns
+    of x that are actions.
     """
 
     def __init__(self, chains: Sequence[DirectChain], x: np.ndarray, actions: int, single: bool) -> None:
@@ -201,7 +202,7 @@ class CriticsPass(DirectPass):
         super().backward(*((grad,) if self._is_stack else grad))
 
     def input_grad(self, grad: Tensor) -> Tensor:
-        """Return the gradient of the loss with respect to the actions [B, D], given its gradient with respect to the output.
+        """Return the gradient of the loss with respect to the actions [B, D], given the gradient with respect to the output.
 
         Call this instead of `backward`.
         """
@@ -212,7 +213,7 @@ class CriticsPass(DirectPass):
         total_BD = np.zeros_like(self._values[0][0][:, self._columns])
         grad_CBO = grad.numpy().reshape(len(self._chains), len(total_BD), -1)
         for chain, values, grad_BO in zip(self._chains, self._values, grad_CBO, strict=True):
-            row_K = np.flatnonzero(grad_BO.any(1))  # for the minimum of two critics, only one of them has a gradient in each row
+            row_K = np.flatnonzero(grad_BO.any(1))  # with the minimum of two critics, only one critic has a gradient in each row
             if not len(row_K):
                 continue
             some = values if len(row_K) == len(grad_BO) else [value.take(row_K, axis=0) for value in values]

@@ -17,7 +17,7 @@ from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.linear import MatmulMode
 
 TORCH_ACTIVATION_SIZE = 16384
-"""Number of elements from which torch computes a ReLU or a derivative faster than numpy, despite its higher overhead per call."""
+"""With at least this number of elements, torch computes a ReLU or a derivative faster than numpy, despite its higher overhead per call."""
 
 
 class Activation(NamedTuple):
@@ -26,7 +26,7 @@ class Activation(NamedTuple):
     forward: Callable[[np.ndarray, np.ndarray], object]
     """forward(x, x) modifies x in place, with the signature of a numpy ufunc."""
     backward: Callable[[np.ndarray, np.ndarray], object] | None = None
-    """backward(grad, out) multiplies grad in place by the derivative at output `out`; None: it is not a function of the output."""
+    """backward(grad, out) multiplies grad in place by the derivative at output `out`; None: the derivative is not a function of `out`."""
 
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:
@@ -91,7 +91,7 @@ _PLAIN = {repr(kind()) for kind in ACTIVATIONS} | {repr(kind(inplace=True)) for 
 
 
 def _dropout(rate: float) -> Activation:
-    """Return the activation of CriticDropout: outputs of 0 were dropped. It draws the same random numbers as the module."""
+    """Return the activation of CriticDropout, which draws the same random numbers as the module. Outputs of 0 count as dropped."""
 
     def forward(x: np.ndarray, out: np.ndarray) -> None:
         torch.dropout_(torch.from_numpy(x), rate, True)
@@ -103,26 +103,27 @@ def _dropout(rate: float) -> Activation:
 
 
 def array_activation(module: nn.Module) -> Activation | None:
-    """Return the numpy version of an activation module; None if there is none or the module has non-default arguments."""
+    """Return the numpy version of an activation module; None if there is no numpy version, or the module has non-default arguments."""
     if type(module) is CriticDropout:
         return _dropout(module.rate)
     return ACTIVATIONS.get(type(module)) if repr(module) in _PLAIN else None
 
 
 NUMPY_PRODUCT_SIZE, NUMPY_PRODUCT_ROWS = 64 * 64 * 512, 512
-"""Gradients of a layer are computed in numpy up to this number of rows × weights, and up to this number of rows. With layers of 64 × 64,
-a PPO update of 256 rows takes 0.92 of torch's time, an A2C update of 32 rows 0.85."""
+"""Maximum of rows × weights, and maximum number of rows, up to which numpy computes the gradients of a layer. With layers of 64 × 64, a PPO
+update of 256 rows then takes 0.92 of torch's time, and an A2C update of 32 rows 0.85."""
 NUMPY_FORWARD_SIZE = NUMPY_PRODUCT_SIZE // 2
-"""Limit of rows × weights for outputs. It is lower because numpy multiplies by transposed weights more slowly than torch."""
+"""Maximum of rows × weights up to which numpy computes outputs. It is lower because numpy multiplies by transposed weights more slowly than
+torch."""
 
 
 class DirectLayer:
-    """A linear layer. Its arrays are views of the net's flat vectors (see FlatParams).
+    """A linear layer whose arrays are views of the net's flat vectors (see FlatParams).
 
     Shapes: x [B, I], weight [O, I], bias [O]; for a stack of C layers, x [C, B, I], weight [C, O, I], bias [C, 1, O].
 
-    Args: params, grads: weight and bias, and their gradients; without gradients, `backward` cannot be called. matmul_mode: how large
-    products are computed.
+    Args: params: weight and bias. grads: their gradients; if empty, `backward` cannot be called. matmul_mode: how large products are
+    computed.
     """
 
     def __init__(self, params: Sequence[Tensor], grads: Sequence[Tensor], matmul_mode: MatmulMode) -> None:
@@ -138,7 +139,7 @@ class DirectLayer:
             0 if matmul_mode.bfloat16 else min(NUMPY_PRODUCT_ROWS, most // self.weight.size)
             for most in (NUMPY_PRODUCT_SIZE, NUMPY_FORWARD_SIZE)
         )
-        """Largest number of rows for which gradients or outputs, respectively, are computed in numpy."""
+        """Maximum number of rows for which numpy computes gradients (numpy_rows) and outputs (numpy_forward_rows)."""
 
     def of_critic(self, index: int) -> DirectLayer:
         """Return the layer of one critic of a stack."""
@@ -184,7 +185,10 @@ def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _sum_of_rows(grad: np.ndarray) -> np.ndarray:
-    """Return the sum over rows: [O], or [C, 1, O] for a stack. A product with ones takes a quarter to half the time of np.add.reduce."""
+    """Return the sum over rows: [O], or [C, 1, O] for a stack.
+
+    It is computed as a product with ones, which takes a quarter to half the time of np.add.reduce.
+    """
     ones = equal_numbers(1.0, grad.shape[-2])
     return ones.dot(grad) if grad.ndim == 2 else np.matmul(ones[None], grad)
 
@@ -213,7 +217,7 @@ class DirectNorm:
 
 
 class BatchPass(NamedTuple):
-    """Values of a forward pass in training mode that `backward` needs."""
+    """Values of a forward pass in training mode that the backward pass needs."""
 
     x: np.ndarray
     mean: Tensor
@@ -226,7 +230,7 @@ class BatchPass(NamedTuple):
 class DirectRenorm:
     """Batch renormalisation (arXiv:1702.03275), with the interface of DirectLayer.
 
-    In training mode each output row depends on all input rows: `backward` requires all rows of the last `forward` in this mode.
+    In training mode each output row depends on all input rows. `backward` therefore requires all rows of the last `forward` in this mode.
     """
 
     def __init__(self, module: BatchRenorm1d, grads: Sequence[Tensor]) -> None:
@@ -292,7 +296,7 @@ class DirectBlock:
         self.norm, self.expand, self.contract = norm, expand, contract
         self.grads = [*norm.grads, *expand.grads, *contract.grads]
         self._last: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
-        """Input of the last forward pass, and the inputs of `expand` and `contract` in it."""
+        """Input of the last forward pass, and the inputs of `expand` and `contract` in that pass."""
 
     def _inner(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs of `expand` and `contract`."""

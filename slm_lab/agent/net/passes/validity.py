@@ -1,9 +1,9 @@
 """Choice between a fast implementation of a pass, which calls no modules, and the modules themselves.
 
 Passes without an autograd graph (direct.py) and actions computed in numpy (policy/policy.py) are built once from the modules of a net, and
-reproduce what these modules compute at that time. A user may, before or after, add hooks, freeze parameters, or tie, parametrise and
-replace parameters and layers. This module checks whether a fast pass still gives the same results as its modules. If not, the modules are
-called, and autograd computes the gradients.
+reproduce the computation of these modules at that time. Before or after this, a user may add hooks, freeze parameters, or tie, parametrise
+and replace parameters and layers. This module checks whether a fast pass still gives the same results as the modules. If it does not, the
+modules are called, and autograd computes the gradients.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ModuleMonitor:
         self._modules_of = list(map(_children, self._containers))
         tensors = [held for module in self._modules for held in (module._parameters, module._buffers) if held]
         self._live: list[dict[str, Any]] = [*self._modules_of, *tensors]
-        """Dictionaries in which modules store layers, parameters and buffers. `_kept` has copies made at construction."""
+        """Dictionaries in which modules store layers, parameters and buffers. `_kept` contains copies of them, made at construction."""
         self._kept: list[dict[str, Any]] = [dict(held) for held in self._live]
         self._tensors = list({id(one): one for held in tensors for one in held.values() if one is not None}.values())
         scalars = [(held, name, one) for held in tensors for name, one in held.items() if one is not None and one.numel() == 1]
@@ -49,10 +49,10 @@ class ModuleMonitor:
         self._data = self._tensors if data else []
         self._addresses = [one.data_ptr() for one in self._data]
         self.handles = -1
-        """torch's next hook id at the last check that found no hooks; -1: there may be hooks."""
+        """torch's next hook id at the last check that found no hooks; -1: hooks may exist."""
 
     def is_unchanged(self) -> bool:
-        """Return whether nothing has changed."""
+        """Return whether the modules are unchanged and have no hooks."""
         if RemovableHandle.next_id != self.handles:
             self.handles = -1 if self._any_hooks() or not self._modules else RemovableHandle.next_id
         return (
@@ -61,7 +61,7 @@ class ModuleMonitor:
             and (list(map(len, self._attributes)) == self._attribute_counts or self._is_forward_of_class())
             and list(map(type, self._modules)) == self._kinds
             and list(map(_children, self._containers)) == self._modules_of  # `del` on a Sequential replaces its dictionary
-            # different tensors of one element compare equal if their values are equal
+            # compare by identity: two different tensors with one element are equal if their values are equal
             and (not self._scalars or all(map(is_, map(getitem, self._scalars_in, self._scalar_names), self._scalars)))
             and (not self._data or list(map(Tensor.data_ptr, self._data)) == self._addresses)
         )
@@ -69,21 +69,21 @@ class ModuleMonitor:
     def _is_same_structure(self) -> bool:
         try:
             return self._live == self._kept
-        except RuntimeError:  # a tensor was replaced: == of tensors with several elements has no truth value
+        except RuntimeError:  # a tensor was replaced: the result of == for tensors with several elements has no truth value
             return False
 
     def _has_own_forward(self) -> bool:
         return any("forward" in attributes for attributes in self._attributes)
 
     def _is_forward_of_class(self) -> bool:
-        """Return whether no instance has its own `forward`. Called only if the number of attributes changed: this is cheaper to check."""
+        """Return whether no instance has its own `forward`. This is checked only after the number of attributes has changed."""
         if self._has_own_forward():
             return False
         self._attribute_counts = list(map(len, self._attributes))
         return True
 
     def __reduce__(self) -> tuple[type[ModuleMonitor], tuple[tuple[()]]]:
-        """Let copies watch no modules, so that their `is_unchanged` returns False: a copy belongs to other modules."""
+        """Make copies that watch no modules: a copy belongs to other modules, and its `is_unchanged` returns False."""
         return ModuleMonitor, ((),)
 
     def _any_hooks(self) -> bool:
@@ -92,12 +92,12 @@ class ModuleMonitor:
 
 
 def has_hooks(tensor: Tensor) -> bool:
-    """Return whether a tensor has hooks that autograd calls with its gradient."""
+    """Return whether a tensor has hooks that autograd calls with the tensor's gradient."""
     return any(_tensor_hooks(tensor))
 
 
 def add_gradient(parameter: Tensor, grad: Tensor) -> None:
-    """Accumulate a gradient in a parameter as autograd does: call its hooks, and do nothing if it is frozen."""
+    """Add `grad` to the parameter's gradient as autograd does: call the parameter's hooks; do nothing if the parameter is frozen."""
     if not parameter.requires_grad:
         return
     if has_hooks(parameter) or parameter.grad is None:
@@ -110,20 +110,20 @@ class Vector(Protocol):
     """The parameters of a net in one vector (see FlatParams)."""
 
     update: int
-    """Number of the current update or, if that is not checked, of the last checked update; 0: no update in progress."""
+    """Number of the last update that was checked for changes; 0: no update is in progress."""
     frozen: tuple[int, ...]
     """Indices of the parameters that do not require a gradient."""
 
     def inspect(self) -> None:
-        """Copy parameters whose `data` were replaced back into the vector, and set `frozen`."""
+        """Copy parameters whose `data` attribute was replaced back into the vector, and set `frozen`."""
 
 
 class FastPass(Generic[F]):
-    """An implementation of a pass that calls no modules, used while its results are the same as those of the modules.
+    """A pass that calls no modules, and is used as long as it gives the same results as the modules.
 
-    This is checked once for each value of `Vector.update`, and at each call outside updates.
+    The modules are checked for changes once for each value of `Vector.update`, and at each call outside updates.
 
-    Args: fast: the implementation; None: there is none. vector: the trained parameters. modules, data: see ModuleMonitor.
+    Args: fast: the implementation of the pass; None: there is none. vector: the trained parameters. modules, data: see ModuleMonitor.
     """
 
     def __init__(self, fast: F | None = None, modules: Iterable[nn.Module] = (), vector: Vector | None = None, data: bool = False) -> None:

@@ -251,7 +251,8 @@ class _Option(NamedTuple):
     """Its names, separated by ", "."""
     metavar: str
     texts: Mapping[str, str]
-    """The commands and modes, separated by ", ", that accept it → what it means for them; "": all that accept it."""
+    """Commands and modes that accept the option, separated by ", " → help text for them. The key "" stands for all commands and modes that
+    accept the option."""
     how: Mapping[str, Any] = MappingProxyType({})
     """Further arguments of add_argument."""
 
@@ -260,7 +261,10 @@ class _Option(NamedTuple):
         return self.flags.rpartition("--")[2].replace("-", "_")
 
     def help(self, word: str | None) -> str:
-        """Return the text for a command or mode, or for all: then each part begins with the commands and modes that it is for."""
+        """Return the help text of the option for one command or mode.
+
+        If `word` is None (all commands) or "run" (all modes), each part of the text begins with the commands or modes to which it applies.
+        """
         shown = {of: text for of, text in self.texts.items() if word in (None, *of.split(", ")) or not of}
         if word == "run":
             of_modes = {", ".join(mode for mode in of.split(", ") if mode in MODES): text for of, text in self.texts.items()}

@@ -1,1 +1,1 @@
-"""Experiment → Trial → Session: the layer that owns files, processes and the terminal."""
+"""Experiment, Trial and Session: the layer that manages files, processes and the terminal."""

@@ -1,4 +1,7 @@
-"""Events that a running Session reports: five kinds, all passed to one callable. State is written to files, never sent as an event."""
+"""Events that a running Session reports. A Session passes its events, which are of five kinds, to one callable.
+
+The state of a Session is written to files and is never sent as an event.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,18 @@ Mode = Literal["train", "eval"]
 RowValues = dict[str, float | int | None]
 """Column → value; None if the column has no value in this row."""
 Status = Literal["done", "stopped", "failed"]
-"""How a Session ended; stopped: saved early, as requested."""
+"""How a Session ended. "stopped": it saved its state and ended early, as requested."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table. With P policies, table s · P + p belongs to policy p of Session s."""
+    """A row of a table. If each Session has P policies, table s · P + p belongs to policy p of Session s."""
 
     table: int
     mode: Mode
     values: RowValues
     scalars: RowValues = field(default_factory=dict)
-    """Further means over the row's updates, for trackers."""
+    """Means of further values over the updates since the previous row; only trackers receive them."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class SessionEnded:
     session: int
     status: Status
     detail: str = ""
-    """For status "failed": the cause, the traceback, or the name of the signal."""
+    """If the status is "failed": the cause, the traceback, or the name of the signal."""
 
 
 Event = Row | Progress | Notice | CheckpointWritten | SessionEnded

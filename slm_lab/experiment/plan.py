@@ -1,4 +1,4 @@
-"""How to run a spec: the choices made on the command line, passed on as arguments."""
+"""How to run a spec: the options of the command line, in the form in which functions receive them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.spec.models.spec import Spec
 
 
 class UserError(Exception):
-    """An error that the user can correct: shown without a traceback, exit code 2."""
+    """An error that the user can correct. It is shown without a traceback, and the exit code is 2."""
 
 
 def check_spec(spec: object) -> None:
@@ -24,7 +24,7 @@ def check_spec(spec: object) -> None:
 
 
 class TrialFailed(Exception):
-    """A Session failed. `metrics` are computed from the other Sessions; {} if there are none."""
+    """A Session failed. `metrics` are computed from the Sessions that did not fail; {} if all failed."""
 
     def __init__(self, message: str, metrics: dict[str, Any]) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Stop:
-    """A request to end early, set by a signal or by the parent process. The training loop checks it between two steps."""
+    """A stop request, set by a signal or by the parent process. The training loop checks it between steps, and then ends early."""
 
     __slots__ = ("number", "requested")
 
@@ -60,26 +60,27 @@ class Plan:
     device: str | None = None
     """cpu, cuda or cuda:N; None: according to agent.net.gpu."""
     first_gpu: int = 0
-    """GPU of Session 0 if neither `device` nor agent.net.cuda_id names one; further Sessions use the GPUs after it."""
+    """Index of the GPU of Session 0 if neither `device` nor agent.net.cuda_id selects a GPU; later Sessions use the following GPUs."""
     jobs: int | None = None
-    """Number of Sessions that run at a time; None: as many as the cores allow."""
+    """Maximum number of concurrent Sessions; None: as many as the cores allow."""
     engine: str | None = None
-    """A name in engine.ENGINES; None: the engine that the spec needs."""
+    """Name of an engine in engine.ENGINES; None: chosen by `choose_engine` for the spec."""
     cluster: str | None = None
-    """Address of the Ray cluster that runs the spec: HOST:PORT, "auto" (the cluster that this machine is a node of), or "local" (start a
-    cluster on this machine); None: this machine without Ray."""
+    """Address of the Ray cluster on which to run the spec: HOST:PORT, "auto" (the cluster to which this machine belongs), or "local" (a
+    cluster that is started on this machine). None: run on this machine without Ray."""
     storage: str | None = None
-    """URL below which a new run on a cluster writes its checkpoints if the nodes share no folder; None: the run folder. A continued run
-    keeps the location of its checkpoints."""
+    """URL below which a new run on a cluster writes its checkpoints if the nodes share no folder; None: checkpoints are in the run folder.
+    A continued run keeps the location of its checkpoints."""
     common_seeds: bool = False
-    """Whether every trial of a search uses the seeds of the first."""
+    """Whether all trials of a search use the seeds of the first trial."""
     observers: tuple[Callable[..., Any], ...] = ()
     """Factories of the user's observers, used in addition to meta.observers (see observers.base.ObserverFactory)."""
 
     def concurrent_sessions(self, meta: MetaSpec) -> int:
-        """Return the number of Sessions that run at a time: all if they train one net, else as many as the cores allow for their processes.
+        """Return the number of concurrent Sessions.
 
-        On a cluster, at most as many Sessions run as its nodes have resources for.
+        If the Sessions train one net, all run concurrently; otherwise as many as the cores allow, given the processes of each Session. On a
+        cluster, the resources of the nodes limit the number further.
         """
         if meta.distributed:
             return meta.max_session
@@ -89,6 +90,6 @@ class Plan:
 
 
 def session_processes(meta: MetaSpec) -> int:
-    """Return the number of busy processes of one Session: its own process, its rollout workers and its inference server."""
+    """Return the number of busy processes of one Session: the Session's process, its rollout workers and its inference server."""
     sampler = meta.sampler
     return 1 if sampler is None or sampler.serial_mode else 1 + sampler.num_workers + (sampler.inference == "central")

@@ -1,1 +1,1 @@
-"""Sources of experience: envs in this process, or rollout workers."""
+"""Sources of experience: envs in this process, rollout workers, or recorded episodes."""

@@ -1,4 +1,4 @@
-"""Experience from envs with several agents in this process."""
+"""Source of experience that steps envs with several agents in this process."""
 
 from __future__ import annotations
 
@@ -20,35 +20,38 @@ from slm_lab.lib.records import ActOut, EnvInfo, VecStep
 
 
 class PolicyRows:
-    """The rows of an env that one policy acts for, with their hidden states and open transitions.
+    """The rows of an env for which one policy acts, with their hidden states and open transitions.
 
-    Args: info: of the env. names: of the policy's agents.
+    Args: info: info of the env. names: names of the agents of the policy.
     """
 
     def __init__(self, learner: PolicyLearner, info: EnvInfo, names: Collection[str]) -> None:
         self.learner = learner
         self.rows = rows = info.rows_of(names)
-        """Their indices in the env, int64 [K], ascending."""
+        """Indices of the rows in the env, int64 [K], ascending."""
         self.all = len(rows) == info.num_envs
         """Whether these are all rows of the env."""
         self._own_space = info.for_agents(names).observation if info.groups else None
-        """The space of the policy's observations if those of the env are padded, see EnvInfo.groups."""
+        """The space of the policy's observations if the env pads observations (see EnvInfo.groups), else None."""
         self._positions = {int(row): k for k, row in enumerate(rows)}
         policy = learner.agent.policy
         self.state_K = policy.initial_state(len(rows))
         self.turns = Turns(len(rows), policy.state_size)
 
     def of(self, values_N: np.ndarray) -> np.ndarray:
-        """Return the rows of values [N, …]."""
+        """Return the policy's rows, [K, …], of the values of all rows, [N, …]."""
         return values_N if self.all else values_N[self.rows]
 
     def seen(self, obs_N: np.ndarray) -> np.ndarray:
-        """Return the policy's observations, [K, …]."""
+        """Return the policy's observations, [K, …], without padding."""
         obs_K = self.of(obs_N)
         return obs_K if self._own_space is None else without_padding(obs_K, self._own_space)
 
     def act(self, obs_K: np.ndarray, acts_K: np.ndarray | None) -> ActOut:
-        """Choose the actions of the rows that act, bool [K] (None: all); other rows of the output are meaningless."""
+        """Choose the actions of the rows that act.
+
+        Args: acts_K: the rows that act, bool [K]; None: all. The output is undefined for other rows.
+        """
         agent = self.learner.agent
         if acts_K is None:
             return agent.act(obs_K, self.state_K)
@@ -70,8 +73,11 @@ class PolicyRows:
     ) -> Experience:
         """Return the experience of a step.
 
-        Args: obs_K, first_K, acts_K: before the step. out: the output of `act` for them. step: of all rows of the env. own_K: the rows that
-        the policy acts for in the running episodes, bool [K]; None: all.
+        Args:
+            obs_K, first_K, acts_K: values before the step.
+            out: output of `act` for these values.
+            step: the step of all rows of the env.
+            own_K: rows for which the policy acts in the running episodes, bool [K]; None: all.
         """
         own = step if self.all else self._own(step)
         if own_K is not None:
@@ -82,7 +88,7 @@ class PolicyRows:
         return Experience(0, 0, own.episodes, transition)
 
     def _own(self, step: VecStep) -> VecStep:
-        """Return the step of these rows."""
+        """Return the part of a step that belongs to the policy's rows."""
         rows, position = self.rows, self._positions
         episodes = [episode._replace(env=position[episode.env]) for episode in step.episodes if episode.env in position]
         obs_K = self.seen(step.obs_N)
@@ -93,7 +99,7 @@ class PolicyRows:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return hidden states and open transitions; useful only if the envs continue from the same step."""
+        """Return the hidden states and open transitions, which are valid only if the envs continue from the same step."""
         state_K = None if self.state_K is None else torch.from_numpy(self.state_K.copy())
         return {"state": state_K, "turns": self.turns.state_dict(), "rollout": self.learner.agent.rollout_state()}
 
@@ -104,7 +110,7 @@ class PolicyRows:
 
 
 def spread(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | None) -> ActOut:
-    """Return the output for some rows as one for num_rows rows; the hidden states of the other rows are those of state_N."""
+    """Extend the output for some rows to all num_rows rows. The hidden states of the other rows are taken from state_N."""
     action_N = np.zeros((num_rows, *out.action_N.shape[1:]), out.action_N.dtype)
     logp_N = np.zeros(num_rows, np.float32)
     action_N[rows], logp_N[rows] = out.action_N, out.logp_N
@@ -115,11 +121,11 @@ def spread(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | N
 
 
 class AgentsSource:
-    """Steps envs with several agents; each policy acts for the rows of its agents.
+    """Steps envs with several agents. Each policy acts for the rows of its agents.
 
     Args:
-        policies: the names of the agents of each learner's policy; None: one policy acts for all agents.
-        self_play: chooses the opponents of the only policy, and acts for them; None: each agent is played by its policy.
+        policies: for each learner's policy, the names of its agents; None: one policy acts for all agents.
+        self_play: chooses the opponents of the only policy and acts for them; None: there are no opponents.
     """
 
     between_rounds = True
@@ -144,7 +150,7 @@ class AgentsSource:
 
     @property
     def lost_reason(self) -> str:
-        """Reason why open episodes are not saved, if they are not."""
+        """Reason why open episodes cannot be saved, if they cannot be saved."""
         return f"backend {self.backend} cannot save those of this env"
 
     def begin(self) -> None:
@@ -170,7 +176,7 @@ class AgentsSource:
             beat(STEPPING)
             step = env.step(action_N)
             beat(TRAINING)
-            # set before learning from the step, so that the state can be saved afterwards
+            # set before the learner trains on the step, so that the state can be saved after the update
             self._obs_N, self._first_N = step.obs_N, step.first_N
             own_N = None if self_play is None else self_play.learner_N
             experiences = [
@@ -187,7 +193,7 @@ class AgentsSource:
             self_play.take_snapshot_if_due()
 
     def _acting(self) -> np.ndarray | None:
-        """Return the rows that act next and that the learning policies act for, bool [N]; None: all."""
+        """Return the rows that act next and for which the learning policies act, bool [N]; None: all."""
         acts_N = self.env.acts_N
         if self.self_play is None:
             return acts_N

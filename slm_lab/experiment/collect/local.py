@@ -1,4 +1,4 @@
-"""Experience from envs in this process."""
+"""Source of experience that steps envs in this process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LocalSource:
 
     @property
     def lost_reason(self) -> str:
-        """Reason why open episodes are not saved, if they are not."""
+        """Reason why open episodes cannot be saved, if they cannot be saved."""
         return f"backend {self.backend} cannot save those of this env"
 
     def begin(self) -> None:
@@ -51,7 +51,7 @@ class LocalSource:
                 env.follow(learner.clock.global_frame + num_envs)
             step = env.step(env_action(out.action_N))
             beat(TRAINING)
-            # set before learning from the step, so that the state can be saved afterwards
+            # set before the learner trains on the step, so that the state can be saved after the update
             self._obs_N, self._first_N = step.obs_N, step.first_N
             if out.state_N is not None:
                 self._state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)

@@ -1,4 +1,4 @@
-"""Gradient steps on recorded episodes, for algorithms that learn without env steps."""
+"""Source of experience for algorithms that learn from recorded episodes, without env steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slm_lab.experiment.training.learner import PolicyLearner
 
 
 class OfflineSource:
-    """Counts each gradient step as a frame. The env is not stepped: it only shows the spaces."""
+    """Counts each gradient step as a frame. The env is not stepped; it only defines the spaces."""
 
     between_rounds = True
     lost_reason = ""
@@ -22,7 +22,7 @@ class OfflineSource:
         self.env, self.learner, self.stop, self.beat, self.backend = env, learner, stop, beat, env.backend
 
     def begin(self) -> None:
-        """There is nothing to prepare."""
+        """Do nothing, since no preparation is needed."""
 
     def __iter__(self) -> Iterator[Experience]:
         while not (self.learner.finished or self.stop.requested):

@@ -1,4 +1,4 @@
-"""Transitions of rows that do not act in every step of their env, such as the players of a board game."""
+"""Transitions of agents that do not act in every step of their env, such as the players of a board game."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from slm_lab.lib.records import ActOut, VecStep
 
 
 class Turns:
-    """Joins the steps between two actions of an agent to one transition.
+    """Joins the steps between two actions of an agent into one transition.
 
-    A transition begins when an agent acts. It ends when the agent acts next, or when its episode ends, whichever comes first: its reward
-    is the sum of the rewards that the agent received meanwhile, and its next observation is that of its next action. So the reward of a
-    game that another player's move has ended belongs to the agent's own last move. Rewards before the first action of an episode belong to
-    no transition. The discount factor applies once per action of the agent. The observation of the first action begins the episode,
-    however many steps the agent has waited for its turn.
+    A transition begins when an agent acts, and ends at the agent's next action or at the end of its episode. The reward of the transition
+    is the sum of the rewards that the agent received in this time, and its next observation is the one on which the agent acts next. If a
+    move of another player ends the game, the agent's final reward therefore belongs to the agent's own last move. Rewards before the first
+    action of an episode do not belong to any transition. The discount factor applies once per action of the agent. The observation of the
+    first action counts as the first observation of the episode, even if the agent had to wait for its turn.
 
-    Args: num_rows: N. state_size: S of the hidden state.
+    Args: num_rows: N, number of rows. state_size: S, size of the hidden state.
     """
 
     def __init__(self, num_rows: int, state_size: int) -> None:
         self.open_N = np.zeros(num_rows, np.bool_)
-        """Rows whose transition has begun and not ended."""
+        """Rows with an open transition, which has begun and not ended."""
         self.fresh_N = np.zeros(num_rows, np.bool_)
         """Rows whose agent has not acted yet in its episode."""
         self._begun: dict[str, np.ndarray] = {
@@ -36,15 +36,17 @@ class Turns:
             "state": np.zeros((num_rows, state_size), np.float32),
             "next_state": np.zeros((num_rows, state_size), np.float32),
         }
-        """The transition of each open row: its observation, action and hidden states, and its reward so far."""
+        """The open transitions: for each row the observation, the action, the hidden states and the reward so far."""
 
     def advance(
         self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep, acted_N: np.ndarray | None
     ) -> Transition:
-        """Return the transitions that end with this step: those of the rows with `valid_N`; other rows are to be ignored.
+        """Return the transitions that end with this step. `valid_N` of the returned step marks their rows; other rows must be ignored.
 
-        Args: obs_N, first_N, state_N, out: what the rows acted on, and their actions; meaningless in rows that did not act. acted_N: bool
-        [N], the rows that acted; None: all rows.
+        Args:
+            obs_N, first_N, state_N, out: inputs and outputs of the policies; undefined in rows that did not act.
+            step: the step of the env.
+            acted_N: rows that acted, bool [N]; None: all rows.
         """
         if acted_N is None and step.acts_N is None and not (self.open_N | self.fresh_N).any():
             return obs_N, first_N, state_N, out, step
@@ -66,7 +68,7 @@ class Turns:
         return begun["obs"], begun["first"], begun["state"] if recurrent else None, chosen, joined
 
     def _begin(self, new_N: np.ndarray, obs_N: np.ndarray, state_N: np.ndarray | None, out: ActOut) -> None:
-        """Begin the transitions of rows new_N, bool [N]."""
+        """Begin transitions in the rows given by new_N, bool [N]."""
         begun = self._begun
         if "obs" not in begun:
             begun |= {"obs": np.zeros_like(obs_N), "action": np.zeros_like(out.action_N)}
@@ -81,7 +83,7 @@ class Turns:
         self.fresh_N &= ~new_N
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the open transitions; useful only if the envs continue from the same step."""
+        """Return the open transitions, which are valid only if the envs continue from the same step."""
         return {
             "open": torch.from_numpy(self.open_N.copy()),
             "fresh": torch.from_numpy(self.fresh_N.copy()),

@@ -120,7 +120,7 @@ class RunPaths:
 
     @cached_property
     def checkpoint_dir(self) -> Location:
-        """Folder of the checkpoints: the URL that meta.run of the saved spec names, or else model_dir."""
+        """Folder of the checkpoints: the location that is recorded in meta.run of the saved spec, or model_dir if none is recorded."""
         try:
             return StoredPath(next(start["checkpoints"] for start in self._saved_meta()["run"] if "checkpoints" in start))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
@@ -135,12 +135,12 @@ class RunPaths:
         return meta
 
     def _of(self, index: int) -> str:
-        """Return the name of the Session, or policy of a Session, with this number."""
+        """Return the part of file names for the table with this number: s0 with one policy, s0_p1 with several (see events.Row)."""
         session, policy = divmod(index, self.policies)
         return f"s{session}" if self.policies == 1 else f"s{session}_p{policy}"
 
     def make_dirs(self) -> None:
-        """Create the folders inside `root`, which must exist. Raises OSError."""
+        """Create the subfolders of the run folder. The run folder itself must exist. Raises OSError."""
         for folder in (self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             folder.mkdir(exist_ok=True)
 
@@ -157,11 +157,11 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
 
     def trial_report(self, t: int = 0) -> Path:
-        """The page of a trial: `report`, or in a folder with several trials, whose page that is, a page of its own."""
+        """Page of a trial: `report`. In the folder of a search, `report` is the page of the search, and each trial has a separate page."""
         return self.root / f"{self.stem}_t{t}_report.html" if self.holds_trials else self.report
 
     def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
-        """Graph of `what` (mean_returns, mean_returns_ma) over frames."""
+        """Graph of a quantity over frames; `what` is mean_returns or mean_returns_ma."""
         return self.root / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
 
     def experiment_graph(self, what: str, ext: str) -> Path:

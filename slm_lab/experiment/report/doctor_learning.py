@@ -236,10 +236,10 @@ def critic(session: Session) -> Finding | None:
 
 
 def values(session: Session) -> Finding | None:
-    """Action values are more than twice as large as any return that was reached.
+    """Check whether action values are more than twice as large as the largest return that was reached.
 
-    van Hasselt et al. 2016 (arXiv:1509.06461): overestimation; van Hasselt et al. 2018 (arXiv:1812.02648): values above the largest
-    possible one as the sign of divergence.
+    van Hasselt et al. 2016 (arXiv:1509.06461) describe overestimation. van Hasselt et al. 2018 (arXiv:1812.02648) take values above the
+    largest possible value as the sign of divergence.
     """
     case, value = session.case, session.second_half("q_mean")
     case.require_raw_rewards()
@@ -261,7 +261,7 @@ def values(session: Session) -> Finding | None:
 
 
 def _entropy_bonus(session: Session) -> float:
-    """Return a bound of the part of soft values that is the entropy bonus: α |H| / (1 − γ)."""
+    """Return an upper bound of the entropy bonus that soft action values contain: α |H| / (1 − γ)."""
     case = session.case
     if not case.algorithm.soft:
         return 0.0
@@ -270,10 +270,10 @@ def _entropy_bonus(session: Session) -> float:
 
 
 def gradients(session: Session) -> Finding | None:
-    """Gradients grow a hundredfold, or are clipped to less than a thousandth of their norm.
+    """Check whether gradients have grown a hundredfold, or are clipped to less than a thousandth of their norm.
 
-    Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: clipping helps a little; Pascanu et al. 2013 (arXiv:1211.5063): set the
-    threshold by the norms that occur.
+    Gradient clipping helps a little (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.3). Its threshold should be chosen by the norms
+    that occur in training (Pascanu et al. 2013, arXiv:1211.5063).
     """
     norm, early = session.second_half("grad_norm"), session.column("grad_norm", 0.0, 0.25)
     clip = session.case.number("agent.net.clip_grad_val")

@@ -84,7 +84,7 @@ _CELLS = 60_000
 _MIN_ROWS, _MAX_ROWS = 40, 500
 """Limits of the number of rows of a table."""
 _LAST = (*COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
-"""Columns of which a point of a thinned table has the last value; of other columns it has the mean."""
+"""Columns for which a row of a thinned table contains the last value of its group; for other columns it contains the mean."""
 _AXES = {
     "frame": "frames",
     "global_frame": "global frames (of all workers together)",
@@ -506,8 +506,11 @@ def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
 
 
 def thin(table: Table, rows: int) -> Table:
-    """Return a table with at most `rows` rows, each of equally many consecutive rows: their last value of counts and returns, and the mean
-    of their known values of other columns."""
+    """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows; all groups have about the same size.
+
+    Columns of counts and returns (_LAST) keep the last value of the group, if it is finite. All other values are means over the finite
+    values of the group.
+    """
     count = len(table["frame"])
     if count <= rows:
         return table

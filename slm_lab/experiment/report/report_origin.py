@@ -127,7 +127,7 @@ def commands(run: Run) -> list[dict[str, str]]:
 
 
 def files(run: Run) -> list[dict[str, str]]:
-    """Return the files of a run that exist, with their paths relative to its folder."""
+    """Return the existing files of a run for the list of links on its page: label, and path relative to the run folder."""
     paths, t = run.paths, run.trial
     tables = [paths.session_df(index, mode, t) for mode in _MODES for index in paths.sessions("train", t)]
     found = [(f"rows: {path.name}", path) for path in tables]
@@ -141,7 +141,10 @@ def files(run: Run) -> list[dict[str, str]]:
 
 
 def published_levels(run: Run) -> list[dict[str, Any]]:
-    """Return the published score, and the return that counts as solved, if the run is one of a study that knows them."""
+    """Return the published score and the return that counts as solved, as far as the study that the run belongs to gives them.
+
+    The list is empty if the run does not belong to a study.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         folder = run.paths.root.absolute().parent
         about = json.loads((folder / "study_run.json").read_text(encoding="utf-8"))
@@ -154,7 +157,7 @@ def published_levels(run: Run) -> list[dict[str, Any]]:
 
 
 def _of_env(body: Mapping[str, Any], about: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the entry of the run's env in a study."""
+    """Return the entry for the run's env in the list `envs` of a study; {} if there is none."""
     envs = body.get("envs") or []
     return next((one for one in envs if about["env"] in (one.get("label"), one["name"].rpartition(":")[2])), {})
 

@@ -70,7 +70,7 @@ class SessionParts:
         self.timer = SaveTimer(spec.meta.save_interval)
         self.device = "cpu"
         self.dumped: dict[str, Any] = {}
-        """The spec in the form that checkpoints contain."""
+        """The spec as a dict, as it is saved in checkpoints."""
         self.learners: list[PolicyLearner] = []
         self.source: ExperienceSource | None = None
         self.population: Population | None = None
@@ -83,7 +83,7 @@ class SessionParts:
 
     @property
     def info(self) -> EnvInfo:
-        """The info of the envs; with rollout workers, of all workers' envs together."""
+        """The info of the envs; with rollout workers, the info of the envs of all workers together."""
         assert self._info is not None
         return self._info
 
@@ -94,7 +94,7 @@ class SessionParts:
 
     @property
     def choices(self) -> dict[str, str | int]:
-        """Settings chosen for this machine (env backends, matrix product backend, threads of an update) and its CPU, kept in meta.run."""
+        """The settings chosen for this machine (env backends, matrix product backend, threads of an update) and its CPU, for meta.run."""
         assert self.source is not None
         matmul = resolve_matmul(self.spec.meta.matmul, self.device)
         learner = self.learners[0]
@@ -110,15 +110,15 @@ class SessionParts:
         return chosen | ({"eval_episodes": episodes} if self.spec.meta.eval_episodes == "auto" else {})
 
     def close(self) -> None:
-        """Release envs and processes. An env that fails to close, or does not close in time, is abandoned with a notice."""
+        """Release envs and processes. If an env fails to close, or does not close in time, it is abandoned with a notice."""
         while self._closing:
             self.context.beat(CLOSING)
             close_env(self._closing.pop())
 
     def build(self) -> None:
-        """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError; call `close` also in this case."""
+        """Build envs, agents and, with meta.sampler, rollout workers. Raises SpecError or UserError; `close` must be called also then."""
         self.spec = completed(self.spec)
-        with suppress(PydanticSerializationError):  # env arguments that are objects: such a spec cannot be saved either
+        with suppress(PydanticSerializationError):  # some env arguments are objects; such a spec cannot be saved in the run folder either
             self.dumped = dump_spec(self.spec)
         self._factories = (*load_observers(self.spec), *self._factories)
         self.device = select_device(self.spec, self.plan, self.index)
@@ -133,7 +133,7 @@ class SessionParts:
         processes.enter_context(server_in_use())
         self._closing.append(processes.close)
         self._closing.append(partial(torch.set_num_threads, torch.get_num_threads()))
-        # one core per Session; this also makes the order of sums, and so results, independent of other processes
+        # one core per Session; this also makes the order of summation, and thus the results, independent of other processes
         torch.set_num_threads(1)
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
         self._torch = TorchSettings()
@@ -156,7 +156,7 @@ class SessionParts:
         return source
 
     def _policy_infos(self, info: EnvInfo) -> list[EnvInfo]:
-        """Return the info of the rows that each policy may play. Raises SpecError if policies and agents do not fit each other."""
+        """Return, for each policy, the info of the rows that it may play. Raises SpecError if the policies do not fit the env's agents."""
         check_agents(self.spec, info)
         policies = self.spec.agent.policies
         if policies is None:
@@ -174,7 +174,7 @@ class SessionParts:
         return AgentsSource(env, learners, stop, beat, policies=self.spec.agent.policies, self_play=self.self_play)
 
     def _set_partners(self, learners: list[PolicyLearner]) -> None:
-        """Let the policies of agent.policies be evaluated together."""
+        """Set the partners of each learner, so that the policies of agent.policies are evaluated together."""
         if self.spec.agent.policies is not None:
             for learner in learners:
                 learner.partners = list(zip(self.spec.agent.policies.values(), learners, strict=True))
@@ -226,7 +226,7 @@ class SessionParts:
         return session_seeds(self.spec.meta.random_seed, 0 if self.plan.common_seeds else self.trial, table, restart)
 
     def _seeded(self, policy: int) -> Seeds:
-        """Return the seeds of a policy, after seeding the global generators of Python, numpy and torch with them."""
+        """Seed the global generators of Python, numpy and torch with the seeds of a policy, and return these seeds."""
         seeds = self.seeds(policy)
         random.seed(seeds.env)
         np.random.seed(seeds.env)
@@ -235,7 +235,7 @@ class SessionParts:
 
     def _build_learner(self, policy: int, info: EnvInfo, normalizers: Normalizers) -> PolicyLearner:
         spec, seeds, shared = self.spec, self._seeded(policy), self.context.store is not None
-        initial = replace(seeds, net=self._seeds(0).net) if shared else seeds  # all Sessions of one net have the same initial weights
+        initial = replace(seeds, net=self._seeds(0).net) if shared else seeds  # all Sessions that train one net start with the same weights
         self._info = info
         agent = build_agent(spec, info, initial, Clock(), self.device, self._learning_cores)
         if initial != seeds:
@@ -262,7 +262,7 @@ class SessionParts:
         return learner
 
     def _supply(self, agent: Agent, info: EnvInfo, normalizers: Normalizers) -> None:
-        """Give the algorithm what it learns from beside its own steps: recorded episodes, and rewards of other goals."""
+        """Pass to the algorithm the data that it uses beside its own steps: recorded episodes, and the reward function of goals."""
         spec, memory = self.spec, agent.replay
         if spec.meta.demonstrations is not None:
             data = load_demonstrations(spec, info)
@@ -272,7 +272,7 @@ class SessionParts:
             self._closing.append(rewards.close)
 
     def _make_eval_env(self, seed: int, num_envs: int) -> Env:
-        """Build the env to evaluate in. The error of one that the spec does not ask for names the key that switches evaluation off."""
+        """Build the evaluation env. If evaluation is on only by default, the message of an error names the key that switches it off."""
         try:
             return self._make_env(seed, num_envs)
         except SpecError as error:
@@ -287,7 +287,7 @@ class SessionParts:
         return self.spec.env.max_frame if self.context.store is None else self.spec.session_frames
 
     def _make_env(self, seed: int, eval_envs: int | None = None) -> Env:
-        """Build the env to train in, or `eval_envs` to evaluate in."""
+        """Build the training env, or, if `eval_envs` is given, an evaluation env with this number of envs."""
         spec, training = self.spec, eval_envs is None
         env = make_env(
             spec.env.model_copy(update={"max_frame": self.frames}),
@@ -305,19 +305,19 @@ class SessionParts:
 
     @property
     def _cores(self) -> int:
-        """Number of cores for each concurrent Session."""
+        """Number of cores available to each of the concurrent Sessions."""
         return max(1, cores() // self.plan.concurrent_sessions(self.spec.meta))
 
     @property
     def _learning_cores(self) -> int:
-        """Number of cores for an update: one if other processes may learn or act at the same time."""
+        """Number of cores that an update may use: one if other processes may learn or act at the same time."""
         sampler = self.spec.meta.sampler
         synchronous = sampler is None or sampler.serial_mode or not sampler.async_rl
         alone = self.context.store is None and synchronous and self.plan.jobs is None
         return self._cores if alone else 1
 
     def _check_memory(self, learner: PolicyLearner) -> None:
-        """Raise SpecError if the replay memories of all concurrent Sessions do not fit into this machine's memory."""
+        """Raise SpecError if the replay memories of the concurrent Sessions together do not fit into this machine's memory."""
         replay, concurrent_sessions = learner.agent.replay, self.plan.concurrent_sessions(self.spec.meta)
         if replay is not None:
             shared = self.context.store is not None
@@ -326,7 +326,7 @@ class SessionParts:
 
 
 def check_agents(spec: Spec, info: EnvInfo) -> None:
-    """Raise SpecError for keys that need an env with several agents, or that do not fit its agents."""
+    """Raise SpecError for keys that need an env with several agents if the env has one, and for keys that do not fit the env's agents."""
     meta, name, agents = spec.meta, spec.env.name, info.agents
     if problems := group_problems(spec, info):
         raise SpecError(name, problems)
@@ -347,22 +347,22 @@ def check_agents(spec: Spec, info: EnvInfo) -> None:
 
 
 def shared_parts(clock: Clock, window: EpisodeWindow, normalizers: Normalizers, agent: Agent) -> dict[str, Shareable]:
-    """Return the parts of a Session that it shares with other Sessions of the same net."""
+    """Return the parts of a Session whose arrays are shared with the other Sessions that train the same net."""
     return {"clock": clock, "episodes": window, "normalizers": normalizers, "agent": agent}
 
 
 @dataclass(frozen=True)
 class SessionContext:
-    """What the process that runs a Session provides; the defaults suit a single Session that runs in the current process."""
+    """The environment that a process provides to its Session. The defaults suit a single Session that runs in the current process."""
 
     stop: Stop = field(default_factory=Stop)
     """Requests the end of training."""
     beat: Beat = no_beat
-    """Called with each new phase, see execute.heartbeat."""
+    """Heartbeat, called with each phase that begins, see execute.heartbeat."""
     store: Store | None = None
-    """Shared arrays of the Sessions that train one net (meta.distributed); None: the Session trains its own net."""
+    """Shared arrays of the Sessions that train one net (meta.distributed); None: the Session trains a separate net."""
     restart: int = 0
-    """Number of processes that died before this one in the same role."""
+    """Number of processes that ran this Session before and died."""
     resumed: RunPaths | None = None
     """The run from whose last checkpoint the Session continues: an earlier run, or this run after its process was restarted."""
     open_pool: OpenPool = open_pool
@@ -370,5 +370,5 @@ class SessionContext:
 
     @property
     def takes_over(self) -> bool:
-        """Whether the Session joins others that already train its net, so that the shared arrays are newer than any checkpoint."""
+        """Whether the Session joins other Sessions that already train its net; the shared arrays are then newer than any checkpoint."""
         return self.store is not None and not self.store.fresh

@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 
 
 def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | None], where: str, data_dir: Path) -> None:
-    """Initialise policies from the weights and observation statistics of a checkpoint; print a notice on the parts that are not used.
+    """Initialise policies with the weights and observation statistics of checkpoints; print a notice about the parts that are not used.
 
     Args:
-        names: of the policies in agent.policies, which start from the policies with these names; None for a policy without a name.
-        where: a checkpoint file, or a run folder, whose best checkpoint is used; see find.find_weights.
+        names: names of the policies in agent.policies; each policy is initialised from the policy with the same name. None for a policy
+            without a name.
+        where: a checkpoint file, or a run folder, of which the best checkpoint is used; see find.find_weights.
 
-    Raises UserError if there is no such checkpoint, or if none of its weight matrices matches one of the net in name and shape.
+    Raises UserError if there is no such checkpoint, or if none of its weight matrices matches a weight matrix of the net in name and shape.
     """
     for learner, name in zip(learners, names, strict=True):
         path, saved = find_weights(where, data_dir, name)
@@ -60,13 +61,14 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> str:
 
 @dataclass(frozen=True)
 class PendingRestore:
-    """Remaining steps to continue a Session when it begins: at that time the files of the run are available and the envs are reset."""
+    """What is restored only when a continued Session begins: at that time the run's files are available, and the envs have been reset."""
 
     truncate_tables: bool = False
-    """Truncate the tables to `tables`, or, if this is None, to the frame of the clock."""
+    """Whether to truncate the tables: to the position `tables` or, if `tables` is None, to the frame of the clock."""
     tables: Position | None = None
     read_tables: bool = False
-    """Continue the tables after their existing rows; if the tables were truncated, forget all other rows."""
+    """Whether to continue the tables after the rows in the files; if the tables were truncated, rows that are not in the files are
+    forgotten."""
     rng: dict[str, Any] | None = None
     """States of the process-wide random generators."""
 
@@ -91,7 +93,7 @@ def state_dict(session: Session) -> dict[str, Any]:
 
 
 def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
-    """Return the reasons why a continued run will differ from an uninterrupted one; an empty list if they will be equal."""
+    """Return the reasons why a continued run will differ from an uninterrupted run; an empty list if the two will be equal."""
     meta, lost = session.spec.meta, []
     if collection is None:
         lost.append("open episodes are dropped (the envs did not respond, or were in the middle of a rollout)")
@@ -107,7 +109,10 @@ def _lost(session: Session, collection: dict[str, Any] | None) -> list[str]:
 
 
 def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool = False) -> None:
-    """Save the state of a Session, or the given `bundle`. Args: done: no frame is left to collect, and the last rows are written."""
+    """Save the current state of a Session, or the given `bundle`.
+
+    Args: done: whether all frames have been collected and the last rows have been written.
+    """
     assert session.sink is not None
     begin, store, timer = perf_counter(), session.context.store, session.parts.timer
     session.context.beat(SAVING)
@@ -126,7 +131,7 @@ def save(session: Session, bundle: dict[str, Any] | None = None, *, done: bool =
 
 
 def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
-    """Return the shared arrays and, if this is the only Session, its bundle, which was saved at the same moment."""
+    """Return the shared arrays and, if this is the only Session, also its bundle, which then belongs to the same moment."""
     store = session.context.store
     assert store is not None
     arrays = {name: torch.from_numpy(array) for name, array in store.snapshot().items()}
@@ -138,7 +143,7 @@ def _shared_bundle(session: Session, bundle: dict[str, Any]) -> dict[str, Any]:
 
 
 def init_weights(session: Session) -> None:
-    """Initialise a Session from the weights of the run in meta.init_from, if set. Raises UserError if no weights fit."""
+    """Initialise a Session with the weights of the run that meta.init_from names, if it is set. Raises UserError if no weights fit."""
     if session.spec.meta.init_from is not None:
         policies = session.spec.agent.policies
         names = [None] * len(session.learners) if policies is None else list(policies)
@@ -148,10 +153,10 @@ def init_weights(session: Session) -> None:
 
 
 def resume(session: Session, paths: RunPaths) -> None:
-    """Restore a built Session from its last checkpoint; if there is none, it starts from the beginning.
+    """Restore a built Session from its last checkpoint; without a checkpoint, the Session starts from the beginning.
 
-    Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session takes over from a process that died, an
-    unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
+    Raises UserError if the checkpoint cannot be read or does not fit the spec. If the Session replaces a process that died while others
+    train the net, an unreadable checkpoint only causes a notice, since the learned state is in the shared arrays.
     """
     index, trial, takes_over = session.index, session.trial, session.context.takes_over
     path = paths.checkpoint(index * session.spec.policies, "last", trial)
@@ -180,14 +185,14 @@ def resume(session: Session, paths: RunPaths) -> None:
 
 
 def restore(session: Session, bundle: dict[str, Any] | None, shared: dict[str, Any] | None = None) -> None:
-    """Load the state to continue from; called once, after `build` and before the first step, regardless of where the Session runs.
+    """Load the state from which a Session continues. Called once, after `build` and before the first step.
 
-    A Session that takes over from a process that died, while others train the net, loads counts, observers and replay memory. Its random
-    streams and envs are new, since the old ones could cause the same failure again.
+    If the Session replaces a process that died while other Sessions train the net, only counts, observers and replay memory are loaded. Its
+    random streams and envs are new, since the old ones could cause the same failure again.
 
     Args:
-        bundle: the Session's last checkpoint; None if it has none although others have trained the net.
-        shared: the last checkpoint of the shared arrays; None: keep the arrays in the store.
+        bundle: the Session's last checkpoint; None if the Session has no checkpoint although other Sessions have trained the net.
+        shared: the last checkpoint of the shared arrays; None: the arrays in the store are kept.
 
     Raises ValueError, RuntimeError, KeyError or TypeError if the checkpoints do not fit.
     """

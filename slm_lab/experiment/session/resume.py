@@ -32,18 +32,18 @@ _CHANGEABLE_KEYS = re.compile(
     r"|training_epoch|training_iter|training_batch_iter|minibatch_size|policy_delay|log_alpha_\w+|rho_bar|c_bar)"
     r"|agent\.(net|critic_net)\.(\w*optim_spec\.lr|\w*lr_scheduler_spec.*|clip_grad_val|dtype|gpu|cuda_id|polyak_coef)"
 )
-"""Keys that may be changed when a run is continued: neither what is saved nor the columns of the tables depend on them."""
+"""Keys that may be changed when a run is continued, since neither the saved state nor the columns of the tables depend on them."""
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
-"""Keys of _CHANGEABLE_KEYS that do not affect any step or row."""
+"""Those of _CHANGEABLE_KEYS that affect neither steps nor rows."""
 _IGNORED = re.compile(r"meta\.run\b.*")
 _SCHEDULE_END = re.compile(r"agent\.(.+\.)?(\w*lr_scheduler_spec\.frame|\w+_spec\.end_step)")
-"""Keys at whose value, in frames, a schedule ends."""
+"""Matches the keys whose value is the frame at which a schedule ends."""
 
 
 _MAPPED = 2**30
-"""File size in bytes above which a checkpoint's arrays are memory-mapped from the (already checked) file instead of loaded."""
+"""File size in bytes above which the arrays of a checkpoint are memory-mapped from the file (after its check) instead of loaded."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SessionStart:
     status: Literal["finished", "continues", "new"]
     frame: int = 0
     lost: tuple[str, ...] = ()
-    """Why the result will differ from that of an uninterrupted run; empty if it will not."""
+    """Reasons why the result will differ from that of an uninterrupted run; empty if the results will be equal."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values that are saved in meta.run."""
@@ -77,15 +77,15 @@ class Resumption:
 
     @property
     def to_run(self) -> list[int]:
-        """Unfinished Sessions; if the Sessions train one net and any is unfinished, all Sessions."""
+        """The Sessions to run: the unfinished ones or, if the Sessions train one net and any of them is unfinished, all Sessions."""
         unfinished = [index for index, start in self.starts.items() if start.status != "finished"]
         return list(self.starts) if unfinished and self.spec.meta.distributed else unfinished
 
 
 def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None) -> Resumption:
-    """Read a run to continue, with `--set` overrides. Nothing is written.
+    """Read the run to continue, and apply `--set` overrides to its spec. Nothing is written.
 
-    Args: trial: number of a trial of a search; None: the run is a single trial.
+    Args: trial: number of the trial if the folder belongs to a search; None if the run is a single trial.
 
     Raises SpecError if the saved spec is invalid; UserError if the run cannot be continued, or not with these changes.
     """
@@ -96,7 +96,7 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
     saved = load_spec(file, name, for_search=False)
     spec = load_spec(file, name, sets, for_search=False) if sets else saved
     if longer := _longer_schedules(saved, spec):
-        spec = load_spec(file, name, [*longer, *sets], for_search=False)  # what `sets` gives comes last and wins
+        spec = load_spec(file, name, [*longer, *sets], for_search=False)  # the last value of a key applies, so `sets` take precedence
     history = start_history(file)
     if history and history[0].get("mode") == "dev":
         raise UserError(f"{paths.root} is a run of mode dev, which cannot be continued; train it: {paths.spec} {name} train")
@@ -113,18 +113,18 @@ def read_run(paths: RunPaths, sets: Sequence[str] = (), trial: int | None = None
 
 
 def _longer_schedules(saved: Spec, spec: Spec) -> list[str]:
-    """Return `--set` arguments with which the schedules that end at env.max_frame of `saved` end at the larger one of `spec`."""
+    """Return the `--set` arguments that extend schedules which end at env.max_frame of `saved` to the larger env.max_frame of `spec`."""
     before, now = saved.env.max_frame, spec.env.max_frame
     ended = [path for path, value in flat(dump_spec(saved)[saved.name]) if _SCHEDULE_END.fullmatch(path) and value == before]
     return [f"{path}={now}" for path in ended if now > before]
 
 
 def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[int, SessionStart], Spec | None]:
-    """Return how each Session continues, and the spec with which the first checkpoint was written; None without a checkpoint.
+    """Return how each Session continues, and the spec with which the first checkpoint was written (None if there is no checkpoint).
 
-    Checkpoints are verified completely.
+    Every byte of the checkpoints is verified.
     """
-    # regardless of the current meta.distributed: the saved spec reveals whether it was changed
+    # read it regardless of the current meta.distributed: the spec in the checkpoint shows whether meta.distributed was changed
     shared = _read(paths, paths.trial_checkpoint(trial), None, trial, partial(state.read_header, check=True))
     starts: dict[int, SessionStart] = {}
     begun_with: Spec | None = None
@@ -155,7 +155,7 @@ def _check_frames(found: Resumption) -> None:
 def _with_reasons(
     starts: Mapping[int, SessionStart], changes: Mapping[str, Any], history: Sequence[dict[str, Any]]
 ) -> dict[int, SessionStart]:
-    """Return the starts with further reasons for inexact results: changed keys and changed package versions."""
+    """Return the starts with changed keys and changed package versions as additional reasons for inexact results."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
     before, now = history[-1].get("versions", {}) if history else {}, package_versions()
     reasons += [f"{package} {before[package]} is now {now.get(package)}" for package in before if before[package] != now.get(package)]
@@ -165,12 +165,12 @@ def _with_reasons(
 
 
 def may_change(path: str) -> bool:
-    """Return whether a run can be continued with another value of a key."""
+    """Return whether a run can be continued with a changed value of the key `path`."""
     return bool(_CHANGEABLE_KEYS.fullmatch(path))
 
 
 def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
-    """Return the keys in which two specs differ: path → (before, after); None stands for an absent key."""
+    """Return the keys whose values differ between two specs: path → (before, after); None stands for an absent key."""
     one, other = (dict(flat(dump_spec(spec)[spec.name])) for spec in (before, after))
     paths = [*one, *(path for path in other if path not in one)]
     return {path: (one.get(path), other.get(path)) for path in paths if one.get(path) != other.get(path) and not _IGNORED.fullmatch(path)}
@@ -201,9 +201,9 @@ def resumed_lines(found: Resumption, killed: str | None) -> list[str]:
 
 
 def read_checkpoint(paths: RunPaths, path: Location, session: int | None, trial: int) -> dict[str, Any] | None:
-    """Return a checkpoint to continue training from; None if the file does not exist. Raises UserError.
+    """Return the checkpoint from which training continues; None if the file does not exist. Raises UserError if it cannot be read.
 
-    Args: session: the Session of the checkpoint; None: the shared checkpoint of all Sessions.
+    Args: session: index of the Session to which the checkpoint belongs; None: the shared checkpoint of all Sessions.
     """
 
     def load(path: Location) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _read(
 
 
 def _restore_advice(paths: RunPaths, session: int | None, trial: int) -> str:
-    """Return advice for an error message: what to do without the last checkpoint of a Session, or of all Sessions."""
+    """Return advice for an error message: what to do if the last checkpoint of a Session, or of all Sessions, cannot be used."""
     whose = "its sessions" if session is None else f"session {session}"
     policies = paths.sessions(t=trial) if session is None else range(session * paths.policies, (session + 1) * paths.policies)
     found = (readable_checkpoint(paths, index, trial) for index in policies)
@@ -248,7 +248,7 @@ def _check_tables(paths: RunPaths, header: Mapping[str, Any]) -> None:
 
 
 def start_history(file: Path) -> list[dict[str, Any]]:
-    """Return meta.run of a saved spec: a list with an entry per start."""
+    """Return meta.run of a saved spec, a list with one entry for each start of the run."""
     content = json.loads(file.read_text(encoding="utf-8"))
     if is_flat(content):
         train = f"train its spec with: {file} {content['name']} train"

@@ -1,4 +1,4 @@
-"""Session: one or several policies that learn from one source of experience."""
+"""The Session: trains one or several policies on experience from one source."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class SessionResult:
 
 
 class Session:
-    """Session number `index` of a trial: a source of experience, and a learner for each policy.
+    """Session number `index` of a trial. It consists of a source of experience and a learner for each policy.
 
-    `Session(spec).run()` keeps everything in memory: rows in its result, the trained agent in `agent`. If a sink is given, it receives
-    rows and state instead. `build()` creates envs and agents and writes nothing.
+    `Session(spec).run()` writes no files: the returned SessionResult contains the rows, and the attribute `agent` is the trained agent. If
+    a sink is given, rows and state are written to the sink instead. `build()` creates envs and agents and writes nothing.
 
     Args:
         observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers.
-        context: what the process provides, such as a stop request, shared arrays and the run to continue.
+        context: objects that the process provides, such as the stop request, the shared arrays and the run to continue.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Session:
         self.parts = self._new_parts()
         self.pending_restore = PendingRestore()
         self.blocked = False
-        """Whether an env did not return in time and cannot be used any more."""
+        """Whether an env did not return in time; the envs can then no longer be used."""
 
     def _new_parts(self) -> SessionParts:
         return SessionParts(self.spec, self.index, self.plan, self.trial, self.context, self._observers)
@@ -95,7 +95,7 @@ class Session:
         return self.parts.source
 
     def build(self) -> Self:
-        """Build envs, agents and, with meta.sampler, rollout workers, and load the state or weights to start from.
+        """Build envs, agents and, with meta.sampler, rollout workers; then load the state or the weights from which training starts.
 
         Raises SpecError or UserError for errors that the user can correct.
         """
@@ -122,8 +122,8 @@ class Session:
     def train(self, sink: RunSink | None = None) -> SessionResult:
         """Train until every policy has collected its frames, or until a stop is requested.
 
-        Raises WorkerFailed, Blocked (an env did not return in time), or any exception of the env. If a worker failed or an env blocks, the
-        training state is saved first.
+        Raises WorkerFailed, Blocked (an env did not return in time), or any exception that the env raises. The training state is saved
+        before WorkerFailed or Blocked is raised.
         """
         if not self.parts.is_open:  # not built yet, or closed after an earlier run
             self.build()
@@ -158,7 +158,7 @@ class Session:
         return SessionResult(self.index, first.clock.frame, interrupted, rows, eval_rows)
 
     def _train(self) -> None:
-        """Learn from all experience of the source, and log where the time went."""
+        """Train on all experience of the source, and log how the time was spent."""
         source, learners, timer = self.source, self.learners, self.parts.timer
         collecting = learning = 0.0
         begin = perf_counter()
@@ -173,7 +173,7 @@ class Session:
         logger.info("time: %.2f s collecting, %.2f s learning", collecting, learning)
 
     def begin(self) -> None:
-        """Start the source, observers and clocks; for a continued run, also continue its files."""
+        """Start the source, the observers and the clocks; if the run is continued, also continue its files."""
         assert self.sink is not None
         source, sink, loaded = self.source, self.sink, self.pending_restore
         logger.info("begins: index %d, backend %s, device %s, frame %d", self.index, source.backend, self.parts.device, self.clock.frame)
@@ -187,7 +187,7 @@ class Session:
             self.parts.self_play.begin(sink)
         source.begin()
         for learner in self.learners:
-            learner.clock.begin()  # before the tables, since resume_tables may write a row, which contains the wall time
+            learner.clock.begin()  # before resume_tables, which may write a row with the wall time
             if loaded.read_tables:
                 learner.resume_tables(rebuild=loaded.truncate_tables)
         if loaded.rng is not None:
@@ -198,7 +198,7 @@ class Session:
         self.pending_restore = PendingRestore()
 
     def end(self) -> None:
-        """Write the last rows and the state. The state excludes these rows, since a continued run writes its own rows at this frame."""
+        """Write the last rows and the state. The state does not include these rows, since a continued run writes new rows at this frame."""
         assert self.sink is not None
         bundle = state_dict(self)
         try:
@@ -210,5 +210,5 @@ class Session:
             self.sink.timeline(self.index, spans)
 
     def close(self) -> None:
-        """Release envs and processes. An env that fails to close, or does not close in time, is abandoned with a notice."""
+        """Release envs and processes. If an env fails to close, or does not close in time, it is abandoned with a notice."""
         self.parts.close()

@@ -28,56 +28,56 @@ if TYPE_CHECKING:
     from slm_lab.experiment.collect.workers.worker_pool import OpenPool
 
 STOP_GRACE = 5.0
-"""Seconds that an env may block after a stop request before it is interrupted."""
+"""Maximum time in seconds that an env may block after a stop request; after this time it is interrupted."""
 
 
 OpenStore = Callable[[Spec, int, Callable[[], EnvInfo], bool], Store]
-"""open_store(spec, index, info, fresh): return the Store of Session `index` with the arrays of all Sessions of one net. `info` returns the
-EnvInfo of the Session's env after it was built; `fresh`: training has not begun."""
+"""open_store(spec, index, info, fresh): return the Store of Session `index`, which contains the arrays of all Sessions that train one net.
+`info` returns the EnvInfo of the Session's env once the env is built; `fresh`: whether training has not begun yet."""
 OpenSink = Callable[[RunPaths, int, int, int, Emit], RunSink]
-"""open_sink(paths, trial, index, restart, emit): return the sink of Session `index` in its process number `restart`; events other than rows
-are passed to `emit`."""
+"""open_sink(paths, trial, index, restart, emit): return the sink of Session `index` for the process that was started after `restart`
+restarts; events other than rows are passed to `emit`."""
 
 
 @dataclass(frozen=True)
 class SessionTask:
-    """The Session that a process runs."""
+    """Description of the Session that a process runs."""
 
     spec: Spec
     index: int
     trial: int
     plan: Plan
     open_store: OpenStore | None = None
-    """Opens the shared arrays, with meta.distributed."""
+    """Opens the shared arrays of meta.distributed; None if the Session trains a separate net."""
     fresh: bool = True
-    """True if training has not begun in any process, or if the Session has its own net and begins with its last checkpoint."""
+    """True if no process has begun to train, or if the Session trains a separate net and starts from its last checkpoint."""
     resumed: RunPaths | None = None
     """The run from whose last checkpoint the Session continues."""
     open_sink: OpenSink | None = None
-    """Opens the sink; None: the process has access to the run folder and writes its tables there."""
+    """Opens the sink; None: the process can access the run folder and writes its tables there."""
     open_pool: OpenPool | None = None
-    """Starts the rollout workers; None: as processes of this machine. (No default here, since this module must not import torch: the
-    trial's own process does not need it.)"""
+    """Starts the rollout workers; None: they are processes on this machine. (The default is None because this module must not import torch,
+    which the process of the trial does not need.)"""
     locks: bool = True
-    """Whether the process has access to the run folder and locks its Session there."""
+    """Whether the process can access the run folder and locks its Session there."""
 
 
 def shared_arrays(spec: Spec, fd: int, index: int = 0, *, fresh: bool = True) -> SharedArrays:
-    """Return the Store of Session number `index` of a spec with meta.distributed, with the arrays in file `fd`."""
+    """Return the Store of Session `index` of a spec with meta.distributed; the arrays are in the file with descriptor `fd`."""
     meta = spec.meta
     return SharedArrays(fd, index, meta.max_session, synced=meta.distributed == "synced", locked=meta.hogwild_lock, fresh=fresh)
 
 
 def shared_memory(file: SharedFd, spec: Spec, index: int, info: Callable[[], EnvInfo], fresh: bool) -> SharedArrays:
-    """Return the Store of a Session if all processes run on one machine and the arrays are in a file in memory (an OpenStore)."""
+    """Return the Store of a Session whose arrays are in a file in memory, for Sessions that all run on one machine (an OpenStore)."""
     return shared_arrays(spec, file.fd, index, fresh=fresh)
 
 
 def run_session(context: Context, task: SessionTask) -> None:
-    """Build a Session, wait for the signal to begin (its RunPaths), and train.
+    """Build a Session, wait until the RunPaths are received, and train.
 
-    Messages: ("ready", choices), ("event", Event) for each event except rows, then ("event", SessionEnded) or, instead of SessionEnded,
-    ("user_error", error) or ("failed", cause).
+    Messages: ("ready", choices) once the Session is built, ("event", Event) for each event except rows, and finally one of
+    ("event", SessionEnded), ("user_error", error) and ("failed", cause).
     """
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     logger.setLevel(logging.INFO)
@@ -114,13 +114,13 @@ def _run(context: Context, task: SessionTask) -> None:
             context.send("event", SessionEnded(task.index, "stopped"))
             return
         assert isinstance(paths, RunPaths)
-        context.send("event", _train(context, task, session, paths))  # before the env is closed, which may block
+        context.send("event", _train(context, task, session, paths))  # sent before the env is closed, since closing may block
     finally:
         session.close()
 
 
 def _train(context: Context, task: SessionTask, session: Any, paths: RunPaths) -> SessionEnded:
-    # kept until this process ends, since the process may outlive the trial
+    # held until this process ends, since the process may outlive the trial
     lock = SessionLock(paths.session_lock(task.index, task.trial)) if task.locks else None
     context.print_to(paths.session_log(task.index, task.trial))
 

@@ -1,1 +1,1 @@
-"""Training in a Session: the learner, its observers, evaluation, and the values that depend on the env."""
+"""Training in a Session: the learner, its observers, evaluation, and the spec values that depend on the env."""

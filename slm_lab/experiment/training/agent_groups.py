@@ -1,4 +1,4 @@
-"""Envs whose agents have different spaces: whether the policies of a spec fit them."""
+"""Check whether the policies of a spec fit an env whose agents have different spaces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slm_lab.spec.report import Problem
 
 
 def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
-    """Return problems of a spec that follow from the different spaces of an env's agents; [] if these are equal."""
+    """Return the problems that a spec has because the agents of the env have different spaces; [] if all agents have equal spaces."""
     if not info.groups:
         return []
     one, other = info.groups[:2]
@@ -39,7 +39,7 @@ def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
 
 
 def _difference(one: EnvInfo, agent: str, other: EnvInfo, other_agent: str) -> str:
-    """Return what differs between the spaces of two agents, given the infos of their groups."""
+    """Describe how the spaces of two agents differ, given the infos of their groups."""
     texts = []
     for kind in ("observation", "action"):
         first, second = (space_from_dict(info.spaces[kind]) for info in (one, other) if info.spaces is not None)
@@ -50,7 +50,7 @@ def _difference(one: EnvInfo, agent: str, other: EnvInfo, other_agent: str) -> s
 
 
 def fitting_policies(info: EnvInfo) -> dict[str, list[str]]:
-    """Return agent.policies with a policy for each group of agents with equal spaces, named after its agents."""
+    """Return a value for agent.policies with one policy for each group of agents that have equal spaces, named after these agents."""
     stems = [{agent.rstrip("0123456789").rstrip("_-") for agent in group.agents} for group in info.groups]
     names = [stem.pop() if len(stem) == 1 else "" for stem in stems]
     if not all(names) or len(set(names)) < len(names):

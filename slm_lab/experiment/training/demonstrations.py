@@ -1,4 +1,4 @@
-"""Data sets of recorded episodes: the file that `enjoy --record` writes, and what `meta.demonstrations` reads.
+"""Data sets of recorded episodes, which `enjoy --record` writes and `meta.demonstrations` reads.
 
 The file is numpy's .npz: arrays with the names of Demonstrations' fields, and `header`, a JSON text with the env and its spaces.
 """
@@ -33,7 +33,10 @@ _ARRAYS = tuple(field.name for field in fields(Demonstrations))
 
 
 def check_new(path: Path, replaces: bool) -> None:
-    """Raise UserError if a data set cannot be written to `path`. Args: replaces: whether an existing file may be replaced."""
+    """Raise UserError if a data set cannot be written to `path`.
+
+    Args: replaces: whether an existing file may be replaced.
+    """
     if path.is_dir():
         raise UserError(f"--record {path} is a folder; expected a file, such as {path / 'demonstrations.npz'}")
     if path.exists() and not replaces:
@@ -78,9 +81,9 @@ def read(path: Path) -> tuple[Demonstrations, dict[str, Any]]:
 
 
 def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
-    """Return the demonstrations of a spec, with training rewards (env.reward_scale, env.clip_reward).
+    """Return the demonstrations of a spec, with rewards scaled and clipped as in training (env.reward_scale, env.clip_reward).
 
-    Raises SpecError if they cannot be read, or were recorded in another env or with other spaces.
+    Raises SpecError if the data set cannot be read, or if it was recorded in another env or with other spaces.
     """
     where = spec.meta.demonstrations
     assert where is not None
@@ -98,13 +101,13 @@ def load_demonstrations(spec: Spec, info: EnvInfo) -> Demonstrations:
 
 
 def normalized(data: Demonstrations, normalizer: ObsNormalizer) -> Demonstrations:
-    """Return the data with normalised observations; the statistics are those of the data."""
+    """Return the data with observations that are normalised by the statistics of the data itself."""
     normalizer.update(data.obs_K)
     return replace(data, obs_K=normalizer(data.obs_K), last_obs_E=normalizer(data.last_obs_E))
 
 
 def _check_env(spec: Spec, info: EnvInfo, where: str, header: Mapping[str, Any]) -> None:
-    """Raise SpecError if a data set is of another env, or of other spaces than those of `info`."""
+    """Raise SpecError if a data set was recorded in another env, or with other spaces than those of `info`."""
     if header["env"] is not None and _plain_id(header["env"]) != _plain_id(spec.env.name):
         raise _problem(spec, f"{where} was recorded in {header['env']}; env.name is {spec.env.name}")
     assert info.spaces is not None

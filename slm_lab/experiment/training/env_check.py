@@ -1,4 +1,4 @@
-"""Trial step of the env before a run, to check what the env returns before anything is written."""
+"""Step the env once before a run, to check the values that it returns before anything is written."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _OWN = (str(Path(slm_lab.__file__).parent), str(Path(traceback.__file__).parent))
-"""Folders of code that is not the user's: this package and the standard library."""
+"""Folders with code that does not belong to the user: this package and the standard library."""
 
 
 def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, device: str = "cpu") -> None:
     """Reset the envs of a spec, step them once, and close them.
 
-    The process-wide random generators (also of the device) are restored before the envs of the run are built. State that an env keeps in
-    its module or class is not restored.
+    The process-wide random generators, including that of the device, are restored before the envs of the run are built. State that an env
+    stores in its module or class is not restored.
 
-    Raises SpecError if the envs return values that their spaces or Gymnasium's interface do not allow, or raise an error; with
-    HindsightReplay also if their rewards are others than those of goals.
+    Raises SpecError if an env raises an error, or returns values that its spaces or Gymnasium's interface do not allow; with
+    HindsightReplay also if the rewards of a step differ from those computed from its goals.
     """
     saved = rng_state(device)
     try:
@@ -49,7 +49,7 @@ def check_env(spec: Spec, seed: int, beat: Beat, num_envs: int | None = None, de
 
 
 def _check_goals(spec: Spec, env: Env, step: VecStep) -> None:
-    """Compare rewards with those computed from goals, if the env has goals."""
+    """Compare the rewards of a step with those computed from its goals, if the env has goals."""
     assert isinstance(spec.agent.memory, HindsightReplaySpec)
     if env.info.observation.goals is None:
         return
@@ -77,6 +77,6 @@ def _trial_step(env: Env, spec: Spec, beat: Beat) -> VecStep:
 
 
 def _last_user_line(error: Exception) -> str:
-    """Return the file and line of the env's own code that was reached last; "" if there is none."""
+    """Return the file and line of the innermost frame of user code in the traceback; "" if the traceback contains no user code."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OWN)]
     return f" (file {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""Play episodes without learning: evaluation during training, and mode enjoy."""
+"""Play episodes without learning, for evaluation during training and for mode enjoy."""
 
 from __future__ import annotations
 
@@ -21,28 +21,33 @@ if TYPE_CHECKING:
     from slm_lab.env.vec import Env
 
 MAX_STEPS = 100_000
-"""Maximum length of an episode: four times ALE's longest game."""
+"""Maximum length of an episode in steps, four times that of the longest games of ALE."""
 EVALUATIONS = 8
-"""Number of evaluations in a Session, with meta.eval_episodes."""
+"""Number of evaluations in a Session that is evaluated by meta.eval_episodes."""
 _EPISODES = range(3, 6)
-"""Numbers of episodes that meta.eval_episodes "auto" can mean."""
+"""Possible numbers of episodes per evaluation for meta.eval_episodes="auto", besides 0."""
 _SHARE = 0.024
-"""Maximum env steps of evaluation by default as a share of the frames, which takes at most 3 % of the time (PPO with 8 envs: 2.4 %)."""
+"""Maximum number of evaluation steps by default, as a fraction of the frames. Evaluation then takes at most 3 % of the time (PPO with 8
+envs: 2.4 %)."""
 _UPDATE_COST = 4.0
-"""Assumed time of an off-policy update, in env steps of an evaluation; measured: 25 for DQN in CartPole, 130 for SAC in HalfCheetah."""
+"""Assumed duration of an off-policy update, in evaluation steps. Measured: 25 steps for DQN in CartPole, 130 for SAC in HalfCheetah."""
 _ENVS = 8
-"""Number of training envs above which a frame is assumed to be faster in proportion; with 8, PPO in CartPole takes 42 µs per frame."""
+"""Number of training envs above which the time per frame is assumed to be inversely proportional to their number. With 8 envs, PPO in
+CartPole takes 42 µs per frame."""
 
 
 class Act(Protocol):
     """Function that chooses the actions of all rows of an env."""
 
     def __call__(self, obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None, /) -> np.ndarray:
-        """Return the actions, in the form that the env takes. Args: acts_N: see VecStep; given only if some rows wait."""
+        """Return the actions, in the form that the env takes.
+
+        Args: acts_N: see VecStep; given only if some rows do not act in this step.
+        """
 
 
 Record = Callable[[np.ndarray, np.ndarray, VecStep, np.ndarray], None]
-"""record(obs_N, action_N, step, counts_N): a step, and whether each env's episode counts."""
+"""record(obs_N, action_N, step, counts_N): called with each step; counts_N: whether the episode of each env counts."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +57,20 @@ class EvaluationPlan:
     envs: int
     """Number of evaluation envs, each of which plays one episode."""
     every: int
-    """Frames between evaluations; the last one is at the end."""
+    """Number of frames between evaluations. There is also an evaluation at the end of training."""
     deterministic: bool
     """Whether the agent acts by the mode of the action distribution."""
 
 
 def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> EvaluationPlan | None:
-    """Return how a Session is evaluated, None if it is not.
+    """Return the evaluation plan of a Session; None if the Session is not evaluated.
 
-    The number of episodes that meta.eval_episodes "auto" means depends on the spec alone, not on measured times, so that a run repeats.
+    With meta.eval_episodes="auto", the number of episodes depends only on the spec and not on measured times, so that runs are
+    reproducible.
 
     Args:
         frames: frames that a policy of the Session collects.
-        time_limit: maximum steps of an episode; None if not limited.
+        time_limit: maximum number of steps of an episode; None if there is no limit.
     """
     meta = spec.meta
     if meta.rigorous_eval:
@@ -77,11 +83,14 @@ def plan_evaluation(spec: Spec, frames: int, time_limit: int | None) -> Evaluati
 
 
 def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int:
-    """Return the number of episodes per evaluation with at most _SHARE of the frames if all reach the time limit; 0 if below _EPISODES."""
+    """Return the number of episodes per evaluation; 0 if it would be below _EPISODES.
+
+    Even if all episodes reach the time limit, evaluation costs at most as much time as a fraction _SHARE of the frames.
+    """
     algorithm = spec.agent.algorithm
     if time_limit is None or not algorithm.learns:
         return 0
-    if algorithm.offline:  # there are no other episodes
+    if algorithm.offline:  # all returns come from evaluation, since training plays no episodes
         return _EPISODES[-1]
     updates = (
         (getattr(algorithm, "training_iter", None) or 1) / algorithm.training_frequency
@@ -94,7 +103,10 @@ def _affordable_episodes(spec: Spec, frames: int, time_limit: int | None) -> int
 
 
 def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
-    """Return a function that lets each policy choose the actions of its rows, int64 [K]."""
+    """Return a function that chooses the actions of all rows.
+
+    Args: policies: (row indices int64 [K], function that acts for these rows) for each policy.
+    """
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
         action_N: np.ndarray | None = None
@@ -110,9 +122,9 @@ def joint_act(policies: Sequence[tuple[np.ndarray, Act]]) -> Act:
 
 
 def without_padding_of(info: EnvInfo, names: Collection[str], act: Act) -> Act:
-    """Return a function that acts for the rows of some agents in an env whose observations and actions may be padded.
+    """Return a function that acts for the rows of some agents, in an env whose observations and actions may be padded.
 
-    Args: names: of the agents. act: gets observations, and returns actions, without padding.
+    Args: names: names of these agents. act: function that receives observations and returns actions without padding.
     """
     if not info.groups:
         return act
@@ -129,11 +141,16 @@ def play(
     record: Record | None = None,
     rows: np.ndarray | None = None,
 ) -> list[float]:
-    """Return raw returns of `episodes` episodes (None: one per env) in the order of envs; [] if `stop` is requested before the end.
+    """Play episodes and return their raw returns, in the order of the envs; [] if a stop is requested before all have ended.
 
-    `record` is called with each step; with `rows`, only returns of these rows are returned. The number of episodes per env is fixed before
-    the first step: the episodes that end first are the shortest, and their mean would be biased. If one does not end within MAX_STEPS, it
-    and all later episodes of its env are left out.
+    The number of episodes of each env is fixed before the first step: the first `episodes` episodes to end would include too many short
+    ones, so that their mean return would be biased. If an episode does not end within MAX_STEPS, this episode and all later episodes of its
+    env are left out.
+
+    Args:
+        episodes: number of episodes; None: one per env.
+        record: called with each step, see Record.
+        rows: rows whose returns are returned; None: all rows.
     """
     count = env.info.num_envs
     quota, rest = divmod(count if episodes is None else episodes, count)

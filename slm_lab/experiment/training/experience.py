@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from slm_lab.agent.rollout.rollout import Rollout
 
 Beat = Callable[[int], None]
-"""beat(phase): a heartbeat with the phase that begins now, see execute.heartbeat."""
+"""beat(phase): sends a heartbeat, with the phase that begins now, see execute.heartbeat."""
 
 
 def no_beat(phase: int) -> None:
@@ -34,11 +34,11 @@ class Experience(NamedTuple):
     episodes: list[Episode]
     """Episodes that ended in this step."""
     transition: Transition | None
-    """None if no env was stepped: the frames are gradient steps on recorded episodes."""
+    """The transition to learn from. None if no env was stepped, since each frame is a gradient step on recorded episodes."""
     time: float | None = None
-    """Time of collection, in seconds of perf_counter; None: now."""
+    """Time at which the step was collected, in seconds of perf_counter; None: now."""
     report: Callable[[], dict[str, float]] | None = None
-    """Called after an update: returns what the source reports about the data trained on (policy lag, utilization)."""
+    """Called after an update. Returns values that the source reports about the training data, such as policy lag and utilization."""
 
 
 class CollectedRollout(NamedTuple):
@@ -46,9 +46,9 @@ class CollectedRollout(NamedTuple):
 
     policy: int
     steps: list[tuple[int, list[Episode], float]]
-    """For each vector step: frames, episodes that ended in it, and the time, as in Experience."""
+    """For each vector step: number of frames, episodes that ended in the step, and time, as in Experience."""
     rollout: Rollout | None = None
-    """Rollout to learn from at the last step; None if no transitions are left to learn from."""
+    """Rollout on which the policy is trained at the last step; None if no transitions are left to train on."""
     report: Callable[[], dict[str, float]] | None = None
     """As in Experience."""
 
@@ -61,26 +61,26 @@ class ExperienceSource(Protocol):
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the state can be saved now, once the last yielded experience has been learned from."""
+        """Whether the state can be saved now, provided that the learner has trained on the last yielded experience."""
 
     @property
     def lost_reason(self) -> str:
-        """Reason why `state_dict` has no open episodes, if it has none."""
+        """Reason why `state_dict` does not contain the open episodes, if it does not contain them."""
 
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         """Yield the experience step by step, or as rollouts. Each item is consumed before the next one is requested."""
 
     def begin(self) -> None:
-        """Prepare for collection; call after load_state_dict if there is a state to load. Raises WorkerFailed."""
+        """Prepare for collection. If a state is loaded, `load_state_dict` must be called first. Raises WorkerFailed."""
 
     def spans(self) -> Spans | None:
-        """Return what each process did in a window of time; None if there is only one process."""
+        """Return the activity of each process during a window of time; None if there is only one process."""
 
     def close(self) -> None:
         """Release envs and processes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of envs and random streams. Its "open" contains the open episodes, None if they cannot be saved."""
+        """Return the state of envs and random streams. The entry "open" contains the open episodes; None if they cannot be saved."""
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Load what `state_dict` returned. Returns whether open episodes continue."""
+        """Load a state returned by `state_dict`. Returns whether the open episodes continue."""

@@ -1,4 +1,4 @@
-"""The learner of one policy of a Session: it trains, saves and evaluates the policy, and produces rows."""
+"""The learner of one policy of a Session, which trains, saves and evaluates the policy and produces rows."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from slm_lab.spec.models.spec import Spec
 
 
 class PolicyLearner:
-    """Learns one policy.
+    """Trains one policy.
 
     Args:
-        table: number of the tables and checkpoints of the policy, see events.Row.
+        table: number of the policy's tables and checkpoints, see events.Row.
         frames: number of frames to collect.
         normalizers: normalizers of the envs that the policy acts in.
         timer: decides when the state of the Session is saved.
         spaces: spaces of the envs, as stored in checkpoints.
-        evaluation: when and how the policy is evaluated; None: not at all.
-        shared: whether several Sessions train the net.
+        evaluation: when and how the policy is evaluated; None: the policy is not evaluated.
+        shared: whether several Sessions train the same net.
         torch_settings: torch settings for learning; by default the current ones.
     """
 
@@ -78,11 +78,12 @@ class PolicyLearner:
         self.window = EpisodeWindow()
         self.evaluation = evaluation
         self.eval_env: Env | None = None
-        """Evaluation env, with an `evaluation`."""
+        """Evaluation env; None if the policy is not evaluated."""
         self.partners: list[tuple[Sequence[str], PolicyLearner]] | None = None
-        """The learners of an env with several policies, this one included, with the names of their agents. None: there is one policy."""
+        """The learners of all policies that play together in an env, including this one, with the names of their agents; None if there is
+        only one policy."""
         self._eval_state: dict[str, Any] | None = None
-        """State of the evaluation env before an evaluation that was interrupted."""
+        """State of the evaluation env before the interrupted evaluation; None if no evaluation was interrupted."""
         self._update_times: tuple[float, float] | None = None
         self.interrupted = False
         self.recorder, self.evaluator = self._row_makers()
@@ -92,13 +93,13 @@ class PolicyLearner:
         )
         self.user_observers: list[Observer] = []
         self._observers: list[Observer] = []
-        """All observers, in the order of their calls, once training has begun."""
+        """All observers, in the order in which they are called; empty before training begins."""
         self._on_step: list[Callable[..., None]] = []
         self._on_update: list[Callable[..., None]] = []
         self._on_row: list[EmitRow] = []
 
     def _row_makers(self) -> tuple[Recorder, Evaluator | None]:
-        """Return the observers that produce the rows of training and of evaluation."""
+        """Return the observers that produce the training rows and the evaluation rows."""
         meta, clock, agent = self.spec.meta, self.clock, self.agent
         sources = (
             *(SHARED_COLUMNS if self.shared else ()),
@@ -112,12 +113,12 @@ class PolicyLearner:
         if self.evaluation is None:
             return recorder, None
         every = self.evaluation.every
-        # workers that train one net evaluate it in turn, so that its evaluations are evenly spaced over global frames
+        # Sessions that train one net evaluate it in turn, so that its evaluations are evenly spaced over global frames
         ahead = self.table * every // meta.max_session if self.shared else 0
         return recorder, Evaluator(clock, agent, every, self._emit, self.evaluate, columns, self.table, ahead)
 
     def add_observers(self, factories: Sequence[ObserverFactory]) -> None:
-        """Create the user's observers. Raises UserError for one that is not an Observer."""
+        """Create the user's observers. Raises UserError if a factory returns something other than an Observer."""
         context = ObserverContext(self.spec, self.table, self.agent, self.clock)
         self.user_observers = [factory(context) for factory in factories]
         for factory, made in zip(factories, self.user_observers, strict=True):
@@ -131,12 +132,12 @@ class PolicyLearner:
 
     @property
     def total_reward(self) -> float | None:
-        """Mean return of the last episodes; None before the first."""
+        """Mean return of the last episodes; None before the end of the first episode."""
         return mean(self.window.returns)
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether an observer or an algorithm of the user can reach the agent while it trains."""
+        """Whether an observer or an algorithm of the user can access the agent during training."""
         return bool(self.user_observers) or not type(self.agent.algorithm).__module__.startswith("slm_lab.")
 
     def _stop_at_limit(self) -> None:
@@ -144,7 +145,7 @@ class PolicyLearner:
         self.frames = min(self.frames, self.clock.frame)
 
     def take_update_times(self) -> tuple[float, float] | None:
-        """Return begin and end of the last update, in seconds of perf_counter; None if there was none since the last call."""
+        """Return begin and end of the last update, in seconds of perf_counter; None if there was no update since the last call."""
         times, self._update_times = self._update_times, None
         return times
 
@@ -162,7 +163,7 @@ class PolicyLearner:
             max_seconds=limit,
         )
         self._observers = [
-            # before the recorder, so that the time of the last row is not below the limit
+            # called before the recorder, so that the time in the last row is not below the limit
             *([] if limit is None else [TimeLimit(clock, limit, self._stop_at_limit)]),
             self.recorder,
             *([] if self.evaluator is None else [self.evaluator]),
@@ -179,7 +180,7 @@ class PolicyLearner:
             listener(row)
 
     def step(self, experience: Experience | CollectedRollout) -> None:
-        """Count the steps and learn from them."""
+        """Count the steps of an experience or a rollout, and learn from it."""
         if isinstance(experience, CollectedRollout):
             self._learn(experience)
             return
@@ -198,7 +199,7 @@ class PolicyLearner:
             hook(episodes)
 
     def _learn(self, collected: CollectedRollout) -> None:
-        """Count the steps of a rollout, and learn from it at the last step, unless training ends before."""
+        """Count the steps of a rollout; learn from the rollout at its last step, unless training ends before this step."""
         clock, last = self.clock, len(collected.steps) - 1
         for t, (frames, episodes, time) in enumerate(collected.steps):
             clock.time = time
@@ -233,13 +234,13 @@ class PolicyLearner:
         logger.info("ends at frame %d%s", self.clock.frame, ", as requested" if self.interrupted else "")
 
     def note_frame(self, error: BaseException, num_envs: int) -> None:
-        """Add the frame at which an error was raised to the error, as a note; see user_code.cause."""
+        """Add a note to an error that gives the frame at which the error was raised; see user_code.cause."""
         call = error.call if isinstance(error, InvalidOutcome) else None
         frame = self.clock.frame + (num_envs if call == "step" else 0)  # frame of the step that raised it
         error.add_note(f"(at frame {frame}{f' of {self.spec.env.name}' if call is None else ''})")
 
     def evaluate(self) -> list[float]:
-        """Return the total reward of one episode in each evaluation env; [] if a stop is requested before all have ended."""
+        """Play one episode in each evaluation env, and return the total rewards; [] if a stop is requested before all have ended."""
         assert self.eval_env is not None
         assert self.evaluation is not None
         env, deterministic, own = self.eval_env, self.evaluation.deterministic, None
@@ -254,7 +255,7 @@ class PolicyLearner:
             own = next(of_one for of_one, (_, learner) in zip(rows, self.partners, strict=True) if learner is self)
         before = self.eval_env.state_dict()
         returns = play(self.eval_env, act, self.stop, self.beat, rows=own)
-        if not returns:  # interrupted: a continued run evaluates again, from the state before
+        if not returns:  # interrupted: a continued run evaluates again, from the state before the evaluation
             self._eval_state = before
         return returns
 
@@ -264,7 +265,7 @@ class PolicyLearner:
             self.eval_env.close()
 
     def policy_bundle(self) -> dict[str, Any]:
-        """Return what is needed to act: weights, statistics of the normalizers, and the env's spaces."""
+        """Return the data that is needed to act: weights, statistics of the normalizers, and spaces of the env."""
         return {
             "version": VERSION,
             "weights": self.agent.weights(),
@@ -276,7 +277,7 @@ class PolicyLearner:
 
     @property
     def _stateful(self) -> dict[str, Observer]:
-        """Observers with a state, by the names under which they are saved."""
+        """Name under which the state of an observer is saved → observer, for the observers that have a state."""
         observers: dict[str, Observer] = {"recorder": self.recorder, "checkpointer": self.checkpointer}
         if self.evaluator is not None:
             observers["evaluator"] = self.evaluator
@@ -286,9 +287,10 @@ class PolicyLearner:
         return observers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learned, counted and observed, and what is needed to act; with meta.save_replay also the replay memory.
+        """Return the state of the agent, counters and observers, and the data that is needed to act; with meta.save_replay also the replay
+        memory.
 
-        State that several Sessions train together is not included: it is saved with the shared arrays.
+        State that is shared by several Sessions is not included, since it is saved with the shared arrays.
         """
         replay = self.agent.replay if self.spec.meta.save_replay else None
         return {
@@ -301,16 +303,16 @@ class PolicyLearner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError, RuntimeError or KeyError if it does not fit."""
+        """Load a state returned by `state_dict`. Raises ValueError, RuntimeError or KeyError if the state does not fit."""
         self.agent.load_state_dict(state["agent"])
         self.normalizers.load_state_dict(state["normalizers"])
         if self.eval_env is not None and state["eval_env"] is not None:
             self.eval_env.load_state_dict(state["eval_env"])
-            self.eval_env.resume()  # an evaluation begins with a reset; wrappers may keep state for longer than an episode
+            self.eval_env.resume()  # each evaluation begins with a reset, but wrappers may keep state across episodes
         self.load_progress(state)
 
     def load_progress(self, state: dict[str, Any]) -> None:
-        """Load only counters, observers and replay memory, for a net that other Sessions continue to train."""
+        """Load only the counters, the observers and the replay memory, since other Sessions continue to train the net."""
         if self.shared:
             self.clock.resume_shared(state["clock"], self.spec.env.num_envs)
         else:
@@ -325,7 +327,7 @@ class PolicyLearner:
                 observer.load_state_dict(state["observers"][name])
 
     def resume_tables(self, *, rebuild: bool = False) -> None:
-        """Continue the tables on disk after their last complete row; with `rebuild`, forget rows that are not on disk."""
+        """Continue the tables after the last complete row in the files; with `rebuild`, forget rows that are not in the files."""
         for observer in (self.recorder, self.evaluator):
             if observer is not None:
                 observer.resume(self.sink.rows(self.table, observer.mode), rebuild=rebuild)

@@ -1,4 +1,4 @@
-"""Data sets of Minari (https://minari.farama.org), which may come from any program."""
+"""Data sets in the format of Minari (https://minari.farama.org), which any program may have recorded."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.models.spec import Spec
 
 PREFIX = "minari:"
-"""Before the id of a data set that Minari knows."""
+"""Prefix of the id of a Minari data set in meta.demonstrations."""
 
 
 def is_minari(where: str) -> bool:
-    """Return whether `meta.demonstrations` names a data set of Minari: minari:ID, a folder, or an HDF5 file."""
+    """Return whether a value of `meta.demonstrations` refers to a Minari data set: minari:ID, a folder, or an HDF5 file."""
     return where.startswith(PREFIX) or Path(where).expanduser().is_dir() or where.endswith((".hdf5", ".h5"))
 
 
 def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, dict[str, Any]]:
-    """Return a data set of Minari in the agent's form, and a header like that of our own files.
+    """Return a Minari data set in the form that agents use, and a header like that of files of `enjoy --record`.
 
-    An episode that is neither terminated nor truncated at its end counts as truncated there. Raises OSError or ValueError.
+    An episode that ends neither terminated nor truncated counts as truncated. Raises OSError or ValueError.
     """
     try:
         import minari
@@ -56,7 +56,7 @@ def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, 
 
 
 def _open(minari: Any, where: str) -> Any:
-    """Return Minari's data set. Raises ValueError if there is none."""
+    """Open a Minari data set. Raises ValueError if it does not exist or cannot be read."""
     try:
         if where.startswith(PREFIX):
             return minari.load_dataset(where.removeprefix(PREFIX))
@@ -70,7 +70,7 @@ def _open(minari: Any, where: str) -> Any:
 
 
 def encode_actions(space: spaces.Space[Any], action_K: np.ndarray) -> np.ndarray:
-    """Return actions of the env in the agent's form (see ActionSpace): the inverse of `env.spaces.action_codec`."""
+    """Convert actions from the form of the env to that of the agent (see ActionSpace); the inverse of `env.spaces.action_codec`."""
     match space:
         case spaces.Discrete():
             return np.asarray(action_K, np.int64) - int(space.start)

@@ -23,8 +23,9 @@ GAMMA_MAX = 0.99999
 class Population:
     """Replaces poor policies and mutates hyperparameters, in rounds.
 
-    In its round, a policy that is among the worst may copy weights and hyperparameters of one of the best; then its hyperparameters mutate,
-    unless it is one of the best itself. The rounds of a policy depend on its own frames. Policy 0 is never changed, for comparison.
+    Each policy has rounds at certain numbers of its own frames. In a round, a policy that is among the worst may copy the weights and
+    hyperparameters of one of the best policies. After that its hyperparameters are mutated, unless it is among the best policies itself.
+    Policy 0 is never changed, so that it can serve for comparison.
 
     Args:
         session: index of the Session, for the table of rounds.
@@ -45,7 +46,10 @@ class Population:
         self._loaded = False
 
     def begin(self, sink: RunSink | None) -> None:
-        """Begin, or continue from a loaded state; the table of rounds is written to the sink."""
+        """Begin, or continue from a loaded state.
+
+        Args: sink: receives the table of rounds; None: no table.
+        """
         self.sink = sink
         if not self._loaded:
             for policy in range(len(self.learners)):
@@ -57,7 +61,7 @@ class Population:
         return begun >= 0 and begun // self.spec.period >= self.rounds[policy]
 
     def step(self, policy: int) -> None:
-        """Do a round of this policy."""
+        """Perform a round of this policy."""
         learner = self.learners[policy]
         self.rounds[policy] = (learner.clock.frame - self.spec.start) // self.spec.period + 1
         worst, best = self._ranked()
@@ -70,17 +74,17 @@ class Population:
             algorithm.tune(self._perturbed(algorithm.tuning, algorithm.spec.gamma))
         self._record(policy, source)
         if source is not None:
-            learner.recorder.forget_episodes()  # they were another policy's
+            learner.recorder.forget_episodes()  # they were played by the replaced policy
 
     def _ranked(self) -> tuple[list[int], list[int]]:
-        """Return the worst and the best policies, each a replace_fraction of the population."""
+        """Return the worst and the best policies; each list contains the fraction replace_fraction of the population."""
         reward = {p: value for p, learner in enumerate(self.learners) if (value := learner.total_reward) is not None}
         count = int(np.ceil(self.spec.replace_fraction * len(self.learners)))
         ranked = sorted(reward, key=lambda p: reward[p])
         return ranked[:count], [p for p in ranked[-count:] if p not in ranked[:count]]
 
     def _policy_to_copy(self, policy: int, best: Sequence[int]) -> int | None:
-        """Return one of the best policies if `policy` is far enough behind it, else None."""
+        """Draw one of the best policies; return it if its return exceeds that of `policy` by the required gap, else None."""
         if not best:
             return None
         source = int(self.rng.choice(best))
@@ -98,7 +102,7 @@ class Population:
         return Tuning(lr, entropy_coef, min(max(0.0, 1.0 - (1.0 - gamma) * self._factor()), GAMMA_MAX))
 
     def _factor(self) -> float:
-        """Return 1, or with probability mutation_rate a random factor to multiply a hyperparameter by."""
+        """Return a factor for a hyperparameter: a random factor with probability mutation_rate, else 1."""
         if self.rng.random() >= self.spec.mutation_rate:
             return 1.0
         factor = float(self.rng.uniform(self.spec.perturb_min, self.spec.perturb_max))
@@ -117,16 +121,16 @@ class Population:
             self.sink = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random stream and the rounds; hyperparameters are part of each agent's state."""
+        """Return the random stream and the rounds. The hyperparameters are part of the state of each agent."""
         return {"rng": generator_state(self.rng), "rounds": list(self.rounds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a state returned by `state_dict`."""
         set_generator_state(self.rng, state["rng"])
         self.rounds, self._loaded = list(state["rounds"]), True
 
 
 def replace_policy(agent: Agent, source: Agent) -> None:
-    """Copy weights, optimizer, scales and hyperparameters of `source` to `agent`, which keeps its own random streams."""
-    own, copied = agent.algorithm.state_dict(), deepcopy(source.algorithm.state_dict())  # torch's optimizers return no copies
+    """Copy weights, optimizer state, scales and hyperparameters of `source` to `agent`. The random streams of `agent` are not changed."""
+    own, copied = agent.algorithm.state_dict(), deepcopy(source.algorithm.state_dict())  # torch's optimizers return references, not copies
     agent.algorithm.load_state_dict({key: own[key] if key == "rng" else value for key, value in copied.items()})

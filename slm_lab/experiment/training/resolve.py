@@ -1,6 +1,6 @@
-"""Values that a spec leaves to the run: seed, device, inference, the net of a short spec, and how often a short run writes rows.
+"""Determine the values that a spec leaves open: seed, device, inference, the net of a short spec, and the number of frames between rows.
 
-torch and gymnasium are imported only where they are used: a trial whose Sessions run in their own processes needs neither.
+torch and gymnasium are imported only inside functions that use them, since a trial whose Sessions run in separate processes needs neither.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from slm_lab.spec.report import Problem, SpecError
 from slm_lab.spec.rules.resolve import complete
 
 _ROWS = 50
-"""Minimum number of rows of a Session if the spec does not say how often to write one."""
+"""Minimum number of rows of a Session if the spec does not contain meta.log_frequency."""
 
 
 def completed(spec: Spec, beat: Callable[[int], None] = lambda phase: None) -> Spec:
-    """Return the spec to be saved, with the values that it leaves to the run; a complete spec is returned unchanged.
+    """Return the spec to be saved, in which open values are determined; a complete spec is returned unchanged.
 
-    The search section is removed, and values that depend on a searched key follow from the spec's own values. A short spec gets the
-    recommended net and keys for the spaces of its env, which is built once and closed. If meta.log_frequency is absent, a Session writes at
-    least 50 rows. Raises SpecError if the env cannot be built, or if a tracker of meta.track is not installed.
+    The search section is removed; values that depend on a searched key are computed from the spec outside this section. A short spec is
+    completed with the recommended net and keys for the spaces of its env, which is built once and closed. If meta.log_frequency is absent,
+    it is set such that a Session writes at least 50 rows. Raises SpecError if the env cannot be built, or if a tracker of meta.track is not
+    installed.
 
     Args: beat: called with each phase that begins, see execute.heartbeat.
     """
@@ -55,11 +56,11 @@ def _with_net(spec: Spec, beat: Callable[[int], None]) -> Spec:
     beat(BUILDING)
     check_clear(spec.name, observation)
     full = complete(spec, observation.has_images, action.kind)
-    return load_spec(dump_spec(full), spec.name)  # recommended and given values are checked together
+    return load_spec(dump_spec(full), spec.name)  # check the recommended values together with the given values
 
 
 def check_clear(source: str, observation: ObservationSpace) -> None:
-    """Raise SpecError if the env's observation space has ambiguities that must be resolved before a net is chosen."""
+    """Raise SpecError if the env's observation space is ambiguous, so that no net can be chosen."""
     if observation.ambiguities:
         raise SpecError(source, [Problem(one.key, one.message) for one in observation.ambiguities])
 
@@ -72,7 +73,10 @@ def _with_log_frequency(spec: Spec) -> Spec:
 
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:
-    """Return the torch device of Session `index`, given by the plan or else by the spec. Raises SpecError or UserError if it is missing."""
+    """Return the torch device of Session `index`: the device of the plan, or else that of the spec.
+
+    Raises SpecError or UserError if this machine does not have the device.
+    """
     import torch
 
     from slm_lab.agent.build import resolve_device
@@ -87,19 +91,19 @@ def select_device(spec: Spec, plan: Plan, index: int) -> str:
 
 
 def number_of_gpus(plan: Plan) -> int:
-    """Return the number of CUDA devices of this machine; 0 with --device cpu. Loads torch."""
+    """Return the number of CUDA devices of this machine, or 0 with --device cpu. Imports torch."""
     import torch
 
     return torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0
 
 
 def alone(spec: Spec) -> Spec:
-    """Return `spec` for a single Session without rollout workers or shared nets, which starts no processes but those of its env."""
+    """Return `spec` changed to a single Session without rollout workers or shared nets, so that only its envs may start processes."""
     return spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})})
 
 
 def resolve_inference(spec: Spec, device: str) -> Spec:
-    """Return `spec` with meta.sampler.inference decided: "auto" becomes central for nets on a GPU, else local."""
+    """Return `spec` in which meta.sampler.inference="auto" is replaced by "central" for nets on a GPU, and else by "local"."""
     sampler = spec.meta.sampler
     assert sampler is not None
     if sampler.inference != "auto":

@@ -1,4 +1,4 @@
-"""Self-play: a policy trains against snapshots of its own weights, which are rated by Elo."""
+"""Self-play: a policy trains against snapshots of its earlier weights. Snapshots receive Elo ratings."""
 
 from __future__ import annotations
 
@@ -25,32 +25,36 @@ from slm_lab.spec.models.meta import SelfPlaySpec
 from slm_lab.spec.report import Problem, SpecError
 
 SNAPSHOTS = 20
-"""Number of snapshots of a run if meta.self_play.snapshot_frequency is absent."""
+"""Number of snapshots in a run if meta.self_play.snapshot_frequency is absent."""
 RATING_ENVS = 16
-"""Maximum number of games that are rated at the same time."""
+"""Maximum number of rating games that are played at the same time."""
 _RATED_AGAINST = 2
-"""Maximum number of earlier snapshots that a snapshot plays to be rated, beside random actions and the previous snapshot."""
+"""Maximum number of earlier snapshots that a snapshot plays against for its rating, in addition to random actions and the previous
+snapshot."""
 _SCORE_DECAY = 0.95
-"""Decay of the mean score against a snapshot, per game: about the last 20 games count."""
+"""Decay per game of the mean score against a snapshot, so that the mean covers about the last 20 games."""
 _SCALE = 400.0 / np.log(10.0)
 """Elo points per unit of log odds."""
 BuildPolicy = Callable[[np.random.Generator], Policy]
 
 
 class Rating(NamedTuple):
-    """An Elo rating, and its standard error."""
+    """An Elo rating and its standard error."""
 
     elo: float = 0.0
     error: float = 0.0
 
 
 def rate(score_K: Sequence[float], games_K: Sequence[int], opponent_K: Sequence[float], prior: float = 0.0) -> Rating:
-    """Return the Elo rating with the highest likelihood, given total scores against opponents with known ratings.
+    """Return the maximum likelihood estimate of an Elo rating, given total scores against opponents with known ratings.
 
-    The expected score against an opponent is 1 / (1 + 10^((opponent − elo) / 400)) (Elo 1978). One draw against an opponent of rating
-    `prior` is added, so that a rating is finite if every game was won or lost.
+    The expected score against an opponent is 1 / (1 + 10^((opponent − elo) / 400)) (Elo 1978). One draw against an opponent with rating
+    `prior` is added, so that the rating is finite even if all games were won or all were lost.
 
-    Args: score_K: total score against each opponent: 1 per won game, 0.5 per drawn game. games_K: number of games. opponent_K: ratings.
+    Args:
+        score_K: total score against each opponent: 1 for each won game, 0.5 for each drawn game.
+        games_K: number of games against each opponent.
+        opponent_K: ratings of the opponents.
     """
     score_J, games_J = np.array([*score_K, 0.5]), np.array([*games_K, 1.0])
     opponent_J = np.array([*opponent_K, prior]) / _SCALE
@@ -67,12 +71,12 @@ _UNRATED = Rating()
 
 
 class Snapshot:
-    """Weights of a policy at one frame, which act as an opponent."""
+    """A policy with the weights of one frame, which plays as an opponent."""
 
     def __init__(self, index: int, frame: int, policy: Policy, rating: Rating = _UNRATED, score: float = 0.5) -> None:
         self.index, self.frame, self.policy, self.rating = index, frame, policy, rating
         self.score = score
-        """Mean score of the learning policy against this snapshot in its last games."""
+        """Mean score of the learning policy in its last games against this snapshot."""
 
     def state_dict(self) -> dict[str, Any]:
         own = {"index": self.index, "frame": self.frame, "rating": tuple(self.rating), "score": self.score}
@@ -80,28 +84,34 @@ class Snapshot:
 
 
 def team_score(returns_A: np.ndarray, own_A: np.ndarray) -> float:
-    """Return the mean over pairs of an own agent and another one: 1 if the return of the own one is higher, 0.5 if equal, 0 if lower."""
+    """Return the mean score over all pairs of an agent of a team and an agent outside the team.
+
+    The score of a pair is 1 if the team's agent has the higher return, 0.5 if the returns are equal, else 0.
+
+    Args: own_A: whether each agent belongs to the team, bool [A].
+    """
     difference = returns_A[own_A][:, None] - returns_A[~own_A]
     return float(np.mean(0.5 * (np.sign(difference) + 1.0)))
 
 
 def game_score(returns_A: np.ndarray, player: int) -> float:
-    """Return the score of one player in a game, see team_score."""
+    """Return the score of a single player in a game, see team_score."""
     return team_score(returns_A, np.arange(len(returns_A)) == player)
 
 
 class SelfPlay:
-    """Chooses the opponent of each game, acts for it, and takes and rates snapshots.
+    """Chooses the opponent of each game, acts for the opponent, and takes and rates snapshots.
 
     Args:
         spec: meta.self_play.
         learner: the learning policy.
         build: builds a policy with the nets of the spec and the given random stream.
-        env: env of the games that rate snapshots.
+        env: env in which the rating games are played.
         num_envs: E, number of training envs.
-        seed: of the draws of opponents and of their actions.
+        seed: seed for the choice of opponents and for their actions.
         session: index of the Session, for the table of snapshots.
-        stop: ends rated games. beat: called during them.
+        stop: a stop request ends rating games early.
+        beat: called during rating games.
     """
 
     def __init__(
@@ -120,7 +130,7 @@ class SelfPlay:
         self.rng = np.random.default_rng([seed, 3])
         self._build = build
         self.fixed = {path: self._player(path) for path in spec.fixed_opponents}
-        """Scripted players that each snapshot plays."""
+        """Scripted players against which each snapshot plays for its scores."""
         self.rated: dict[str, float] = {}
         """Rating and scores of the newest snapshot, by column."""
         self.frequency = spec.snapshot_frequency or max(1, learner.frames // SNAPSHOTS)
@@ -129,17 +139,17 @@ class SelfPlay:
         """Number of snapshots taken so far."""
         self.num_agents = len(env.info.agents)
         self.opponent_E = np.full(num_envs, -1, np.int64)
-        """Index of the snapshot that plays against the policy in each env; −1: the policy plays for every agent."""
+        """Index of the snapshot that plays against the policy in each env; −1: the policy plays for all agents of the env."""
         self.player_E = np.zeros(num_envs, np.int64)
-        """Number of the agent that the policy plays for, in games against a snapshot."""
+        """In games against a snapshot: index of the agent for which the policy plays."""
         self._state_N = learner.agent.policy.initial_state(num_envs * self.num_agents)
         self.sink: RunSink | None = None
         """Sink of the table of snapshots; None: no table."""
         self.retired: list[Snapshot] = []
-        """Snapshots that have left the pool, and whose games still run."""
+        """Snapshots that have been removed from the pool but still play in running games."""
 
     def _player(self, path: str) -> Player:
-        """Build a fixed opponent. Raises SpecError."""
+        """Build a fixed opponent. Raises SpecError if this fails."""
         try:
             return build_player(path, self.env.info, self.rng)
         except ValueError as error:
@@ -147,17 +157,17 @@ class SelfPlay:
             raise SpecError(self.env.name, [problem]) from None
 
     def begin(self, sink: RunSink | None) -> None:
-        """Set the sink to which the table of snapshots is written."""
+        """Set the sink that receives the table of snapshots."""
         self.sink = sink
 
     @property
     def learner_N(self) -> np.ndarray:
-        """Rows that the learning policy acts for, bool [N]."""
+        """Rows for which the learning policy acts, bool [N]."""
         own_EA: np.ndarray = (self.opponent_E < 0)[:, None] | (self.player_E[:, None] == np.arange(self.num_agents))
         return own_EA.ravel()
 
     def act(self, obs_N: np.ndarray, acts_N: np.ndarray | None, action_N: np.ndarray) -> None:
-        """Write the actions of snapshots, in the form that the env takes, into those of all rows."""
+        """Write the actions of the snapshots, in the form that the env takes, into action_N, the actions of all rows."""
         theirs_N = ~self.learner_N
         if acts_N is not None:
             theirs_N &= acts_N
@@ -198,10 +208,10 @@ class SelfPlay:
         self.retired = [snapshot for snapshot in self.retired if (self.opponent_E == snapshot.index).any()]
 
     def _drawn(self) -> int:
-        """Draw the position in the pool of an opponent."""
+        """Draw an opponent; return its position in the pool."""
         if self.spec.opponent == "uniform":
             return int(self.rng.integers(len(self.pool)))
-        weight_P = np.array([(1.0 - snapshot.score) ** 2 for snapshot in self.pool]) + 1e-3  # no snapshot is forgotten
+        weight_P = np.array([(1.0 - snapshot.score) ** 2 for snapshot in self.pool]) + 1e-3  # so that every snapshot can be drawn
         return int(self.rng.choice(len(self.pool), p=weight_P / weight_P.sum()))
 
     def take_snapshot_if_due(self) -> None:
@@ -210,7 +220,7 @@ class SelfPlay:
             return
         agent, before = self.learner.agent, (generator_state(self.rng), self.env.state_dict())
         snapshot = Snapshot(self.taken, self.learner.clock.frame, self._policy(agent.policy.weights(), agent.final_explore_var or 0.0))
-        if not self._rate(snapshot):  # a continued run takes the snapshot, from the state before
+        if not self._rate(snapshot):  # a continued run takes the snapshot, from the state before the rating
             set_generator_state(self.rng, before[0])
             self.env.load_state_dict(before[1])
             return
@@ -226,7 +236,7 @@ class SelfPlay:
         return policy
 
     def _rate(self, snapshot: Snapshot) -> bool:
-        """Rate a snapshot by games against random actions, the previous snapshot, and up to two others, evenly spaced over the pool.
+        """Rate a snapshot by games against random actions, the previous snapshot, and up to two older snapshots of the pool.
 
         Returns False if a stop is requested before all games have ended.
         """
@@ -255,7 +265,7 @@ class SelfPlay:
         return True
 
     def report(self) -> dict[str, float]:
-        """Return the rating of the newest snapshot and its scores; empty without ratings."""
+        """Return the rating and the scores of the newest snapshot; {} if no snapshot has been rated."""
         return self.rated
 
     def close(self) -> None:
@@ -263,7 +273,7 @@ class SelfPlay:
         self.env.close()
 
     def state_dict(self, episodes: bool) -> dict[str, Any]:
-        """Return pool, ratings and random stream; with `episodes`, also who plays in the running games."""
+        """Return pool, ratings and random stream; with `episodes`, also the opponents and players of the running games."""
         state = {
             "rng": generator_state(self.rng),
             "taken": self.taken,
@@ -289,7 +299,7 @@ class SelfPlay:
         return Snapshot(int(state["index"]), int(state["frame"]), policy, Rating(*state["rating"]), float(state["score"]))
 
     def load_games(self, state: dict[str, Any]) -> None:
-        """Load who plays in the running games."""
+        """Load the opponents and players of the running games."""
         self.retired = list(map(self._loaded, state["retired"]))
         games = state["games"]
         self.opponent_E[:], self.player_E[:] = games["opponent"], games["player"]
@@ -297,10 +307,11 @@ class SelfPlay:
 
 
 def match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:
-    """Return the scores of a policy in `games` games or more, one per env, in which it plays for each agent in turn.
+    """Return the scores of a policy in at least `games` games, a multiple of the number of envs. It plays for each agent in turn.
 
-    Args: opponent: plays for the other agents: a policy, a scripted player, or None: uniformly random actions.
-    Raises PlainError if a game is longer than MAX_STEPS, or does not end for all agents at once.
+    Args: opponent: plays for the other agents: a policy or a scripted player; None: uniformly random actions.
+
+    Raises PlainError if a game is longer than MAX_STEPS, or does not end for all agents at the same time.
     """
     A, E = len(env.info.agents), env.info.frames
     scores: list[float] = []
@@ -311,7 +322,10 @@ def match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int
 
 
 def _play_games(env: Env, policy: Policy, opponent: Policy | Player | None, player_E: np.ndarray, stop: Stop, beat: Beat) -> list[float]:
-    """Play one game in each env, in which `policy` plays for the agents player_E, int64 [E]. Return its scores; [] after a stop."""
+    """Play one game in each env, in which `policy` plays for agent player_E, int64 [E].
+
+    Returns the scores of the policy; [] if a stop is requested.
+    """
     A, obs_N = len(env.info.agents), env.reset()
     own_N = (player_E[:, None] == np.arange(A)).ravel()
     state_N = policy.initial_state(len(own_N))
@@ -341,9 +355,9 @@ def _play_games(env: Env, policy: Policy, opponent: Policy | Player | None, play
 
 
 def returns_by_env(step: VecStep, env: Env) -> dict[int, np.ndarray]:
-    """Return the returns [A] of the games that ended in a step, by index of the env.
+    """Return a dict of the games that ended in a step: index of the env → returns [A] of its agents.
 
-    Raises PlainError if a game ended for some of its agents only: it has no winner then.
+    Raises PlainError if a game ended only for some of its agents, since it has no winner then.
     """
     agents, found = env.info.agents, dict[int, dict[int, float]]()
     for episode in step.episodes:

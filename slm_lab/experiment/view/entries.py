@@ -31,7 +31,7 @@ from slm_lab.lib.episodes import MAX_AGE
 
 Entry = dict[str, Any]
 _WHOLE = 65_536
-"""Size in bytes up to which a table is read as a whole for a sparkline."""
+"""Maximum size in bytes of a table that is read completely for a sparkline."""
 _POINTS = 40
 """Number of points of a sparkline."""
 _ACTIVE_SECONDS = 120.0
@@ -311,7 +311,7 @@ def _mean(curves: Sequence[tuple[np.ndarray, np.ndarray]], target: float) -> lis
 
 
 def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return frames and current returns of about _POINTS rows of a table. Of a large table only these rows are read."""
+    """Return the frames and current returns of some rows of a table, see `_lines`. Only these rows of a large table are read."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -331,7 +331,10 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lines(file: BinaryIO, begin: int, size: int) -> list[bytes]:
-    """Return about _POINTS complete lines of a file, evenly spaced, with the last one."""
+    """Return complete lines at evenly spaced positions of a file, including its last complete line.
+
+    At most 2 · _POINTS lines are returned from a file of at most _WHOLE bytes, and at most _POINTS lines from a larger file.
+    """
     if size <= _WHOLE:
         lines = _read(file, size, begin).split(b"\n")[:-1]
         return [lines[index] for index in sorted({*np.linspace(0, len(lines) - 1, 2 * _POINTS).round().astype(int)})] if lines else []

@@ -1,4 +1,4 @@
-"""Assembly of datasets from the slots that workers have filled."""
+"""Assemble datasets from the slots that workers have filled."""
 
 from __future__ import annotations
 
@@ -13,40 +13,41 @@ from slm_lab.experiment.collect.workers.worker import Collected
 
 @dataclass
 class FilledSlot:
-    """Rollouts of all groups of a worker, in a slot that waits to be copied."""
+    """A slot that waits to be copied, with the rollouts of all env groups of a worker."""
 
     worker: int
     slot: int
     report: Collected
     begins: list[int]
-    """For each group and policy: the first column that is not copied yet."""
+    """For each group and policy: the first column that has not been copied yet."""
 
 
 class RolloutAssembler:
-    """Copies slots into datasets: in the order of arrival, or in rounds.
+    """Copies slots into datasets, in the order of arrival or in rounds.
 
-    In a round the rollouts are copied in the order of the workers, and at its end the datasets count as complete even if they are not full.
+    In a round, rollouts are copied in the order of the workers. At the end of a round, datasets count as complete even if they are not
+    full.
 
     Args:
-        slots: [worker][slot][group].
-        rounds: number of rollouts per worker in a round; None: no rounds.
+        slots: indexed as [worker][slot][group].
+        rounds: number of rollouts per worker in a round; None: rollouts are copied in the order of arrival.
     """
 
     def __init__(self, slots: list[list[list[Slot]]], builders: list[DatasetBuilder], rounds: int | None) -> None:
         self.slots, self.builders, self.rounds = slots, builders, rounds
         self.waiting: list[deque[FilledSlot]] = [deque() for _ in slots]
         self.copied_W = [0] * len(slots)
-        """Rollouts copied in this round."""
+        """Number of rollouts of each worker that were copied in this round."""
         self.turn = 0
         self.round_over = False
 
     def put(self, worker: int, slot: int, report: Collected) -> None:
-        """Add a slot that was filled."""
+        """Add a slot that a worker has filled."""
         parts = len(report.rollouts) * len(self.builders)
         self.waiting[worker].append(FilledSlot(worker, slot, report, [0] * parts))
 
     def assemble(self) -> Iterator[tuple[FilledSlot | None, list[tuple[int, Dataset]]]]:
-        """Copy as many rollouts as possible. Yield slots that are free again, and complete datasets with their policies."""
+        """Copy as many rollouts as possible. Yields slots that are free again, and complete datasets with their policies."""
         while (filled := self._next()) is not None:
             complete, done = self._copy(filled)
             if not done:
@@ -59,12 +60,12 @@ class RolloutAssembler:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether a round has been copied completely, and nothing of the next round."""
+        """Whether all rollouts of a round have been copied, and none of the next round."""
         return self.rounds is not None and not any(self.copied_W) and not any(self.waiting)
 
     @property
     def free_rollouts(self) -> int:
-        """Number of further rollouts of a worker that fit into the free and current datasets, rounded up."""
+        """Number of additional rollouts of workers that fit into the current dataset and the free datasets, rounded up."""
         columns: int = sum(builder.free_columns for builder in self.builders)
         waiting = sum(map(len, self.waiting))
         return -(-columns // sum(int(slot.played_TN.shape[1]) for slot in self.slots[0][0])) - waiting
@@ -88,7 +89,7 @@ class RolloutAssembler:
         return complete, done
 
     def _count(self, worker: int) -> list[tuple[int, Dataset]]:
-        """Continue with the next worker; at the end of a round return each policy's dataset, even if it is not full."""
+        """Count a copied rollout; at the end of a round, return the dataset of each policy, even if it is not full."""
         assert self.rounds is not None
         self.copied_W[worker] += 1
         self.turn = (worker + 1) % len(self.slots)

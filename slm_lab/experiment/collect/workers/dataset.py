@@ -1,4 +1,4 @@
-"""Datasets of one policy, built from rollouts of groups of envs."""
+"""Build the datasets of one policy from rollouts of groups of envs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.lib.records import EnvInfo, Episode
 
 
 class EndedEpisode(NamedTuple):
-    """An episode that ended in step t of a rollout, in row n of the envs, played by `policy`."""
+    """An episode, played by `policy`, that ended in step t of a rollout in row n of the envs."""
 
     t: int
     n: int
@@ -24,7 +24,7 @@ class EndedEpisode(NamedTuple):
 
 @dataclass
 class GroupRollout:
-    """Report of a worker on a group's rollout; the transitions are in the slot."""
+    """Report of a worker on the rollout of one env group; the transitions are in the slot."""
 
     truncations: list[Truncation]
     ended: list[EndedEpisode]
@@ -32,19 +32,19 @@ class GroupRollout:
 
 @dataclass
 class Dataset:
-    """Rollouts that a policy trains on together: each is that of a single env, or of an agent of an env with several, in one column."""
+    """A batch of rollouts on which a policy trains. Each column is the rollout of one env or, with several agents, of one agent."""
 
     storage: OnPolicyBatchReplay
     frame_TN: np.ndarray
-    """bool [T, N]: whether a step of a column counts as a frame of the policy: if the policy played, including dummy rows, and for the
-    first of the agents if it played several of the env."""
+    """Whether a step of a column counts as a frame of the policy, bool [T, N]. It counts if the policy played it, including dummy rows. If
+    the policy played several agents of an env, only the first of them counts."""
     columns: int = 0
-    """Columns filled so far."""
+    """Number of columns filled so far."""
     ended: list[tuple[int, Episode]] = field(default_factory=list)
-    """The policy's episodes, with the step in which each ended."""
+    """(step, episode) for each episode of the policy that ended."""
 
     def rollout(self) -> Rollout:
-        """Return the filled columns as a Rollout of views."""
+        """Return a Rollout with views of the filled columns."""
         rollout, C = self.storage.rollout(), self.columns
         if rollout.reward_TN.shape[1] == C:
             return rollout
@@ -53,16 +53,16 @@ class Dataset:
 
 
 class DatasetBuilder:
-    """Copies rollouts into datasets of one policy, so that slots become free immediately.
+    """Copies rollouts into the datasets of one policy, so that slots become free again immediately.
 
     Args:
         policy: index of the policy.
-        info: of the env.
-        columns: columns of a dataset.
-        rows: steps of a rollout.
+        info: info of the env.
+        columns: number of columns of a dataset.
+        rows: number of steps of a rollout.
         state_size: S, size of the hidden state.
-        num_spare: number of datasets besides the current one.
-        single_policy: whether the Session has no other policy.
+        num_spare: number of datasets in addition to the current one.
+        single_policy: whether the Session has only this policy.
     """
 
     def __init__(self, policy: int, info: EnvInfo, columns: int, rows: int, state_size: int, num_spare: int, single_policy: bool) -> None:
@@ -73,13 +73,13 @@ class DatasetBuilder:
 
     @property
     def free_columns(self) -> int:
-        """Number of columns that can be added."""
+        """Number of columns that fit into the current dataset and the free datasets."""
         return self.capacity * len(self.free) + (0 if self.current is None else self.capacity - self.current.columns)
 
     def add(self, slot: Slot, rollout: GroupRollout, begin: int = 0) -> tuple[list[Dataset], int]:
-        """Add the columns of this policy from `begin` on.
+        """Copy the columns of a rollout that this policy played, starting at column `begin`.
 
-        Returns the datasets that are now full, and the first column that did not fit (the number of columns if all fit).
+        Returns the datasets that are now full, and the index of the first column that did not fit (the number of columns if all fit).
         """
         own_TN = slot.played_TN == self.policy
         num_columns = own_TN.shape[1]
@@ -101,7 +101,10 @@ class DatasetBuilder:
         return full, num_columns
 
     def _frames(self, own_TN: np.ndarray) -> np.ndarray:
-        """Return which steps of which rows count as frames, bool [T, N]: of the rows of an env that the policy plays, the first."""
+        """Return which steps of which rows count as frames, bool [T, N].
+
+        In each step, of the rows of an env that the policy plays, only the first one counts.
+        """
         if self.num_agents < 2:
             return own_TN
         own_TEA = own_TN.reshape(len(own_TN), -1, self.num_agents)
@@ -109,7 +112,7 @@ class DatasetBuilder:
         return frame_TN
 
     def close(self) -> Dataset | None:
-        """Return the current dataset, full or not; None if it is empty."""
+        """Return the current dataset even if it is not full; None if it is empty. The next rollout begins a new dataset."""
         dataset, self.current = self.current, None
         return dataset
 

@@ -1,7 +1,7 @@
-"""Central inference: one process computes the action distributions for the envs of all workers, for all waiting requests at once.
+"""Central inference: one process computes the action distributions for the envs of all workers, with one batch for all waiting requests.
 
-Observations and answers are in shared memory; a byte over a socket names the group of envs that sends a request or is answered. The worker
-samples the actions itself, so its random stream does not depend on the requests of other workers.
+Observations and answers are in shared memory. A request or an answer is a byte that is sent over a socket and contains the index of the env
+group. The worker samples the actions itself, so that its random stream does not depend on the requests of other workers.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from slm_lab.lib.records import ActOut
 from slm_lab.lib.store import SharedArrays
 
 _CONNECT_SECONDS = 120.0
-"""Time limit for a connection: a new server process takes seconds to start."""
+"""Time limit for connecting, in seconds; a new server process takes seconds to start."""
 
 
 class InferenceServer:
-    """Answers the workers' requests with the newest weights, on config.device."""
+    """Answers the requests of workers, using the newest weights, on config.device."""
 
     def __init__(self, config: WorkerConfig, store: SharedArrays, beat: Beat = no_beat) -> None:
         assert config.info is not None
@@ -39,7 +39,7 @@ class InferenceServer:
         self.subscriber = WeightSubscriber(self.arrays.weights, self.policies, [])
         self.beat = beat
         self.clients: dict[Connection, int] = {}
-        """Connection → number of the worker at its other end."""
+        """Connection → number of the connected worker."""
 
     def answer(self, asked: Sequence[tuple[int, int]]) -> None:
         """Compute the answers for groups of envs, each given as (worker, group)."""
@@ -67,11 +67,11 @@ class InferenceServer:
             begin = end
 
     def accept(self, listener: Listener) -> None:
-        """Start accepting connections, in a thread."""
+        """Start a thread that accepts connections."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def serve(self) -> None:
-        """Answer the waiting requests; if there are none, return after a short wait."""
+        """Answer all waiting requests; if there are none, wait briefly and return."""
         self.beat(WAITING)
         asked: list[tuple[Connection, int, int]] = []
         for client in wait(list(self.clients), timeout=0.05 if self.clients else 0.005):
@@ -82,7 +82,7 @@ class InferenceServer:
             except (EOFError, OSError):  # the worker has died
                 del self.clients[client]
         if asked:
-            self.beat(TRAINING)  # computing: a hang here is the server's own, not its workers'
+            self.beat(TRAINING)  # a hang from here on is a hang of the server, not of a worker
             self.answer([(worker, group) for _, worker, group in asked])
         for client, _, group in asked:
             with suppress(OSError):
@@ -96,12 +96,12 @@ class InferenceServer:
 
 
 class CentralInference:
-    """A worker's side: sends requests to the server, and reconnects after the server was restarted."""
+    """The client side, in a worker: sends requests to the server, and reconnects after the server was restarted."""
 
     def __init__(self, address: str, worker: int, buffers: Sequence[InferenceBuffer], subscriber: WeightSubscriber) -> None:
         self.address, self.worker, self.buffers, self.subscriber = address, worker, buffers, subscriber
         self.open: dict[int, EnvGroup] = {}
-        """Groups that wait for an answer, by their index."""
+        """Index of a group → group, for the groups that wait for an answer."""
         self.connection = self._connect()
 
     def request(self, group: EnvGroup) -> None:
@@ -135,7 +135,7 @@ class CentralInference:
         return merge(group, parts)
 
     def _request_again(self) -> None:
-        """Send every open request again: the server may have died while it was writing the answer over the request."""
+        """Send every open request again, since the server may have died while it was overwriting a request with its answer."""
         self.connection.close()
         self.connection = self._connect()
         for group in self.open.values():

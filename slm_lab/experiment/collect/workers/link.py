@@ -1,8 +1,9 @@
-"""The tasks of workers, and the exchange of weights and rollouts, which differs between this machine and a cluster.
+"""The tasks of workers, and the exchange of weights and rollouts between workers and the learner, on one machine or on a cluster.
 
-On one machine both are in shared memory, and messages contain slot numbers. On a cluster weights are sent once to each node, and rollouts
-are sent in the messages. A worker acts with the weights of the last broadcast that has arrived; the learner measures the lag and leaves out
-transitions that are too old (meta.sampler.max_policy_lag). Each kind has two classes: a Link for the pool, and a WorkerEnd for each worker.
+On one machine, weights and rollouts are in shared memory, and messages contain only slot numbers. On a cluster, weights are sent once to
+each node, and rollouts are sent in messages. A worker acts with the weights of the last broadcast that it has received; the learner
+measures the policy lag and leaves out transitions that are too old (meta.sampler.max_policy_lag). For each of the two cases there are two
+classes: a Link for the pool, and a WorkerEnd for each worker.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from slm_lab.lib.system import has
 from slm_lab.spec.report import SpecError
 
 CONNECT = "connect"
-"""First order to a worker on this machine: the shared arrays are ready."""
+"""First order to a worker on this machine; it means that the shared arrays are ready."""
 _BROADCAST_SECONDS = 0.03
-"""Minimum time between two broadcasts to a worker, except in synchronous rounds. With a broadcast after every update of CartPole, receiving
-weights took a quarter of a worker's processor time."""
+"""Minimum time in seconds between two broadcasts to a worker, except in synchronous rounds. With a broadcast after every update in
+CartPole, a worker spent a quarter of its processor time on receiving weights."""
 
 
 class MemoryLink:
-    """The pool's end of the links to workers on this machine: nothing is sent.
+    """The pool's end of the links to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
 
     Attributes:
-        remote: whether workers run on any nodes, so that they may wait long for a free core.
-        poll_seconds: maximum time between two calls of `refresh`.
+        remote: whether workers may run on other nodes, where they may wait long for a free core.
+        poll_seconds: maximum time in seconds between two calls of `refresh`.
         store: shared arrays that the workers attach to; None if there are none.
     """
 
@@ -52,54 +53,57 @@ class MemoryLink:
         self.store: SharedArrays | None = SharedArrays(self.fd)
 
     def worker_end(self) -> WorkerEnd:
-        """Return the other end, to be passed to one process as an argument."""
+        """Return the other end of the link, which is passed to a process as an argument."""
         return MemoryEnd(SharedFd(self.fd))
 
     def attach(self, arrays: WorkerArrays) -> None:
-        """Use the learner's arrays, which contain the initial weights."""
+        """Connect the link to the arrays of the learner, which contain the initial weights."""
 
     def connect(self, task: Task) -> None:
-        """Send a new process its first order."""
+        """Send the first order to a new process."""
         task.send(CONNECT)
 
     def refresh(self, tasks: Iterable[Task]) -> None:
         """Make the newest weights available to connected workers."""
 
     def arrived(self, worker: int, slot: int, report: Collected) -> Collected:
-        """Make the content of the message "rollout" available in the learner's slot; return the report."""
+        """Make the content of a message "rollout" available in the slot of the learner; return the report."""
         return report
 
     def close(self) -> None:
-        """Release the resources of the link after the workers have ended."""
+        """Release the resources of the link; called after the workers have ended."""
         os.close(self.fd)
 
 
 @dataclass(frozen=True)
 class MemoryEnd:
-    """The end of a MemoryLink in the process of a worker, or of the inference server."""
+    """The end of a MemoryLink in the process of a worker or of the inference server."""
 
     memory: SharedFd
     niceness = 5
-    """Added to the niceness of the process in async mode. The learner has priority: with fewer cores than processes, training limits the
-    run more often than the envs do, and workers that run ahead of the learner only wait."""
+    """Value added to the niceness of the process in async mode, so that the learner has priority. With fewer cores than processes, training
+    is more often the bottleneck than the envs, and workers that run ahead of the learner only wait."""
 
     @property
     def store(self) -> SharedArrays:
-        """The shared arrays, for a process other than the learner's."""
+        """The shared arrays, as seen by a process other than that of the learner."""
         return SharedArrays(self.memory.fd, fresh=False)
 
     def connect(self, worker: RolloutWorker, first: Any, context: Context) -> None:
-        """Build the policies and begin episodes. Args: first: the first order."""
+        """Build the policies of a worker and begin its episodes.
+
+        Args: first: the first order.
+        """
         worker.attach(lambda own: self.store.attach({"workers": own}))
         config = worker.config
         if config.address:
             worker.inference = CentralInference(config.address, config.index, worker.arrays.buffers[config.index], worker.subscriber)
 
     def take(self, order: Any) -> None:
-        """Carry out an order of the link. This link has none."""
+        """Execute an order of the link; a MemoryLink sends no orders."""
 
     def send(self, worker: RolloutWorker, slot: int, report: Collected, context: Context) -> None:
-        """Send the message ("rollout", slot, report, …) once the slot is filled."""
+        """Send the message ("rollout", slot, report, …); called after the slot was filled."""
         context.send("rollout", slot, report)
 
 
@@ -114,10 +118,10 @@ class Broadcast:
 
 
 class MessageLink:
-    """The pool's end of the links to workers on any nodes, which uses the messages of an executor.
+    """The pool's end of the links to workers on any nodes. Weights and rollouts are sent in messages of an executor.
 
-    Args: in_rounds: workers wait while the learner trains, and collect a round with its new weights; otherwise they use weights as soon as
-        they arrive, even in the middle of a rollout.
+    Args: in_rounds: whether workers wait while the learner trains, and then collect a round with the new weights. Otherwise workers use
+        new weights as soon as they arrive, even in the middle of a rollout.
     """
 
     remote, poll_seconds = True, 0.01
@@ -127,9 +131,9 @@ class MessageLink:
         self.executor, self.in_rounds = executor, in_rounds
         self._broadcast: Any = None
         self._number = self._published = 0
-        """Number of the newest broadcast; number of times that weights were published until then, summed over policies."""
+        """Number of the newest broadcast; number of times that weights had been published when it was created, summed over policies."""
         self._sent: dict[Task, tuple[int, float]] = {}
-        """Number of the last broadcast to each worker, and when it was sent."""
+        """Worker → number of the last broadcast to this worker, and time at which it was sent."""
 
     def worker_end(self) -> WorkerEnd:
         return MessageEnd()
@@ -152,14 +156,14 @@ class MessageLink:
                 self._sent[task] = self._number, now
 
     def _send(self, task: Task) -> bool:
-        """Send the newest broadcast; in rounds as an order, for which the next rollout waits. Return whether it was sent."""
+        """Send the newest broadcast; in rounds it is sent as an order that precedes the next rollout. Returns whether it was sent."""
         if not self.in_rounds:
             return task.signal(self._broadcast)
         task.send(self._broadcast)
         return True
 
     def _renew(self) -> None:
-        """Create a broadcast of the newest weights, unless the last broadcast contains them."""
+        """Create a broadcast of the newest weights, unless the last broadcast already contains them."""
         published = sum(weights.published for weights in self.arrays.weights)
         if published != self._published:
             self._published, self._number = published, self._number + 1
@@ -167,7 +171,7 @@ class MessageLink:
             self._broadcast = self.executor.share(newest)
 
     def arrived(self, worker: int, slot: int, report: Collected, *groups: Any) -> Collected:
-        """Use the received arrays without a copy. Times are converted to this process's clock."""
+        """Use the received arrays as the slot, without copying them, and convert times to the clock of this process."""
         for place, arrays in zip(self.arrays.slots[worker][slot], groups, strict=True):
             place.use(arrays)
         now = time.perf_counter()
@@ -190,7 +194,7 @@ class MessageEnd:
         context.on_signal = self.take
 
     def take(self, order: Broadcast) -> None:
-        """Use these weights from the next step on."""
+        """Load the weights of a broadcast, which are used from the next step on."""
         for mine, newest in zip(self.arrays.weights, order.weights, strict=True):
             mine.write(*newest)
         self.arrays.active_P[:] = order.active_P
@@ -204,16 +208,16 @@ WorkerEnd = MemoryEnd | MessageEnd
 
 
 SAVE, LOAD = "save", "load"
-"""Orders between two rounds: (SAVE, number of the request): send the state; (LOAD, state or None, resumes): continue a run."""
+"""Orders between two rounds. (SAVE, number of the request): send the state. (LOAD, state or None, resumes): continue a run."""
 _ORPHAN_SECONDS = 10.0
-"""Seconds for which the inference server answers workers after the learner was killed, so that they can close their envs."""
+"""Time in seconds for which the inference server still answers workers after the learner was killed, so that they can close their envs."""
 
 
 def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
-    """Collect rollouts into the requested slots until a stop is requested.
+    """Run a worker: collect rollouts into the requested slots until a stop is requested.
 
-    Messages: ("built", EnvInfo), after the first order ("ready",), then ("rollout", slot, Collected, …) for each slot that is ordered, and
-    ("state", number, state) on request; or ("user_error", SpecError).
+    Messages: ("built", EnvInfo) once the envs are built; ("ready",) after the first order; then ("rollout", slot, Collected, …) for each
+    requested slot, and ("state", number, state) on request. ("user_error", SpecError) if the envs cannot be built.
     """
     if sampler_of(config.spec).async_rl and has("priority"):
         os.nice(link.niceness)
@@ -237,7 +241,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
 
 
 def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEnd, context: Context) -> None:
-    """Carry out an order: collect into a slot, load or send the state, or pass the order to the link."""
+    """Execute an order: collect into a slot, load or send the state, or pass the order to the link."""
     match order:
         case int(slot):
             report = worker.collect(slot)
@@ -252,9 +256,9 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEnd, context: Cont
 
 
 def run_inference(context: Context, config: WorkerConfig, link: MemoryEnd) -> None:
-    """Serve inference requests until killed; if the learner was killed, until the workers have ended. Message: ("ready",)."""
+    """Run the inference server until it is killed or, if the learner was killed, until the workers have ended. Message: ("ready",)."""
     server = InferenceServer(config, link.store, context.beat)
-    if os.path.exists(config.address):  # left by a server that was killed
+    if os.path.exists(config.address):  # left behind by a killed server
         os.unlink(config.address)
     with Listener(config.address, "AF_UNIX", backlog=256, authkey=current_process().authkey) as listener:
         context.send("ready")
@@ -264,4 +268,4 @@ def run_inference(context: Context, config: WorkerConfig, link: MemoryEnd) -> No
         deadline = time.monotonic() + _ORPHAN_SECONDS
         while server.clients and time.monotonic() < deadline:
             server.serve()
-    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # the learner would do so, but it is gone
+    shutil.rmtree(os.path.dirname(config.address), ignore_errors=True)  # normally the learner does this, but it was killed

@@ -21,7 +21,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 SLOTS = 2
-"""Number of slots of each group of envs: one is written while the other is read."""
+"""Number of slots of each env group: one slot is written while the other one is read."""
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,31 @@ class WorkerConfig:
     """Seeds of the Session."""
     index: int = 0
     restart: int = 0
-    """Number of processes that died before this one in the same role."""
+    """Number of processes that had this role before and died."""
     info: EnvInfo | None = None
-    """Info of the envs of all workers; None if the worker gets it from its own envs."""
+    """Info of the envs of all workers; None: the worker derives it from its own envs."""
     acting_state_size: int = 0
-    """Number of values that are published with the weights, see acting_state_size."""
+    """Number of values that are published together with the weights, see the function acting_state_size."""
     address: str = ""
-    """Address of the inference server; empty if each worker computes its own actions."""
+    """Address of the inference server; "" if each worker computes its actions itself."""
     device: str = "cpu"
     """Device of the inference server."""
 
 
 def acting_state_size(normalizers: Normalizers) -> int:
-    """Return the number of values of a policy's acting state: explore_var, Policy.uniform, frames and Normalizers.vector."""
+    """Return the size of a policy's acting state, which consists of explore_var, Policy.uniform, frames and Normalizers.vector."""
     return 3 + len(normalizers.vector)
 
 
 class PublishedWeights:
     """The newest weights of a policy, with their version and acting state (see acting_state_size).
 
-    The arrays have two halves. The writer increments `begun`, fills the older half, and increments `done`; a reader copies the half that
-    `done` selects and accepts the copy unless `begun` shows that the writer has begun to overwrite that half. A memory barrier between
-    these steps makes this correct on processors that reorder writes.
+    The arrays have two halves. The writer increments `begun`, fills the older half, and increments `done`. A reader copies the half that
+    `done` selects, and accepts the copy unless `begun` shows that the writer has begun to overwrite that half. Memory barriers between the
+    steps make this correct on processors that reorder writes.
 
     Args:
-        policy: `publish` writes its parameters and buffers, `pull` overwrites them.
+        policy: its parameters and buffers are written by `publish` and overwritten by `pull`.
         acting_state_size: number of values of the acting state.
     """
 
@@ -75,7 +75,7 @@ class PublishedWeights:
         self._store: Store | None = None
         self._seen = 0
         self.version = 0
-        """Version of the weights pulled last."""
+        """Version of the weights that were pulled last."""
         self.acting_state = np.zeros(acting_state_size)
 
     def shared_arrays(self) -> Named:
@@ -85,16 +85,16 @@ class PublishedWeights:
         self._arrays, self._store = dict(arrays), store
 
     def read_from(self, writer: PublishedWeights) -> None:
-        """Read what a writer in this process publishes."""
+        """Use the arrays of a writer that is in this process."""
         self._arrays = writer._arrays
 
     def publish(self, version: int, acting_state: np.ndarray) -> None:
-        """Make the current weights available to every reader."""
+        """Make the current weights of the policy available to all readers."""
         param, buffer = (np.zeros(0), np.zeros(0)) if self.flat is None else (self.flat.packed(self.flat.param), self.flat.buffer.detach())
         self.write(version, param, buffer, acting_state)
 
     def write(self, version: int, param: torch.Tensor | np.ndarray, buffer: torch.Tensor | np.ndarray, acting_state: np.ndarray) -> None:
-        """Make these weights available to every reader, from one process or thread at a time."""
+        """Make the given weights available to all readers. Only one process or thread may call this at a time."""
         arrays = self._arrays
         count = int(arrays["done"][0]) + 1
         half = count % 2
@@ -111,7 +111,10 @@ class PublishedWeights:
         arrays["done"][0] = count
 
     def newest(self) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-        """Return copies of the version, parameters, buffers and acting state published last. Only for the process that publishes."""
+        """Return copies of the version, parameters, buffers and acting state that were published last.
+
+        Only the process that publishes may call this.
+        """
         half = int(self._arrays["done"][0]) % 2
         return int(self._arrays["version"][half]), *(self._arrays[name][half].copy() for name in ("param", "buffer", "extras"))
 
@@ -121,7 +124,7 @@ class PublishedWeights:
         return int(self._arrays["done"][0])
 
     def pull(self) -> bool:
-        """Copy the newest weights into the policy. Returns whether there were newer ones."""
+        """Copy the newest weights into the policy. Returns False if the policy already had them."""
         arrays = self._arrays
         if arrays["done"][0] == self._seen:
             return False
@@ -145,16 +148,16 @@ class PublishedWeights:
 
 
 class InferenceBuffer:
-    """The observations of a group of envs for the inference server, and the server's answer."""
+    """The observations of an env group for the inference server, and the answer of the server."""
 
     def __init__(self, info: EnvInfo, policy: Policy) -> None:
         N, obs = info.num_envs, info.observation
         self.obs_N = np.zeros((N, *obs.shape), obs.dtype)
         self.policy_N = np.zeros(N, np.int64)
         self.state_NS = np.zeros((N, policy.state_size), np.float32)
-        """Hidden state: in the request before the observation, in the answer after the observation."""
+        """Hidden state. A request contains the state before the observation, an answer the state after it."""
         self.params_NP = np.zeros((N, policy.param_dim), np.float32)
-        """Distribution parameters: the answer."""
+        """Parameters of the action distributions; written by the server."""
         self.version_N = np.zeros(N, np.int64)
 
     def shared_arrays(self) -> Named:
@@ -166,7 +169,7 @@ class InferenceBuffer:
 
 
 class BusySpans:
-    """When the inference server was busy: a ring of (begin, end), in seconds of perf_counter."""
+    """Ring buffer of the times at which the inference server was busy: (begin, end) in seconds of perf_counter."""
 
     SIZE = 4096
 
@@ -185,7 +188,7 @@ class BusySpans:
         self._count[0] += 1
 
     def unread(self) -> list[tuple[float, float]]:
-        """Return the spans since the last call, at most the newest SIZE."""
+        """Return the spans that were added since the last call, but at most the newest SIZE of them."""
         count = int(self._count[0])
         first = max(self._read, count - self.SIZE)
         self._read = count
@@ -193,14 +196,15 @@ class BusySpans:
 
 
 class Slot:
-    """Storage for one rollout of a group of envs."""
+    """Storage for one rollout of an env group."""
 
     def __init__(self, info: EnvInfo, rows: int, state_size: int) -> None:
         self.storage, self.t = batch_storage(info, rows, state_size), 0
         self.played_TN = np.zeros((rows, info.num_envs), np.int64)
-        """Which policy played each row of the envs in each step."""
+        """Index of the policy that played each row of the envs in each step."""
         self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
-        """Which policy played each stored transition. With several agents, transitions are not stored by steps (see AgentsBatchReplay)."""
+        """Index of the policy that played each stored transition. With several agents the index of a transition is not that of a step, see
+        AgentsBatchReplay."""
 
     def begin(self) -> None:
         """Begin a rollout."""
@@ -208,7 +212,10 @@ class Slot:
         self.storage.restart()
 
     def add(self, policy_N: np.ndarray, transition: Transition) -> None:
-        """Store the transitions that end in a step. Args: policy_N: which policy played each row."""
+        """Store the transitions that end in a step.
+
+        Args: policy_N: index of the policy that played each row.
+        """
         self.played_TN[self.t] = policy_N
         self.t += 1
         self.storage.add(*transition)
@@ -228,14 +235,14 @@ class Slot:
         self.use(arrays)
 
     def use(self, arrays: Arrays) -> None:
-        """Use the given arrays, which have the names of the method `arrays`."""
+        """Use the given arrays as storage. Their names are those returned by `arrays`."""
         self.storage.use(arrays)
         self.played_TN = arrays["played"]
         self.policy_TN = arrays.get("policy", self.played_TN)
 
 
 class WorkerArrays:
-    """All arrays that learner, workers and inference server share."""
+    """All arrays that the learner, the workers and the inference server share."""
 
     def __init__(self, spec: Spec, info: EnvInfo, policies: Sequence[Policy], acting_state_size: int) -> None:
         sampler = sampler_of(spec)
@@ -247,9 +254,9 @@ class WorkerArrays:
         self.slots = [
             [[Slot(group, rows, policy.state_size) for _ in range(groups)] for _ in range(SLOTS)] for _ in range(sampler.num_workers)
         ]
-        """[worker][slot][group]."""
+        """Slots, indexed as [worker][slot][group]."""
         self.buffers: list[list[InferenceBuffer]] = []
-        """[worker][group]; for central inference only."""
+        """Inference buffers, indexed as [worker][group]; empty without central inference."""
         if sampler.inference == "central":
             self.buffers = [[InferenceBuffer(group, policy) for _ in range(groups)] for _ in range(sampler.num_workers)]
         self.spans = BusySpans()
@@ -270,25 +277,25 @@ class WorkerArrays:
         attach_parts(self._parts(), store, arrays)
 
     def use(self, learners: WorkerArrays) -> None:
-        """Use the weights and slots of the learner, which is in this process."""
+        """Use the weights and slots of the learner, which runs in this process."""
         for mine, theirs in zip(self.weights, learners.weights, strict=True):
             mine.read_from(theirs)
         self.slots, self.active_P = learners.slots, learners.active_P
 
 
 def sampler_of(spec: Spec) -> SamplerSpec:
-    """Return meta.sampler of a spec that has one."""
+    """Return meta.sampler of a spec, which must have this section."""
     assert spec.meta.sampler is not None
     return spec.meta.sampler
 
 
 def num_splits(sampler: SamplerSpec) -> int:
-    """Return the number of env groups of a worker. Local inference has nothing to wait for, so all envs step together."""
+    """Return the number of env groups of a worker: one with local inference, where no time is spent on waiting for answers."""
     return sampler.worker_num_splits if sampler.inference == "central" else 1
 
 
 def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
-    """Return the memory of the slots and datasets of a Session."""
+    """Return the memory, in bytes, that the slots and datasets of a Session need."""
     sampler, rows = sampler_of(spec), spec.rollout_rows
     slots = SLOTS * storage_bytes(info.of_envs(sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
@@ -297,9 +304,9 @@ def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
 
 
 def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
-    """Return the number of columns of each policy's datasets: one for each agent that it plays, in each of spec.dataset_columns envs.
+    """Return, for each policy, the number of columns of a dataset: one column for each agent of the policy in spec.dataset_columns envs.
 
-    A policy may be drawn for any agent (meta.sampler.num_policies), while agent.policies determines its agents.
+    The agents of a policy are determined by agent.policies; without it, a policy may be drawn for any agent (meta.sampler.num_policies).
     """
     fixed = spec.agent.policies
     agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]
@@ -307,7 +314,7 @@ def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
 
 
 def fixed_policies(spec: Spec, info: EnvInfo) -> np.ndarray | None:
-    """Return the policy of each row that agent.policies determines, int64 [N]; None: each episode's policy is drawn."""
+    """Return the policy of each row as determined by agent.policies, int64 [N]; None: a policy is drawn for each episode."""
     if spec.agent.policies is None:
         return None
     policy_N = np.zeros(info.num_envs, np.int64)
@@ -317,7 +324,7 @@ def fixed_policies(spec: Spec, info: EnvInfo) -> np.ndarray | None:
 
 
 def check_memory(spec: Spec, info: EnvInfo, concurrent_sessions: int = 1) -> None:
-    """Raise SpecError if slots and datasets of the Sessions that run concurrently do not fit this machine's memory."""
+    """Raise SpecError if the slots and datasets of all concurrent Sessions do not fit into the memory of this machine."""
     needed = concurrent_sessions * rollout_bytes(spec, info)
     if needed > memory_bytes():
         sizes = f"needs {needed / 2**30:,.1f} GiB for rollouts; this machine has {memory_bytes() / 2**30:,.1f} GiB"

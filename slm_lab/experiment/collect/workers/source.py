@@ -1,4 +1,4 @@
-"""Experience from rollout workers."""
+"""Source of experience that uses rollout workers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _TRAININGS = 6
 """Number of updates that the timeline shows."""
 _SPANS = 2048
 _WINDOW = 5.0
-"""Seconds over which shares are measured."""
+"""Time in seconds over which the shares of busy time are measured."""
 
 
 class BusySpan(NamedTuple):
-    """A process was busy from `begin` to `end` (seconds of perf_counter)."""
+    """A time span in which a process was busy, from `begin` to `end`, in seconds of perf_counter."""
 
     process: str
     kind: Kind
@@ -49,41 +49,44 @@ class BusySpan(NamedTuple):
 
 
 class UtilizationTracker:
-    """Records when each process is busy; reports the shares of busy time, and the last spans.
+    """Records when each process is busy. Reports the shares of busy time, and recent spans for the timeline.
 
     Args:
         workers: number of rollout workers.
-        central: an inference server computes the actions, so a worker that waits for them is idle.
+        central: whether an inference server computes the actions, so that a worker that waits for actions is idle.
     """
 
     def __init__(self, workers: int, central: bool) -> None:
         self.workers, self.central = workers, central
         self.spans: deque[BusySpan] = deque(maxlen=_SPANS * (8 if central else 1))
         self.busy: dict[Kind, float] = {"rollout": 0.0, "inference": 0.0, "train": 0.0}
-        """Seconds so far, of all processes of a kind together."""
+        """Busy time so far in seconds, summed over all processes of a kind."""
         self.marks: deque[tuple[float, dict[Kind, float]]] = deque()
-        """Times at which shares were requested, and the values of `busy` then."""
+        """Times at which shares were requested, with the values of `busy` at these times."""
         self.begin()
 
     def begin(self) -> None:
-        """Start measuring now."""
+        """Start the measurement."""
         self.marks.clear()
         self.marks.append((perf_counter(), dict(self.busy)))
 
     def record_rollout(self, worker: int, report: Collected) -> None:
-        """Record a rollout."""
+        """Record the busy time of a rollout."""
         self.spans.append(BusySpan(f"worker {worker}", "rollout", report.begin, report.end))
         self.busy["rollout"] += report.env_seconds
         if not self.central:
             self.busy["inference"] += report.act_seconds
 
     def record(self, span: BusySpan) -> None:
-        """Record an answer of the inference server, or an update."""
+        """Record the span of an answer of the inference server or of an update."""
         self.spans.append(span)
         self.busy[span.kind] += span.end - span.begin
 
     def shares(self) -> dict[str, float]:
-        """Return the share of the last seconds in which each role was busy, 0 to 1. Over a shorter time a single rollout could dominate."""
+        """Return, for each kind of process, the share of busy time (0 to 1) in the last _WINDOW seconds.
+
+        In a shorter window a single rollout could dominate.
+        """
         now, marks = perf_counter(), self.marks
         while len(marks) > 1 and marks[1][0] <= now - _WINDOW:
             marks.popleft()
@@ -96,7 +99,7 @@ class UtilizationTracker:
     def window(self) -> Spans:
         """Return the spans during a few recent updates."""
         trainings = [span for span in self.spans if span.kind == "train"]
-        # not the last ones: the workers have not reported their spans of that time yet
+        # leave out the last updates, since the workers have not reported their spans of that time yet
         window = trainings[-2 * _TRAININGS : -_TRAININGS] or trainings
         begin, end = (window[0].begin, window[-1].end) if window else (0.0, 0.0)
         shown = [(span.process, str(span.kind), span.begin, span.end) for span in self.spans if span.end > begin and span.begin < end]
@@ -104,11 +107,11 @@ class UtilizationTracker:
 
 
 STOP_SECONDS = 3.0
-"""Seconds that a round has to end after a stop request."""
+"""Maximum time in seconds to finish the current round after a stop request."""
 
 
 class WorkerSource:
-    """Collects experience with a pool of rollout workers for one learner per policy, and publishes the learners' weights.
+    """Collects experience for the learners (one per policy) with a pool of rollout workers, and publishes the weights of the learners.
 
     Args:
         info: info of the envs of all workers.
@@ -130,16 +133,16 @@ class WorkerSource:
         self.spec, self.sampler, self.pool, self.learners = spec, sampler_of(spec), pool, list(learners)
         self.stop, self.beat, self.backend = stop, beat, info.backend
         self.normalizers = learners[0].normalizers
-        """Normalizers of all learners, which get the statistics of all workers."""
+        """Normalizers that all learners share; they are updated with the statistics of all workers."""
         self.in_rounds = self.sampler.serial_mode or not self.sampler.async_rl
-        """Whether nothing is collected while the learner trains."""
+        """Whether the workers wait while the learner trains."""
         self._midway = False
-        """Whether the learner is in the middle of a dataset."""
+        """Whether the learner has trained on only a part of the current dataset."""
         self._states: list[Any] | None = None
-        """States of the workers, to continue from."""
+        """States of the workers from which they continue; None: they begin new episodes."""
         self._loaded, self._resumes = False, 0
         self.population: Population | None = None
-        """For meta.sampler.pbt."""
+        """The population of meta.sampler.pbt; None without it."""
         policies = [learner.agent.policy for learner in learners]
         self.arrays = WorkerArrays(spec, info, policies, acting_state_size(self.normalizers))
         try:
@@ -182,9 +185,9 @@ class WorkerSource:
     def __iter__(self) -> Iterator[Experience | CollectedRollout]:
         deadline = math.inf
         while self.arrays.active_P.any():
-            if self.stop.requested:  # in rounds, finish the current one: a run can continue exactly only from the end of a round
+            if self.stop.requested:  # in rounds, finish the current round, since a run can continue exactly only from the end of a round
                 deadline = min(deadline, monotonic() + STOP_SECONDS)
-                if self.between_rounds or monotonic() > deadline:  # after the deadline, the saved state lacks the envs
+                if self.between_rounds or monotonic() > deadline:  # after the deadline, the state is saved without the envs
                     return
             self.beat(WAITING)
             item = self.pool.next()
@@ -201,17 +204,17 @@ class WorkerSource:
                     yield from self._experience(policy, dataset)
                     self._after_dataset(policy)
                 if not self.arrays.active_P.any() or (self.stop.requested and self.between_rounds):
-                    return  # before the workers can begin another round, in which their state cannot be saved
+                    return  # return before the workers can begin another round, during which their state cannot be saved
                 self.pool.release(policy, dataset)
 
     def _experience(self, policy: int, dataset: Dataset) -> Iterator[Experience | CollectedRollout]:
-        """Yield a dataset: on-policy as a rollout, off-policy as transitions."""
+        """Yield the experience of a dataset: one rollout if the algorithm is on-policy, else single transitions."""
         learner = self.learners[policy]
         frames_T = dataset.frame_TN[:, : dataset.columns].sum(axis=1).tolist()
         episodes_T: list[list[Episode]] = [[] for _ in frames_T]
         for t, episode in dataset.ended:
             episodes_T[t].append(episode)
-        # the steps arrive all at once; in wall-clock time they are spread over the time since the last dataset
+        # all steps arrive at the same time; their times are spread evenly over the time since the last dataset
         time_T = np.linspace(learner.clock.time, perf_counter(), len(frames_T) + 1)[1:].tolist()
         steps = list(zip(frames_T, episodes_T, time_T, strict=True))
         if self.spec.agent.algorithm.on_policy:
@@ -229,13 +232,16 @@ class WorkerSource:
                 return
 
     def _record_update(self, learner: PolicyLearner) -> None:
-        """Record the learner's last update, if there was a new one."""
+        """Record the span of the learner's last update, unless it has already been recorded."""
         if (trained := learner.take_update_times()) is not None:
             self.utilization.record(BusySpan("learner", "train", *trained))
             learner.agent.policy.version = learner.clock.opt_step
 
     def _fresh_part(self, rollout: Rollout, opt_step: int) -> tuple[Rollout | None, Callable[[], dict[str, float]] | None]:
-        """Return a rollout without the transitions above max_policy_lag, and a report on it; None, None if no transitions are left."""
+        """Return a rollout in which the transitions above max_policy_lag are masked, and a function that reports the lag.
+
+        Returns None, None if no transitions are left.
+        """
         lag_TN = opt_step - rollout.version_TN
         lag_B = lag_TN[rollout.valid_TN]
         if not len(lag_B):
@@ -261,7 +267,7 @@ class WorkerSource:
         return {"lag_min": low, "lag_mean": mean, "lag_max": high, "lag_masked": masked} | shares
 
     def _after_dataset(self, policy: int) -> None:
-        """After a dataset: do a round of the population if one is due, and publish the new weights."""
+        """Perform a round of the population if it is due, and publish the new weights; called after each dataset."""
         going_on = not self.learners[policy].finished
         self.arrays.active_P[policy] = going_on
         if going_on and self.population is not None and self.population.due(policy):  # a finished policy keeps its evaluated weights
@@ -284,7 +290,7 @@ class WorkerSource:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the state can be saved now: in rounds, only after a round has been learned from and before the next begins."""
+        """Whether the state can be saved now. In rounds, this is the case only after training on a round and before the next one begins."""
         return not self.in_rounds or (not self._midway and self.pool.between_rounds)
 
     @property
@@ -302,7 +308,7 @@ class WorkerSource:
 
 
 def _transition(dataset: Dataset, t: int) -> Transition:
-    """Return row t of a dataset as one vector step of its columns."""
+    """Return row t of a dataset as a transition, a vector step in which each column is one env."""
     slabs = dataset.storage.slabs
     obs_N, last_obs_N = slabs["obs"][t], slabs["obs"][t + 1]
     cut = [(n, obs) for row, n, obs, _ in dataset.storage.truncations if row == t]

@@ -1,4 +1,4 @@
-"""Pool of rollout workers that are tasks of an executor, on this machine or on a cluster."""
+"""Pool of rollout workers that run as tasks of an executor, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -31,49 +31,51 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.store import SharedArrays
 
 _CLOSE_SECONDS = 3.0
-"""Seconds that workers have to close their envs."""
+"""Maximum time in seconds for workers to close their envs."""
 _STATE_SECONDS = 30.0
-"""Seconds that workers have to send their states. If one dies before it has sent its state, none are saved."""
+"""Maximum time in seconds for workers to send their states. If a worker dies before it has sent its state, no states are saved."""
 _BUILD_SECONDS = 120.0
-"""Timeout in seconds for building the envs; with more workers than cores it is multiplied by the workers per core. On a cluster there is no
-timeout: a worker may wait for a free core."""
+"""Timeout in seconds for building the envs. If there are more workers than cores, it is multiplied by the number of workers per core. There
+is no timeout on a cluster, since a worker may have to wait for a free core."""
 
 
 @dataclass
 class _Child:
-    """A rollout worker, or the inference server."""
+    """State of a rollout worker or of the inference server."""
 
     index: int
     """Number of the worker."""
     task: Task
     running: bool = True
-    """Whether its process has not ended."""
+    """Whether the process is running."""
     deaths: int = 0
-    """Number of processes that ended for a reason other than the loss of their node."""
+    """Number of processes of this child that died for a reason other than the loss of their node."""
     built: bool = False
-    """Whether its envs are built."""
+    """Whether the envs of the worker are built."""
     ready: bool = False
-    """Whether it can be ordered to fill slots."""
+    """Whether the worker accepts orders to fill slots."""
     orders: deque[int] = field(default_factory=deque)
-    """Slots that it was ordered to fill and has not filled yet, in order: up to SLOTS, so that it never waits for a message."""
+    """Slots that the worker was ordered to fill and has not filled yet, in order. There are up to SLOTS orders, so that the worker need not
+    wait for a message."""
     free: deque[int] = field(default_factory=lambda: deque(range(SLOTS)))
     ordered: int = 0
-    """Number of rollouts ordered so far, without lost ones."""
+    """Number of rollouts ordered so far, except those that were lost."""
 
 
 class TaskPool:
-    """Pool of rollout workers that collect for the learner, each as a task.
+    """Pool of rollout workers, each of which runs as a task.
 
-    One thread communicates with the workers: it orders rollouts, copies them into datasets, and restarts a worker that died. The learner
-    takes complete datasets from a queue and returns them. Without synchronous rounds, the other workers continue while one is restarted.
+    A thread communicates with the workers: it orders rollouts, copies rollouts into datasets, and restarts workers that died. The learner
+    takes complete datasets from a queue and returns them after training. Without synchronous rounds, the other workers continue while a
+    worker is restarted.
 
     Attributes:
-        synchronous: workers wait while the learner trains (no async_rl).
+        synchronous: whether workers wait while the learner trains (no async_rl).
         due: if synchronous, total number of rollouts to be ordered from each worker by the end of the round.
-        out: number of datasets that the learner has not returned.
-        put, taken: number of datasets put in the queue so far, and taken from it.
-        round_end: if synchronous, value of `put` when the last round was complete; −1 while a round is collected. The next round begins
-            when the learner has returned all datasets, unless a stop is requested.
+        out: number of datasets that the learner has taken and not returned.
+        put, taken: numbers of datasets that were put in the queue and taken from it so far.
+        round_end: if synchronous, the value of `put` at the end of the last round; −1 while a round is being collected. The next round
+            begins when the learner has returned all datasets, unless a stop is requested.
     """
 
     assembler: RolloutAssembler
@@ -83,7 +85,7 @@ class TaskPool:
         sampler = sampler_of(self.spec)
         self.synchronous = not sampler.async_rl
         self.folder: str | None = None
-        """Folder of the inference server's socket."""
+        """Folder that contains the socket of the inference server; None without a server."""
         if sampler.inference == "central":
             self.folder = tempfile.mkdtemp(prefix="slm_")
             config = replace(config, address=os.path.join(self.folder, "s"))
@@ -99,11 +101,11 @@ class TaskPool:
         self.connected = self.begun = self.ended = self.closed = False
         self._resumes = 0
         self.requests = self.answered = 0
-        """Number of the last request for the workers' states, and of the last one that was answered or refused."""
+        """Number of the last request for the states of the workers, and number of the last request that was answered or refused."""
         self.states_W: dict[int, Any] = {}
         self.saved: SimpleQueue[tuple[int, list[Any] | None]] = SimpleQueue()
         self.thread = threading.Thread(target=self._run_thread, name="worker pool", daemon=True)
-        beat(WAITING)  # the first start waits for the fork server
+        beat(WAITING)  # starting the first process waits for the fork server
         try:
             for index in range(sampler.num_workers):
                 target, own = run_worker, replace(config, index=index)
@@ -112,7 +114,7 @@ class TaskPool:
             self.close()
             raise
 
-    # ---- for the learner
+    # ---- called by the learner
 
     @property
     def store(self) -> SharedArrays | None:
@@ -121,19 +123,25 @@ class TaskPool:
 
     @property
     def between_rounds(self) -> bool:
-        """Whether the learner has taken all that was collected, and nothing more is being collected."""
+        """Whether the learner has taken all datasets of a round, and no rollout is being collected."""
         return self.taken == self.round_end
 
     def info(self) -> EnvInfo:
-        """Wait for the first worker's envs; return the info of all envs together. Raises SpecError, WorkerFailed or Interrupted."""
-        # on one machine, wait for worker 0, which checks the env; on a cluster it may wait for a core
+        """Wait until the first worker has built its envs; return the info of the envs of all workers together.
+
+        Raises SpecError, WorkerFailed or Interrupted.
+        """
+        # on one machine, wait for worker 0, which checks the env; on a cluster, for any worker, since worker 0 may wait for a core
         self._wait(lambda: self._info is not None and (self.link.remote or self.workers[0].built))
         if self._info is None:
             raise Interrupted("", self.stop.number)
         return self._info
 
     def connect(self, arrays: WorkerArrays, assembler: RolloutAssembler, info: EnvInfo) -> None:
-        """Make the workers use the arrays, which contain the initial weights; the assembler provides the datasets."""
+        """Connect the workers to the arrays of the learner, which contain the initial weights.
+
+        Args: assembler: copies rollouts into datasets.
+        """
         self.assembler = assembler
         self.assembler.round_over = True
         self.config = replace(self.config, info=info, acting_state_size=len(arrays.weights[0].acting_state))
@@ -150,8 +158,8 @@ class TaskPool:
         """Start collecting, unless a stop is requested first. Raises WorkerFailed.
 
         Args:
-            states: result of `states`, to continue from.
-            resumes: number of times that the run was continued; without states, each time uses new random streams.
+            states: states of the workers, as returned by `states`, from which they continue; None: they begin new episodes.
+            resumes: number of times that the run was continued. Without states, each continuation uses new random streams.
         """
         needed = 1 if self.link.remote and not self.synchronous else len(self.workers)
         self._wait(lambda: len(self._ready()) >= needed)
@@ -164,7 +172,7 @@ class TaskPool:
         self.thread.start()
 
     def next(self) -> tuple[int, Dataset] | None:
-        """Return the next policy to train, and its dataset; None if there is no dataset yet. Raises WorkerFailed."""
+        """Return the next dataset and the policy to train on it; None if no dataset is complete yet. Raises WorkerFailed."""
         try:
             item = self.datasets.get(timeout=0.2)
         except Empty:
@@ -180,13 +188,16 @@ class TaskPool:
         self.executor.wake()
 
     def reports(self) -> Iterator[tuple[int, Collected]]:
-        """Yield the reports since the last call, each with the number of its worker."""
+        """Yield (number of the worker, report) for each report that has arrived since the last call."""
         with suppress(Empty):
             while True:
                 yield self.reported.get_nowait()
 
     def states(self) -> list[Any] | None:
-        """Between rounds: return the states of all workers; None if one cannot save its open episodes. Raises WorkerFailed."""
+        """Return the states of all workers; None if a worker cannot save its open episodes. Called only between rounds.
+
+        Raises WorkerFailed.
+        """
         self.requests += 1
         self.executor.wake()
         deadline = time.monotonic() + _STATE_SECONDS
@@ -199,7 +210,7 @@ class TaskPool:
         return None
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        """Handle events until the condition holds or a stop is requested. Raises SpecError or WorkerFailed."""
+        """Handle events until `condition` returns True or a stop is requested. Raises SpecError or WorkerFailed."""
         limit = math.inf if self.link.remote else _BUILD_SECONDS * max(1.0, len(self.workers) / cores())
         deadline = time.monotonic() + limit
         while not condition() and not self.stop.requested:
@@ -220,14 +231,14 @@ class TaskPool:
         if self.closed:
             return
         self.closed = self.ended = True
-        self.beat(WAITING)  # no env is closed in this process
+        self.beat(WAITING)  # this process itself closes no env
         try:
             if self.thread.is_alive():
                 self.executor.wake()
                 self.thread.join()
             for worker in self.workers:
                 worker.task.stop(_CLOSE_SECONDS)
-            while any(worker.running for worker in self.workers):  # until they end, they may wait for answers from the server
+            while any(worker.running for worker in self.workers):  # the server must run until then, since workers may wait for its answers
                 for event in self.executor.events(0.2):
                     if isinstance(event, Died):
                         self._child(event.task).running = False
@@ -237,7 +248,7 @@ class TaskPool:
             if self.folder is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
-    # ---- in the thread
+    # ---- called in the thread
 
     def _run_thread(self) -> None:
         try:
@@ -290,7 +301,7 @@ class TaskPool:
                     self._restart(event)
 
     def _restore_worker(self, worker: _Child, saved: Any) -> None:
-        """Make a worker of a continued run start from its state, or with random streams that no earlier start has used."""
+        """Order a worker of a continued run to start from its saved state, or else with random streams that no earlier start has used."""
         if saved is not None or self._resumes:
             worker.task.send((LOAD, saved, self._resumes))
 
@@ -299,10 +310,13 @@ class TaskPool:
         self.datasets.put(reason)
 
     def _restart(self, died: Died) -> None:
-        """Start a new process for a worker or the server, unless too many have died. The loss of a node does not count as a death."""
+        """Start a new process for a worker or for the server, unless too many of its processes have died.
+
+        A process that is lost with its node does not count.
+        """
         task, most = died.task, self.spec.meta.max_restart
         child, printed, was_ready = self._child(task), f"\n{died.output}" if died.output else "", self._child(task).ready
-        self.executor.kill(task)  # it may be blocked: do not wait for its end
+        self.executor.kill(task)  # do not wait for the end of the process, which may be blocked
         child.running = child.built = child.ready = False
         before, child.deaths = child.deaths, child.deaths + (not died.lost)
         if child.deaths > most:
@@ -318,11 +332,11 @@ class TaskPool:
         try:
             self.executor.restart(task, replace(self.config, index=child.index, restart=task.restart + 1), self.link.worker_end())
             child.running = True
-        except OSError as error:  # no memory, no process
+        except OSError as error:  # for example, no memory for a new process
             self._fail(f"{died.text}; a new process could not be started: {error.strerror or error}{printed}")
 
     def _release_returned(self) -> None:
-        """Make the datasets that the learner has returned available again."""
+        """Make the datasets that the learner has returned available to the assembler again."""
         with suppress(Empty):
             while True:
                 policy, dataset = self.returned.get_nowait()
@@ -330,7 +344,7 @@ class TaskPool:
                 self.out -= 1
 
     def _assemble(self) -> None:
-        """Copy rollouts that have arrived into datasets, and put complete ones in the queue."""
+        """Copy the rollouts that have arrived into datasets, and put complete datasets in the queue."""
         for filled, complete in self.assembler.assemble():
             if filled is not None:
                 self.workers[filled.worker].free.append(filled.slot)
@@ -338,19 +352,19 @@ class TaskPool:
             self.out += len(complete)
             self.put += len(complete)
             if self.synchronous and self.assembler.round_over:
-                self.round_end = self.put  # before the learner can take the last dataset
+                self.round_end = self.put  # set before the learner can take the last dataset
             for item in complete:
                 self.datasets.put(item)
 
     def _begin_round(self) -> None:
-        """If synchronous: begin the next round once the learner has trained on all datasets of the last one."""
+        """If synchronous, begin the next round when the learner has trained on all datasets of the last round."""
         if self.synchronous and self.assembler.round_over and self.out == 0 and not self.stop.requested:
             assert self.assembler.rounds is not None
             self.assembler.round_over, self.round_end = False, -1
             self.due += self.assembler.rounds
 
     def _send_orders(self) -> None:
-        """Tell workers to fill free slots."""
+        """Order workers to fill free slots."""
         while (worker := self._next_worker()) is not None:
             slot = worker.free.popleft()
             worker.ordered += 1
@@ -358,19 +372,23 @@ class TaskPool:
             worker.task.send(slot)
 
     def _next_worker(self) -> _Child | None:
-        """Return the next worker to fill a slot: if synchronous until the round is ordered, else while the datasets have room."""
+        """Return the next worker that is ordered to fill a slot; None if no worker should be ordered now.
+
+        If synchronous, there are orders until all rollouts of the round are ordered; otherwise as long as they fit into the datasets.
+        """
         if self.synchronous:
             candidates = [worker for worker in self.workers if worker.ordered < self.due]
         elif self.assembler.free_rollouts <= sum(len(worker.orders) for worker in self.workers):
             return None
-        elif self.assembler.rounds is not None:  # in the order of assembly, or the wrong worker might get the free columns
+        elif self.assembler.rounds is not None:  # order in the sequence of assembly, so that the free columns go to the right worker
             candidates = [min(self.workers, key=lambda worker: worker.ordered)]
         else:
             candidates = sorted(self.workers, key=lambda worker: len(worker.orders))
         return next((worker for worker in candidates if worker.ready and worker.free), None)
 
     def _request_states(self) -> None:
-        """Request the workers' states if the learner wants them. In the middle of a round, or while one restarts, there are none."""
+        """Request the states of the workers if the learner has asked for them. The request is refused in the middle of a round, or while a
+        worker is being restarted."""
         if self.answered == self.requests:
             return
         self.answered = self.requests

@@ -39,18 +39,18 @@ from slm_lab.lib.rng import generator_state, set_generator_state, worker_seeds
 
 
 class Collected(NamedTuple):
-    """Report of a worker on a rollout; the transitions are in the slot."""
+    """Report of a worker on a rollout of all its env groups; the transitions are in the slot."""
 
     rollouts: list[GroupRollout]
     deltas: list[list[Moments]]
-    """For each group: what its envs add to the normalizers' statistics."""
+    """For each group: the moments by which its envs extend the statistics of the normalizers."""
     begin: float
-    """In seconds of perf_counter, which all processes of a machine share."""
+    """Time at which the rollout began, in seconds of perf_counter, which is the same clock for all processes of a machine."""
     end: float
     env_seconds: float
-    """Time spent in env steps and writing."""
+    """Time spent on env steps and on writing transitions."""
     act_seconds: float
-    """Time spent choosing actions; with central inference, waiting for them."""
+    """Time spent on choosing actions; with central inference, on waiting for actions."""
 
 
 class Inference(Protocol):
@@ -64,13 +64,13 @@ class Inference(Protocol):
 
 
 _GROUP_ARRAYS = ("obs_N", "first_N", "over_N", "state_NS", "policy_N")
-"""Attributes of EnvGroup that carry over from step to step."""
+"""Attributes of EnvGroup that are kept from step to step and saved."""
 
 
 class EnvGroup:
-    """Envs that step together, the policy that plays each of their rows, and the state kept between steps.
+    """Envs that step together, the index of the policy that plays each of their rows, and the state that is kept between steps.
 
-    Args: fixed_N: which policy plays each row; None: a policy is drawn for each episode of a row.
+    Args: fixed_N: index of the policy that plays each row; None: a policy is drawn for each episode of a row.
     """
 
     def __init__(
@@ -87,27 +87,27 @@ class EnvGroup:
         self.begin()
 
     def begin(self) -> None:
-        """Begin an episode in every env."""
+        """Reset the envs, which begins an episode in each of them."""
         info = self.env.info
         count = info.num_envs
         self.obs_N = self.env.reset()
         self.first_N = np.ones(count, np.bool_)
         self.over_N = np.ones(count, np.bool_)
-        """Whether the episode (in Atari the game, not only a life) is over, so that another policy may play the next one."""
+        """Rows whose episode is over, so that another policy may play the next one. In Atari, the whole game is over, not only a life."""
         self.state_NS = self.policies[0].initial_state(count)
         self.turns = Turns(count, self.policies[0].state_size) if info.agents else None
-        """Open transitions of an env with several agents."""
+        """Open transitions, if the env has several agents; else None."""
         self.policy_N = np.zeros(count, np.int64) if self.fixed_N is None else self.fixed_N
         self._draw()
 
     @property
     def acting_N(self) -> np.ndarray:
-        """Which policy acts next for each row, int64 [N]; −1: none, since the row waits for its turn or its agent is absent."""
+        """Index of the policy that acts next for each row, int64 [N]; −1: no policy acts, since the agent waits for its turn or is absent."""
         acts_N = self.env.acts_N
         return self.policy_N if acts_N is None else np.where(acts_N, self.policy_N, -1)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of the envs and of their open episodes; None if the backend cannot save them."""
+        """Return the state of the envs and of their open episodes; None if the backend of the envs cannot save open episodes."""
         env = self.env.state_dict()
         if env["episodes"]["backend"] is None:
             return None
@@ -117,7 +117,7 @@ class EnvGroup:
         return {"env": env, "rng": generator_state(self.rng), "arrays": saved, "turns": turns}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Load what `state_dict` returned. Returns whether the open episodes continue; if not, new ones have begun."""
+        """Load a state returned by `state_dict`. Returns whether the open episodes continue; otherwise new episodes have begun."""
         self.env.load_state_dict(state["env"])
         set_generator_state(self.rng, state["rng"])
         if not self.env.resume():
@@ -130,7 +130,7 @@ class EnvGroup:
         return True
 
     def step(self, slot: Slot, out: ActOut, ended: list[EndedEpisode]) -> None:
-        """Step the envs and write the transitions that end."""
+        """Step the envs, and write the transitions that end in this step to the slot."""
         t, acts_N = slot.t, self.env.acts_N
         step = self.env.step(self.policies[0].env_action(out.action_N))
         transition = (self.obs_N, self.first_N, self.state_NS, out, step)
@@ -153,7 +153,7 @@ class EnvGroup:
 
 
 class LocalInference:
-    """The worker computes its actions itself, with the newest weights."""
+    """Inference inside the worker: computes the actions with the newest weights."""
 
     def __init__(self, subscriber: WeightSubscriber) -> None:
         self.subscriber = subscriber
@@ -178,7 +178,10 @@ class LocalInference:
 
 
 def merge(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
-    """Combine the outputs of the policies of a group, each for its own rows. The hidden states of rows that do not act stay as they are."""
+    """Combine the outputs of the policies of a group, each of which applies to certain rows, into one output for all rows.
+
+    The hidden states of rows that do not act are not changed.
+    """
     action, count = group.policies[0].action, len(group.policy_N)
     action_N, logp_N, version_N = np.zeros((count, *action.shape), action.dtype), np.zeros(count, np.float32), np.zeros(count, np.int64)
     state_NS = None if group.state_NS is None else group.state_NS.copy()
@@ -190,7 +193,7 @@ def merge(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut
 
 
 class WeightSubscriber:
-    """Keeps policies and envs of a worker up to date with the weights and statistics that the learner publishes."""
+    """Updates the policies and envs of a worker with the weights and statistics that the learner publishes."""
 
     def __init__(self, weights: Sequence[PublishedWeights], policies: Sequence[Policy], envs: Sequence[Env]) -> None:
         self.weights, self.policies, self.envs = weights, policies, envs
@@ -198,22 +201,24 @@ class WeightSubscriber:
         """Number of samples in the newest statistics."""
 
     def pull(self) -> None:
-        """Copy newer weights and statistics."""
+        """Copy weights and statistics that are newer than those of the worker."""
         for weights, policy in zip(self.weights, self.policies, strict=True):
             if weights.pull():
                 (explore_var, uniform, frame), statistics = weights.acting_state[:3].tolist(), weights.acting_state[3:]
                 for env in self.envs:
-                    if env.curriculum is not None:  # another policy may be behind
+                    if env.curriculum is not None:  # the frame of this policy may be behind that of another one
                         env.follow(max(env.curriculum.frame, int(frame)))
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
-                if len(statistics) and statistics[0] > self.seen:  # another policy's statistics may be older
+                if (
+                    len(statistics) and statistics[0] > self.seen
+                ):  # the statistics published with this policy may be older than those of another one
                     self.seen = float(statistics[0])
                     for env in self.envs:
                         env.normalizers.vector = statistics
 
 
 class RolloutWorker:
-    """Rollout worker number `config.index`: its groups of envs, and the policies that play in them."""
+    """Rollout worker number `config.index`, with its groups of envs and the policies that play in them."""
 
     def __init__(self, config: WorkerConfig, beat: Beat = no_beat) -> None:
         spec, sampler = config.spec, sampler_of(config.spec)
@@ -233,7 +238,10 @@ class RolloutWorker:
         return self.envs[0].info.of_envs(self.config.spec.env.num_envs)
 
     def attach(self, connect: Callable[[WorkerArrays], None]) -> None:
-        """Build the policies and begin episodes. Args: connect: called with this worker's arrays, to load the weights into them."""
+        """Build the policies and begin episodes.
+
+        Args: connect: called with the arrays of this worker; it connects them to the weights of the learner.
+        """
         spec, self.policies = self.config.spec, build_policies(self.config, self.info)
         for p, policy in enumerate(self.policies):
             policy.rng = np.random.default_rng(self.seeds.act if p == 0 else [self.seeds.act, p])
@@ -266,7 +274,7 @@ class RolloutWorker:
         )
 
     def collect(self, slot: int) -> Collected:
-        """Collect a rollout of every group."""
+        """Collect a rollout of each group into slot number `slot`; return the report."""
         slots, groups, inference, beat = self.slots[slot], self.groups, self.inference, self.beat
         self.torch.restore()
         ended: list[list[EndedEpisode]] = [[] for _ in groups]
@@ -282,7 +290,7 @@ class RolloutWorker:
                 act_end = perf_counter()
                 beat(STEPPING)
                 group.step(place, out, episodes)
-                if t + 1 < self.rows:  # newer weights choose the first action of the next rollout
+                if t + 1 < self.rows:  # the first actions of the next rollout are chosen later, with newer weights
                     inference.request(group)
                 act_seconds += act_end - now
                 now = perf_counter()
@@ -294,7 +302,7 @@ class RolloutWorker:
         return Collected(rollouts, deltas, begin, now, env_seconds, act_seconds)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Return the state between two rollouts; None if the backend cannot save open episodes."""
+        """Return the state of the worker between two rollouts; None if the backend of the envs cannot save open episodes."""
         groups = [group.state_dict() for group in self.groups]
         if None in groups:
             return None
@@ -302,9 +310,9 @@ class RolloutWorker:
         return {"groups": groups, "policies": rngs, "rng": to_arrays(rng_state("cpu"))}
 
     def resume(self, state: dict[str, Any] | None, resumes: int) -> bool:
-        """Load what `state_dict` returned, except the process-wide generators; without a state, begin episodes with new random streams.
+        """Load a state returned by `state_dict`, except the process-wide generators.
 
-        Returns whether the open episodes continue.
+        Without a state, new episodes with new random streams begin. Returns whether the open episodes continue.
         """
         if state is None:
             self._reseed(resumes)
@@ -315,13 +323,13 @@ class RolloutWorker:
         for group, saved in zip(self.groups, state["groups"], strict=True):
             group.env.normalizers.take_deltas()
             if group.load_state_dict(saved):
-                group.env.normalizers.take_deltas()  # drop the observations of the reset: the open episodes continue instead
+                group.env.normalizers.take_deltas()  # drop the observations of the reset, since the open episodes continue instead
             else:
                 continued = False
         return continued
 
     def resume_process(self, state: dict[str, Any] | None, resumes: int) -> None:
-        """Do the same as `resume` in a process without other workers, whose process-wide generators continue too."""
+        """Like `resume`, but also restore the process-wide generators; for a process that runs only this worker."""
         if self.resume(state, resumes):
             assert state is not None
             set_rng_state(to_tensors(state["rng"]), "cpu")
@@ -345,7 +353,7 @@ class RolloutWorker:
 
 
 def seed_process(config: WorkerConfig) -> None:
-    """Seed the global generators of Python, numpy and torch in the process of a worker, for envs that draw from them."""
+    """Seed the global generators of Python, numpy and torch in the process of a worker, since envs may draw from them."""
     seed = worker_seeds(config.seeds, config.index, config.restart).env
     random.seed(seed)
     np.random.seed(seed)
@@ -353,8 +361,8 @@ def seed_process(config: WorkerConfig) -> None:
 
 
 def build_policies(config: WorkerConfig, info: EnvInfo, device: str = "cpu") -> list[Policy]:
-    """Return one policy for each that the Session trains; their weights are pulled later."""
-    rng = np.random.default_rng(0)  # replaced by the worker's own
+    """Return a copy of each policy that the Session trains. The weights are pulled later."""
+    rng = np.random.default_rng(0)  # replaced later by the generator of the worker
     policies = [build_policy(config.spec.agent, replace(info, num_envs=1), rng, device) for _ in range(config.spec.policies)]
     for policy in policies:
         policy.acts_noisily = True

@@ -1,4 +1,4 @@
-"""Pools of rollout workers, and the choice of a pool for a spec."""
+"""A pool of rollout workers in this process, and the choice of the pool for a spec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STALL_LIMIT = 300.0
 
 
 class SerialPool:
-    """Rollout workers in this process, which collect one after the other (meta.sampler.serial_mode). Same methods as TaskPool."""
+    """Pool of rollout workers in this process, which collect one after the other (meta.sampler.serial_mode). Same methods as TaskPool."""
 
     store: SharedArrays | None = None
 
@@ -68,7 +68,7 @@ class SerialPool:
 
     def next(self) -> tuple[int, Dataset] | None:
         while not self.ready:
-            if self.stop.requested and self.between_rounds:  # finish a round that has begun, see WorkerSource
+            if self.stop.requested and self.between_rounds:  # otherwise finish the round that has begun, see WorkerSource
                 return None
             for index, worker in enumerate(self.workers):
                 report = worker.collect(0)
@@ -107,7 +107,7 @@ def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> 
 
 
 def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> WorkerPool:
-    """Start the rollout workers that meta.sampler configures, on any nodes. Raises SpecError for central inference."""
+    """Start the rollout workers that meta.sampler configures, on any nodes of a cluster. Raises SpecError for central inference."""
     spec = with_local_inference(spec)
     sampler = sampler_of(spec)
     if sampler.serial_mode:
@@ -117,7 +117,10 @@ def open_cluster_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: B
 
 
 def with_local_inference(spec: Spec) -> Spec:
-    """Return the spec with inference for rollout workers on other nodes: "auto" becomes "local". Raises SpecError for central inference."""
+    """Return the spec for rollout workers that may run on other nodes: inference="auto" is replaced by "local".
+
+    Raises SpecError for central inference.
+    """
     sampler = spec.meta.sampler
     if sampler is None or sampler.serial_mode or sampler.inference == "local":
         return spec

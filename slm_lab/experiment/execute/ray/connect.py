@@ -74,7 +74,7 @@ class Cluster:
         return f"cluster {self.address}: {len(nodes)} node{'s' * (len(nodes) != 1)}, {total:g} core{'s' * (total != 1)}{with_gpus}"
 
     def check_fits(self, what: str, cores: float, gpus: float = 0.0) -> None:
-        """Raise UserError if no node has as many cores and GPUs as given."""
+        """Raise UserError if no single node has at least `cores` cores and `gpus` GPUs."""
         nodes = self.nodes
         if not any(node.cores >= cores and node.gpus >= gpus for node in nodes):
             needs = f"{cores:g} core{'s' * (cores != 1)}" + (f" and {gpus:g} GPU{'s' * (gpus != 1)}" if gpus else "")
@@ -82,14 +82,14 @@ class Cluster:
             raise UserError(f"--cluster {self.address}: {what} needs {needs} of one node, and no node has as many ({has})")
 
     def check_total(self, what: str, cores: float) -> None:
-        """Raise UserError if all nodes together have fewer cores than given."""
+        """Raise UserError if all nodes together have fewer than `cores` cores."""
         total = sum(node.cores for node in self.nodes)
         if total < cores:
             raise UserError(f"--cluster {self.address}: {what} need {cores:g} cores, and the cluster has {total:g}")
 
 
 def on_node(node: str, *, soft: bool = False) -> Any:
-    """Return the scheduling strategy for a node; with `soft`, another node is used if it is gone."""
+    """Return the strategy that schedules a task on a given node; with `soft`, on another node if the given one is not alive."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=soft)
@@ -97,13 +97,14 @@ def on_node(node: str, *, soft: bool = False) -> Any:
 
 @contextmanager
 def connected(address: str, folder: Location | None) -> Iterator[Cluster]:
-    """Connect this process to a cluster while the block runs; "local" starts a cluster and stops it afterwards.
+    """Connect this process to a cluster while the block runs. With "local", start a cluster on this machine and stop it after the block.
 
     Args:
         address: HOST:PORT, "auto" or "local".
         folder: folder that all nodes read and write; None: no folder.
 
-    Raises UserError, within seconds, if the cluster cannot be reached or used, or a node has other `versions` or does not see the folder.
+    Raises UserError, within seconds, if the cluster cannot be reached or used, if a node has other package versions than this process
+    (see `versions`), or if a node cannot access the folder.
     """
     check_installed("ray", extra="cluster", what="--cluster")
     if address == "local":
@@ -129,7 +130,7 @@ def _joined(address: str) -> Iterator[Cluster]:
             _init(address, where)
             with _quiet():
                 yield Cluster(address)
-        finally:  # also after a failed connection: the next attempt would use what is left of it
+        finally:  # also after a failed connection: the next attempt would reuse its remaining state
             with stop_signals_blocked():
                 ray.shutdown()
 

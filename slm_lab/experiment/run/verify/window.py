@@ -24,7 +24,7 @@ LIMIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A readable checkpoint of a Session: "last", "best" or the frame in its name; with several policies also which policy's."""
+    """A readable checkpoint of a Session. `which` is "last", "previous", "best" or a frame number; `table` belongs to the policy."""
 
     which: str
     table: int
@@ -53,11 +53,11 @@ class Window:
 
 @dataclass(frozen=True)
 class SessionFiles:
-    """The checkpoints of a Session, and those that are damaged."""
+    """The readable and the damaged checkpoints of a Session."""
 
     found: tuple[Checkpoint, ...]
     damaged: tuple[str, ...]
-    """Messages of the errors."""
+    """The error message for each damaged checkpoint."""
     previous: Checkpoint | None
     """The state before the last checkpoint, if training continues exactly from it."""
 
@@ -85,7 +85,7 @@ def session_files(paths: RunPaths, session: int, trial: int) -> SessionFiles:
 
 
 def _names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int]]:
-    """Yield the name and the table of each checkpoint file of a Session."""
+    """Yield (name, number of the table) for each checkpoint file of a Session."""
     first = session * paths.policies
     for which in ("last", "previous"):
         if paths.checkpoint(first, which, trial).is_file():
@@ -97,9 +97,11 @@ def _names(paths: RunPaths, session: int, trial: int) -> Iterable[tuple[str, int
 
 
 def exact_from(starts: Sequence[dict[str, Any]], session: int) -> tuple[int, str]:
-    """Return the frame after which a Session was trained without a break, or with exact continuations; and why not before.
+    """Return the frame of the last inexact continuation of a Session, and the reason why it was inexact; (0, "") if there was none.
 
-    Args: starts: meta.run of the run.
+    Training after this frame can be repeated exactly.
+
+    Args: starts: the entries of meta.run in the saved spec, one for each start of the run.
     """
     frame, why = 0, ""
     for start in starts:
@@ -112,15 +114,15 @@ def exact_from(starts: Sequence[dict[str, Any]], session: int) -> tuple[int, str
 def choose_window(
     files: SessionFiles, table: Table, starts: Sequence[dict[str, Any]], session: int, asked: tuple[int | None, int | None, int | None]
 ) -> Window:
-    """Return the frames to train again. Raises UserError if there are none, or none within the limit.
+    """Return the window of frames to train again. Raises UserError if no window is possible, or if each exceeds the limit.
 
-    By default they end at the last checkpoint, if the state before it was saved, since that shows the final weights at low cost; else they
-    are those from frame 0 to the first checkpoint after an update.
+    By default the window leads from the state before the last checkpoint to the last checkpoint, which verifies the final weights at low
+    cost. If the former state was not saved, the window leads from frame 0 to the first checkpoint after an update.
 
     Args:
         table: rows of the Session, from which the training time is estimated.
-        starts: meta.run of the run.
-        asked: the values of --from, --to and --frames; None: not given.
+        starts: the entries of meta.run in the saved spec, one for each start of the run.
+        asked: the values of --from, --to and --frames; None for an option that is not given.
     """
     begin, end, frames = asked
     exact, why = exact_from(starts, session)
@@ -145,7 +147,7 @@ def choose_window(
 
 
 def _default_end(files: SessionFiles, table: Table, begin: int, session: int) -> int:
-    """Return the frame of the checkpoint at which to end by default."""
+    """Return the frame of the checkpoint at which a window that starts at `begin` ends by default."""
     if begin:
         assert files.last is not None
         return files.last.frame
@@ -176,7 +178,7 @@ def _seconds(table: Table, begin: int, end: int) -> float | None:
 
 
 def _check_limit(window: Window, frames: int | None) -> None:
-    """Raise UserError if a window costs more than --frames, or by default more than LIMIT_SECONDS."""
+    """Raise UserError if a window has more than `frames` frames (--frames) or, if `frames` is None, takes more than LIMIT_SECONDS."""
     what = f"frames {window.begin:,} to {window.end:,}"
     if frames is not None:
         if window.frames > frames:
@@ -187,17 +189,17 @@ def _check_limit(window: Window, frames: int | None) -> None:
 
 
 def recorded(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the choices for the machine that the last start recorded: backend, matmul and threads."""
+    """Return the machine-dependent settings that the last start recorded: backend, matmul and threads."""
     last: dict[str, Any] = next((start for start in reversed(starts) if "threads" in start), {})
     return {key: last[key] for key in ("backend", "matmul", "threads") if key in last}
 
 
 def is_numbered(which: str) -> bool:
-    """Return whether a checkpoint is named by its frame."""
+    """Return whether the name of a checkpoint is a frame number."""
     return bool(re.fullmatch(r"\d+", which))
 
 
 def tables_of(paths: RunPaths, session: int, trial: int) -> list[Path]:
-    """Return the tables of a Session: training and evaluation rows of each policy."""
+    """Return the files with the training rows and the evaluation rows of each policy of a Session."""
     tables = range(session * paths.policies, (session + 1) * paths.policies)
     return [paths.session_df(table, mode, trial) for table in tables for mode in ("train", "eval")]

@@ -1,11 +1,13 @@
-"""A parameter server: processes that store the arrays of Sessions that train one net. This module does not import ray.
+"""A parameter server: processes that store the arrays of the Sessions that train one net. This module does not import ray.
 
 For each Session the server has a copy of the Session's parts (agent, normalizers, counts), attached to shared arrays as in a run with all
 Sessions on one machine. When a Session on another node would call a method of a part under a lock (Store.run), it sends the method's name
-and arguments, such as a gradient, and the server calls the method of its copy. So both compute the same, bit for bit, for every part.
+and arguments, such as a gradient, and the server calls the method of its copy. The results are therefore equal, bit for bit, to those on
+one machine.
 
-The vectors of a large net are divided among several processes (lib.store.divided). Each process has its own parts, whose vectors are its
-ranges, and calls the same methods of these parts. The first process also has all other arrays.
+The vectors of a large net are divided among several processes (lib.store.divided). Each process has its own copies of the parts, whose
+vectors contain only the range of this process, and calls the same methods of these copies. The first process also stores all arrays that
+are not divided.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from slm_lab.lib.store import MOMENT, Arrays, Named, Shareable, SharedArrays, sh
 from slm_lab.spec.models.spec import Spec
 
 _MAX_INLINE_BYTES = 64
-"""Maximum size in bytes of an array (for "own" arrays: of one row) that every answer contains."""
+"""Maximum size in bytes of the arrays that every answer contains; for "own" arrays, the maximum size of one row."""
 
 
 class NotAttached(PlainError):
@@ -42,15 +44,15 @@ class ServerStatus(NamedTuple):
     """The status of a process of the server, for the driver and Sessions."""
 
     generation: int | None
-    """See ParameterServer.begin; None before `begin`, thus also after a restart."""
+    """See ParameterServer.begin. None before `begin` is called, which includes the time after a restart of the process."""
     processes: int
     """Number of processes among which the arrays are divided; 1 until the first Session is attached."""
     others: Sequence[Remote]
-    """The further processes of the server, in order."""
+    """The processes of the server after the first one, in order."""
 
 
 class AttachReply(NamedTuple):
-    """The answer to `attach`: the values from which a Session makes its copies of the arrays."""
+    """The answer to `attach`: the values with which a Session creates its copies of the arrays."""
 
     generation: int
     arrays: dict[str, np.ndarray]
@@ -81,7 +83,7 @@ class _View(SharedArrays):
         return view
 
     def allocate(self, named: Named) -> dict[str, np.ndarray]:
-        """Map the arrays; of divided arrays, only the range of this process."""
+        """Map the arrays to shared memory; for divided arrays, map only the range that this process stores."""
         self.named = named
         return super().allocate(
             {name: one if one.division is None else one._replace(values=self.part(name, one.values)) for name, one in named.items()}
@@ -94,14 +96,17 @@ class _View(SharedArrays):
 
     @property
     def sent(self) -> dict[str, np.ndarray]:
-        """The arrays that are sent to Sessions: all except times, since clocks of different nodes are not comparable; if this is not the
-        first process, only ranges of divided arrays."""
+        """The arrays that this process sends to Sessions: its ranges of divided arrays and, if it is the first process, all other arrays.
+
+        Times are not sent, since the clocks of different nodes are not comparable.
+        """
         arrays = {name: array for name, array in self.arrays.items() if not name.endswith(MOMENT)}
         return {name: array for name, array in arrays.items() if self.serves == 0 or self.named[name].division is not None}
 
     @property
     def small(self) -> dict[str, np.ndarray]:
-        """The small arrays, which every answer of the first process contains. Divided vectors are sent only with their part."""
+        """The small arrays that every answer of the first process contains. They exclude divided vectors, which are sent only with their
+        part."""
         arrays = {name: array for name, array in self.sent.items() if self.named[name].division is None}
         sizes = {name: array.nbytes // (len(array) if self.named[name].combine == "own" else 1) for name, array in arrays.items()}
         return {name: arrays[name] for name, size in sizes.items() if size <= _MAX_INLINE_BYTES}
@@ -138,7 +143,7 @@ class ParameterServer:
         self._saved = -np.inf
 
     def begin(self, generation: int, arrays: Arrays | None = None) -> None:
-        """Forget all Sessions, and start to serve the arrays of a snapshot; None: the initial arrays.
+        """Forget all Sessions, and start to serve the arrays of a snapshot, or the initial arrays if `arrays` is None.
 
         Args: generation: the same number for all processes of the server.
         """
@@ -147,14 +152,14 @@ class ParameterServer:
         self.fd = shared_file()
 
     def join(self, others: Sequence[Remote]) -> None:
-        """Store the other processes of the server, which `status` tells Sessions."""
+        """Store the other processes of the server. `status` tells Sessions about them."""
         self._others = others
 
     def status(self) -> ServerStatus:
         return ServerStatus(self._generation, self._processes, self._others)
 
     def where(self) -> tuple[str, int]:
-        """Return the name of the machine and the process id."""
+        """Return the name of the machine and the id of this process."""
         return platform.node(), os.getpid()
 
     def attach(self, index: int, info: EnvInfo) -> AttachReply:
@@ -190,7 +195,7 @@ class ParameterServer:
     def run(self, index: int, part: str, method: str, args: Sequence[Any], own: Arrays) -> Answer:
         """Call a method of a part; return an Answer with the part's arrays.
 
-        Args: own: array → the row that the Session has written.
+        Args: own: name of an "own" array → the row of the Session, if the Session has changed it.
         """
         view = self._with_rows(index, own)
         result = getattr(view.parts[part], method)(*args)
@@ -273,7 +278,7 @@ class ParameterServers:
         return self.servers[0]
 
     def poll(self) -> None:
-        """Handle restarted and missing processes; wait only if a process was restarted."""
+        """Handle restarted processes, and start missing ones. Returns immediately unless a process was restarted."""
         statuses: dict[int, ServerStatus] = {}
         done = [number for number, server in enumerate(self.servers) if server.done(self._asked[number])]
         for number in done:
@@ -296,7 +301,7 @@ class ParameterServers:
         self._asked.append(server.start("status"))
 
     def _begin_anew(self, restarted: list[int]) -> None:
-        """Let all processes serve the last snapshot. Restarted processes are last, so that no Session continues before all are ready."""
+        """Make all processes serve the last snapshot. Restarted processes come last, so that no Session continues before all are ready."""
         for number in restarted:
             self._restarted(number)
         path, arrays = self._checkpoint(), None

@@ -25,7 +25,7 @@ _POLL = 0.05
 
 
 _ARGS = 3
-"""Index of the section's arguments in the arguments of ParameterServer.run."""
+"""Position of the argument `args` among the arguments of ParameterServer.run."""
 
 
 class _Call(NamedTuple):
@@ -59,12 +59,12 @@ class _Copies:
         self.divisions = {
             name.rpartition("/")[0]: one.division for name, one in named.items() if one.division is not None and one.division.processes > 1
         }
-        """Part whose vectors are divided among several processes → how they are divided."""
+        """Part whose vectors are divided among several processes → division of its vectors."""
         for process, attached in enumerate(self._attach()):
             self.take(process, attached.arrays)
 
     def _attach(self) -> list[AttachReply]:
-        """Attach the Session to all processes of the server, once all are ready to serve the same generation of arrays."""
+        """Wait until all processes of the server serve the same generation of arrays, and attach the Session to each of them."""
         processes = max((division.processes for division in self.divisions.values()), default=1)
         while True:
             statuses: list[ServerStatus] = self._together("status", [_Call(process) for process in range(len(self.servers))])
@@ -82,11 +82,14 @@ class _Copies:
         return attached
 
     def ask(self, method: str, *stages: Sequence[_Call]) -> list[Any]:
-        """Call a method of server processes with the Session's index and rows; return the results. Calls of one stage are concurrent."""
+        """Call a method of server processes with the Session's index and rows; return the results.
+
+        The calls of one stage run concurrently; the stages run one after the other.
+        """
         while True:
             try:
                 return [result for calls in stages for result in self._together(method, list(map(self._signed, calls)))]
-            except NotAttached:  # all processes of the server have restarted from a snapshot, or will do so
+            except NotAttached:  # all processes of the server have returned to a snapshot, or will do so
                 for process, attached in enumerate(self._attach()):
                     own_or_divided = (name for name in attached.arrays if name in self.sent or self.named[name].division is not None)
                     self.take(process, {name: attached.arrays[name] for name in attached.arrays.keys() - set(own_or_divided)})
@@ -108,7 +111,7 @@ class _Copies:
         return changed
 
     def _together(self, method: str, calls: Sequence[_Call]) -> list[Any]:
-        """Call a method of several processes concurrently; return the results in order. Raises NotAttached after all answers."""
+        """Call a method of several processes concurrently; return the results in order. NotAttached is raised only after all answers."""
         pending = [_start(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None
         for (process, _), one in zip(calls, pending, strict=True):
@@ -135,7 +138,7 @@ class _Copies:
             self.take(process, answer.arrays)
 
     def pieces(self, arrays: Arrays, process: int) -> dict[str, np.ndarray]:
-        """Return the pieces of the arrays that a process of the server stores."""
+        """Return the parts of the arrays that one process of the server stores."""
         pieces, parts = {}, tuple(f"{part}/" for part in self.divisions)
         for name, array in arrays.items():
             one = self.named[name]
@@ -159,17 +162,19 @@ def _start(server: Remote, method: str, arguments: tuple[Any, ...]) -> Any:
 
 
 class RemoteArrays:
-    """The Store of Session `index`, whose arrays are in a parameter server; `arrays` are copies.
+    """The Store of a Session if its shared arrays are in a parameter server; `arrays` contains the Session's copies of them.
 
-    Copies are updated from the answers to this Session's own messages. Each message contains the Session's changed rows of "own" arrays.
+    The copies are updated from the answers to this Session's own messages. Each message contains the rows of "own" arrays that the Session
+    has changed.
 
-    If the vectors of a part are divided among several processes, each range has its own count of updates, and the part's other arrays
-    are those of the first process. Two Sessions that push at the same time may be served in different orders by different processes.
+    If the vectors of a part are divided among several processes, the number of updates is counted separately for each range, and all other
+    arrays of the part are stored by the first process. If two Sessions push at the same time, different processes may serve them in
+    different orders.
 
     Args:
         server: the first process of a ParameterServer.
         info: returns the EnvInfo of the Session's env; called when the Session is built.
-        fresh: training has not begun.
+        fresh: whether training has not begun yet.
     """
 
     remote = True
@@ -197,13 +202,13 @@ class RemoteArrays:
 
     @property
     def _division(self) -> Division:
-        """How the vectors of the part are divided."""
+        """Division of the part's vectors among the processes of the server."""
         return self._copies.divisions.get(self._name, Division((0, 0)))
 
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
         calls = [_Call(process, (self._name, section.__name__, args)) for process in range(self._division.processes)]
         if lock == "target" and len(calls) > 1:
-            # the first process last: it has the arrays by which other Sessions detect a change, and then pull everything
+            # the first process is called last: it stores the arrays by which other Sessions detect a change and then pull all arrays
             *others, first = self._copies.ask("run", calls[1:], calls[:1])
             answers = [first, *others]
         else:
@@ -249,7 +254,7 @@ class RemoteArrays:
         copies.write({name: array for name, array in copies.arrays.items() if copies.named[name].combine != "own"})
 
     def barrier(self) -> None:
-        """Do nothing: this process receives other Sessions' writes with the answers to its messages."""
+        """Do nothing: the writes of other Sessions arrive with the answers to the messages of this process."""
 
     @contextmanager
     def saving(self, interval: float | None) -> Iterator[bool]:
@@ -263,7 +268,7 @@ class RemoteArrays:
                 first.call("end_save", self.index)
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """Return copies of all arrays. The ranges of a divided vector are consistent only if no other Session pushes in the meantime."""
+        """Return copies of all arrays. The ranges of a divided vector are consistent only if no other Session pushes during the call."""
         copies = self._copies
         answers: list[Arrays] = copies.ask("snapshot", [_Call(process) for process in range(len(copies.servers))])
         copies.pulled += sum(array.nbytes for arrays in answers for array in arrays.values())
@@ -297,7 +302,7 @@ class SinkServer:
         self._errors: dict[int, Exception] = {}
 
     def begin(self, session: int, restart: int, paths: RunPaths, trial: int, track: Sequence[str] = ()) -> None:
-        """Accept rows from a Session from now on, but only from its process number `restart`."""
+        """Start to accept rows of a Session, but only from the process that was started after `restart` restarts."""
         if restart < self._restarts.get(session, 0):
             raise Superseded(f"session {session} was restarted elsewhere")
         if (before := self._sinks.pop(session, None)) is not None:
@@ -307,7 +312,7 @@ class SinkServer:
         self._sinks[session] = LocalSink(paths, trial, track=track)
 
     def write(self, session: int, restart: int, event: Row) -> None:
-        """Pass a row to the Session's LocalSink. An error is stored and raised by the Session's next `call`."""
+        """Pass a row to the Session's LocalSink. If this fails, the error is stored, and the next `call` of the Session raises it."""
         if restart != self._restarts.get(session):
             return
         try:
@@ -325,7 +330,10 @@ class SinkServer:
 
 
 class RemoteSink(RunSink):
-    """The RunSink of a Session on any node. Events other than rows are passed to `emit`. Args: track: names of the trackers."""
+    """The RunSink of a Session that may run on any node of a cluster. Events other than rows are passed to `emit`.
+
+    Args: track: names of the trackers.
+    """
 
     def __init__(
         self, server: Remote, paths: RunPaths, trial: int, session: int, restart: int, emit: Emit, *, track: Sequence[str] = ()

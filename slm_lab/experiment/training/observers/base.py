@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 EmitRow = Callable[[Row], None]
 
 CURRENT_COLUMNS = ("current_return", "current_return_se", "current_epi")
-"""Mean return of the policy as it is now, its standard error, and the number of episodes, see EpisodeWindow.current."""
+"""Mean return of the current policy, its standard error, and the number of episodes that they are computed from, see
+EpisodeWindow.current."""
 EPISODE_COLUMNS = ("epi_len", "epi_len_max", "epi_truncated")
-"""Mean and largest length, in steps, of the episodes of this Session that ended since its previous row; the share that was truncated."""
+"""Mean and maximum length (in steps) of this Session's episodes that ended since its previous row, and the share of them that was
+truncated."""
 COLUMNS = (
     *("frame", "epi", "t", "wall_t", "fps", "opt_step", "total_reward", "total_reward_ma", "epi_new", "return_new"),
     *CURRENT_COLUMNS,
@@ -33,43 +35,48 @@ COLUMNS = (
     *("loss", "lr", "grad_norm", "entropy", "explore_var", "entropy_coef"),
 )
 """Columns of every table. total_reward is the mean return of the last 100 episodes; epi_new and return_new are the number and the mean
-return of the episodes since the previous row; current_return, current_return_se and current_epi are those of the most recent episodes. All
-cover the episodes of all Sessions that train the net. In an evaluation row, they cover the episodes of that evaluation."""
+return of the episodes since the previous row; for the CURRENT_COLUMNS see above. These columns cover the episodes of all Sessions that
+train the net. In an evaluation row, they cover the episodes of that evaluation."""
 SHARED_COLUMNS = ("global_frame", "worker_reward", "staleness", "lock_wait", "bytes_pushed", "bytes_pulled")
-"""Further columns if several Sessions train one net: frames of all Sessions; mean return of the last 100 episodes of this Session; means
-per update of the number of global updates by other Sessions between pull and push, of the milliseconds of waiting for the lock, and of the
-bytes sent to the parameter server and received from it (0 in shared memory)."""
+"""Additional columns if several Sessions train one net: frames of all Sessions; mean return of the last 100 episodes of this Session; and,
+as means per update: updates by other Sessions between pull and push, time of waiting for the lock (in milliseconds), bytes sent to the
+parameter server, and bytes received from it (0 in shared memory)."""
 SAMPLER_COLUMNS = (
     *("lag_min", "lag_mean", "lag_max", "lag_masked"),
     *("rollout_busy", "inference_busy", "learner_busy"),
 )
-"""Further columns with rollout workers: policy lag of the data trained on, in gradient steps, and the share of transitions above
-max_policy_lag; shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
+"""Additional columns with rollout workers: policy lag of the training data, in gradient steps; share of transitions above max_policy_lag;
+shares of the time in which workers stepped envs, actions were computed, and the learner trained."""
 SELF_PLAY_COLUMNS = ("elo", "elo_se", "score_random", "score_previous")
-"""Further columns in self-play: the Elo rating of the newest snapshot, its standard error, and its mean scores (1 for a won game, 0.5 for a
-drawn one) against random actions and the snapshot before it; then a column for each fixed opponent, see score_column."""
+"""Additional columns in self-play: the Elo rating of the newest snapshot, its standard error, and the snapshot's mean scores (1 for a won
+game, 0.5 for a drawn game) against random actions and against the previous snapshot. After these there is a column for each fixed opponent,
+see score_column."""
 MEASURED = ("wall_t", "fps", "lock_wait", "rollout_busy", "inference_busy", "learner_busy")
-"""Columns of times and speeds, which differ between runs that are otherwise equal."""
+"""Columns with times and speeds, which differ even between runs whose other results are equal."""
 
 
 def info_column(key: str) -> str:
-    """Return the column of an entry of the env's `info` (meta.track_info)."""
+    """Return the name of the column for an entry of the env's `info` (meta.track_info)."""
     return f"info_{key.replace(':', '_')}"
 
 
 def score_column(path: str) -> str:
-    """Return the column of the mean score against a fixed opponent of meta.self_play, "package.module:Class"."""
+    """Return the name of the column with the mean score against a fixed opponent of meta.self_play.
+
+    Args: path: "package.module:Class".
+    """
     return f"score_{path.rpartition(':')[2]}"
 
 
 def schedule_column(key: str) -> str:
-    """Return the column of a key of env.schedule: the mean of its values in the episodes since the previous row."""
+    """Return the name of the column for a key of env.schedule, which contains the key's mean value over the episodes since the previous
+    row."""
     return f"env_{key}"
 
 
 @dataclass(frozen=True)
 class ObserverContext:
-    """Context passed to a user observer."""
+    """Objects that a user's observer may access."""
 
     spec: Spec
     """The spec of the run."""
@@ -86,11 +93,11 @@ ObserverFactory = Callable[[ObserverContext], "Observer"]
 
 
 class Observer:
-    """Hooks that a Session calls; an observer overrides those that it needs.
+    """Base class of observers. A Session calls the hooks; a subclass overrides those that it needs.
 
-    A user's own observer is named in the spec (meta.observers: ["package.module:Class"]) or passed to Session or Trial (observers=[Class]).
-    One is created for each policy that a Session trains, before the first step. An error in an observer ends the Session as
-    failed.
+    To use an observer, name its class in the spec (meta.observers: ["package.module:Class"]) or pass it to Session or Trial
+    (observers=[Class]). Before the first step, one instance is created for each policy that a Session trains. If an observer raises an
+    error, the Session ends as failed.
 
     >>> class Printer(slm_lab.Observer):
     ...     def on_row(self, row):
@@ -101,7 +108,7 @@ class Observer:
         self.context = context
 
     def on_step(self, episodes: list[Episode]) -> None:
-        """Called after each vector step, and after the update that may follow the step, with the episodes that ended in the step."""
+        """Called after each vector step with the episodes that ended in it; if the step causes an update, called after the update."""
 
     def on_update(self, metrics: Metrics) -> None:
         """Called after each update."""
@@ -120,19 +127,19 @@ class Observer:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Load a state returned by `state_dict`."""
 
 
 Hook = Literal["on_step", "on_update", "on_row", "on_interrupt", "on_end"]
 
 
 def hooks(observers: Sequence[Observer], name: Hook) -> list[Callable[..., None]]:
-    """Return the hook `name` of each observer that overrides it."""
+    """Return the bound method `name` of each observer that overrides this hook."""
     return [getattr(observer, name) for observer in observers if getattr(type(observer), name) is not getattr(Observer, name)]
 
 
 def mean(values: Collection[float]) -> float | None:
-    """Return the mean; None for no values."""
+    """Return the mean; None if there are no values."""
     return math.fsum(values) / len(values) if values else None
 
 
@@ -147,14 +154,14 @@ class Mean:
             self.total, self.count = self.total + value, self.count + 1
 
     def drain(self) -> float | None:
-        """Return the mean (None for no values) and reset it."""
+        """Return the mean (None if there are no values) and reset it."""
         mean = self.total / self.count if self.count else None
         self.total, self.count = 0.0, 0
         return mean
 
 
 class Largest(Mean):
-    """Largest of the values since the last `drain`, in the form of a mean of one value."""
+    """Maximum of the values since the last `drain`, stored as the mean of a single value."""
 
     def add(self, value: float | None) -> None:
         if value is not None:
@@ -162,7 +169,10 @@ class Largest(Mean):
 
 
 def load_observers(spec: Spec) -> list[ObserverFactory]:
-    """Import the classes of meta.observers. Raises SpecError with a problem for each that cannot be imported or is not an Observer."""
+    """Import the classes of meta.observers.
+
+    Raises SpecError with a problem for each class that cannot be imported or is not an Observer.
+    """
     found: list[ObserverFactory] = []
     problems = []
     for index, name in enumerate(spec.meta.observers):
@@ -176,7 +186,10 @@ def load_observers(spec: Spec) -> list[ObserverFactory]:
 
 
 def check_factories(observers: Sequence[ObserverFactory], *, sent: bool = False) -> tuple[ObserverFactory, ...]:
-    """Return the factories as a tuple. Raises UserError for one that makes no Observer or, with `sent`, cannot be sent to processes."""
+    """Return the factories as a tuple.
+
+    Raises UserError if a factory does not create an Observer or, with `sent`, cannot be sent to other processes.
+    """
     for one in observers:
         if not callable(one) or (isinstance(one, type) and not issubclass(one, Observer)):
             raise UserError(f"observers: {one!r} is not a subclass of slm_lab.Observer; expected the class, or a function that makes one")

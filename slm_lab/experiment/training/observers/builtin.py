@@ -1,4 +1,4 @@
-"""Built-in observers: checkpoints and best weights, progress, the limit of training time, and the checks of mode dev."""
+"""Built-in observers, for checkpoints and best weights, progress, the limit of training time, and the checks of mode dev."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Save = Callable[[CheckpointKind, dict[str, Any]], None]
 
 
 class SaveTimer:
-    """Decides when the state of a Session is saved: after an update or a row, at most every `interval` seconds.
+    """Decides when the state of a Session is saved: after an update or a row, but at most every `interval` seconds.
 
-    At most a tenth of the time is spent on saving: a replay buffer of 7 GB takes long to write.
+    If saving is slow, as with a replay buffer of 7 GB, the interval is extended, so that at most a tenth of the time is spent on saving.
     """
 
     def __init__(self, interval: float) -> None:
@@ -39,15 +39,15 @@ class SaveTimer:
 
 
 class Checkpointer(Observer):
-    """Saves a policy's best weights, and its weights every `frequency` frames; checks the timer of the Session after updates and rows.
+    """Saves the best weights of a policy, and its current weights every `frequency` frames; checks the SaveTimer after updates and rows.
 
-    The best weights are those with the highest current_return in the rows of `modes`, of evaluation if there is any, see `rank`. They are
-    kept in memory until the state is saved.
+    The best weights are those with the highest current_return in the rows of `modes`, see `rank`. They are kept in memory until the state
+    is saved.
 
     Args:
-        policy_bundle: returns what is needed to act.
-        frequency: frames between numbered checkpoints; None: no such checkpoints.
-        newest: the newest weights count as the best (self-play, where the return depends on the opponents).
+        policy_bundle: returns the data that is needed to act.
+        frequency: number of frames between numbered checkpoints; None: no numbered checkpoints.
+        newest: whether the newest weights count as the best, as in self-play, where the return depends on the opponents.
     """
 
     def __init__(
@@ -84,20 +84,23 @@ class Checkpointer(Observer):
             self.save(self.clock.frame // self.frequency * self.frequency, {**self.policy_bundle(), "frame": self.clock.frame})
 
     def on_interrupt(self) -> None:
-        self.interrupted = True  # the last row is not at a regular frame: a continued run does not have it
+        self.interrupted = True  # the last row is not at a regular frame, so a continued run will not contain it
 
     def on_end(self) -> None:
         if self.best_rank == rank(None):  # no episode has ended: use the current weights
             self.best = {**self.policy_bundle(), "frame": self.clock.frame, **dict.fromkeys(CURRENT_COLUMNS), "mode": self.modes[0]}
 
     def save_best(self) -> None:
-        """Save the best weights if they are newer than those saved."""
+        """Save the best weights, unless they have already been saved."""
         if self.best is not None:
             self.save("best", self.best)
             self.best = None
 
     def resume_best(self, best: Mapping[str, Any] | None) -> None:
-        """Continue from the best weights on disk, given their bundle or its header: they may be newer than the state of the Session."""
+        """Continue from the best weights on disk, which may be newer than the restored state of the Session.
+
+        Args: best: their bundle, or its header.
+        """
         self.best_rank = max(self.best_rank, rank(best))
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,18 +114,20 @@ class Checkpointer(Observer):
 _INTERVAL = 0.25
 """Seconds between two reports."""
 _WINDOW = 60.0
-"""Seconds over which the speed is measured; more if updates are less frequent."""
+"""Seconds over which the speed is measured; a longer time if updates are less frequent."""
 
 
 class ProgressReporter(Observer):
-    """Reports progress a few times a second and at each training row: report(frame, frames per second, row or None, seconds left).
+    """Reports progress a few times per second and at each training row: report(frame, frames per second, row or None, seconds left).
 
-    The speed is measured from the end of one update to the end of a later one, so that collecting and learning count in proportion. It is 0
-    (unknown) before the first update. Time before the first update, such as filling a replay buffer, counts until the second.
+    The speed is measured from the end of one update to the end of a later update, so that it includes collecting and learning in their
+    usual proportion. It is 0 (unknown) before the first update. The time before the first update, in which for example a replay buffer is
+    filled, is included until the second update.
 
     Args:
-        learns: whether there are updates. evaluates: whether the current return is that of the last evaluation (meta.rigorous_eval).
-        max_seconds: limit of training time, from which the seconds left are counted.
+        learns: whether there are updates.
+        evaluates: whether the current return is that of the last evaluation (meta.rigorous_eval).
+        max_seconds: limit of training time, from which the remaining seconds are computed.
     """
 
     def __init__(
@@ -140,11 +145,11 @@ class ProgressReporter(Observer):
         self.updates = 0
         self.row: RowValues = {}
         self.evaluated: RowValues = dict.fromkeys(CURRENT_COLUMNS) if evaluates else {}
-        """Columns of the current return from the last evaluation, which replace those of training."""
+        """CURRENT_COLUMNS of the last evaluation row, which replace those of training rows."""
         self.last = (clock.time, clock.frame)
         """Time and frame of the last update."""
         self.marks = deque([self.last])
-        """Times and frames of earlier updates, _INTERVAL apart; the speed is measured from the first."""
+        """Times and frames of earlier updates, at intervals of _INTERVAL; the speed is measured from the first of them."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -181,7 +186,7 @@ class ProgressReporter(Observer):
 
 
 class TimeLimit(Observer):
-    """Calls `end` at the first step past the given seconds of training."""
+    """Calls `end` at the first step after the given number of seconds of training."""
 
     def __init__(self, clock: Clock, seconds: float, end: Callable[[], None]) -> None:
         self.clock, self.seconds, self.end = clock, seconds, end
@@ -202,17 +207,18 @@ DEV_CHECKS = {
     "target": "target net: changes in due updates, and in no other",
     "weights": "weights differ from the initial ones",
 }
-"""Checks of mode dev, in order; that of the env (training.env_check) is made before the run begins."""
+"""Checks of mode dev, in order. The env is checked before the run begins, by training.env_check."""
 
 
 class DevChecks(Observer):
-    """Checks of mode dev: loss and gradient of each update are finite, there is an update, the weights change, and a target net if due.
+    """The checks of mode dev: there is an update, loss and gradient of each update are finite, and the updates change the weights and, when
+    its update is due, the target net.
 
-    The list of checks with their results is a notice, at the end or when one has failed.
+    A notice lists the checks with their results, at the end or when a check fails.
 
     Args:
         weights: returns copies of the agent's weights.
-        target: returns how many updates of the target net were due, and a copy of it; None without a target net.
+        target: returns the number of target net updates that were due, and a copy of the target net; None if there is no target net.
     """
 
     def __init__(self, weights: Callable[[], dict[str, Any]], target: Callable[[], tuple[int, Any] | None] = lambda: None) -> None:
@@ -220,7 +226,7 @@ class DevChecks(Observer):
         self.target, self.target_before = target, target()
         self.first_target = self.target_before
         self.early_targets = 0
-        """Number of target net updates up to the first update of the weights; they may have copied equal weights."""
+        """Number of target net updates until the first update of the weights. These may have copied weights equal to the old ones."""
 
     def on_update(self, metrics: Metrics) -> None:
         self.updates += 1
@@ -261,7 +267,10 @@ class DevChecks(Observer):
         raise DevCheckError(reason)
 
     def _report(self, failed: str | None = None) -> str:
-        """Return a line for each check. Args: failed: the check that failed; those after it in DEV_CHECKS are not made."""
+        """Return a line for each check.
+
+        Args: failed: the check that failed; the checks after it in DEV_CHECKS have not been made.
+        """
         target = "no target net" if self.target_before is None else "ok" if self._expected_target_updates > 0 else "none was due"
         marks = dict.fromkeys(DEV_CHECKS, "ok") | {"target": target}
         if failed is not None:

@@ -1,4 +1,4 @@
-"""Rows of training and of evaluation."""
+"""Observers that produce the rows of training and of evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROWS = 100
 
 
 class RowBuilder:
-    """Turns a total_reward into a row, with moving average and speed."""
+    """Builds rows from values of total_reward, and adds the moving average and the speed."""
 
     def __init__(self, clock: Clock, agent: Agent, columns: Sequence[str] = COLUMNS) -> None:
         self.clock, self.agent, self.columns = clock, agent, columns
@@ -42,7 +42,7 @@ class RowBuilder:
         self.wall_t = 0.0
 
     def row(self, total_reward: float | None, epi_new: int, return_new: float | None, current: CurrentReturn | None) -> RowValues:
-        """Return the next row, at the clock's frame; the columns of updates are None."""
+        """Return a new row at the current frame of the clock; the columns that updates report are None."""
         clock, wall_t = self.clock, self.clock.wall_t
         if total_reward is not None:
             self.rewards.append(total_reward)
@@ -59,9 +59,9 @@ class RowBuilder:
         return row
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Add the rows in the file (as text) that are newer than the last row of this table; the clock never goes back.
+        """Add those rows of the file (given as text) that are newer than the last row of this table. The clock is never set back.
 
-        Args: rebuild: first forget the earlier rows, which may not be in the file.
+        Args: rebuild: whether to forget all earlier rows first, since they may not be in the file.
         """
         if rebuild:
             self.rewards.clear()
@@ -86,14 +86,14 @@ class RowBuilder:
 class Recorder(Observer):
     """Produces a row every `every` frames and at the end, from finished episodes and updates.
 
-    An update whose loss or gradient is not finite is left out: the trainer has skipped its gradient step and reported this.
+    An update whose loss or gradient is not finite is left out, since the trainer has skipped the gradient step and reported this.
 
     Args:
-        columns: columns of the row; those that Metrics.extra reports are means over the row's updates.
+        columns: columns of the row. Values from Metrics.extra are means over the updates since the previous row.
         index: number of the table, see events.Row.
-        infos: entries of Episode.info, whose means over the last 100 episodes of this Session are columns too (see info_column).
+        infos: keys of Episode.info. For each there is a column with the mean over the last 100 episodes of this Session (see info_column).
         window: episodes over which total_reward is averaged, shared with the other Sessions that train the net; None: a new window.
-        scheduled: keys of env.schedule, whose values in the episodes are columns too (see schedule_column).
+        scheduled: keys of env.schedule. For each there is a column with the mean over the episodes of the row (see schedule_column).
     """
 
     mode: Mode = "train"
@@ -117,7 +117,7 @@ class Recorder(Observer):
         extra = [name for name in columns if name not in (*COLUMNS, "global_frame", "worker_reward", *map(info_column, infos))]
         self.means = {name: Mean() for name in ("loss", "grad_norm", "entropy", *EPISODE_COLUMNS, *extra)} | {"epi_len_max": Largest()}
         self.scalars: dict[str, Mean] = {}
-        """Means of the other values that updates report."""
+        """Means of values that updates report and that have no column."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if episodes:
@@ -153,17 +153,20 @@ class Recorder(Observer):
                 notice(f"meta.track_info: the env's info had no '{key}' at the end of the last {len(values)} episodes")
 
     def resume(self, rows: Sequence[dict[str, str]], *, rebuild: bool = False) -> None:
-        """Continue after the rows in the file; a row that was due when the previous process died is written now."""
+        """Continue after the rows in the file. If a row was due when the previous process died, it is written now."""
         before = self.table.frame
         self.table.resume(rows, rebuild=rebuild)
-        if self.table.frame > before:  # a row already covers these updates
+        if self.table.frame > before:  # a row in the file already includes these updates
             for mean in self.means.values():
                 mean.drain()
         if self.clock.frame // self.every > self.table.frame // self.every:
             self._write()
 
     def _write(self, *, last: bool = False) -> None:
-        """Write a row. A continued run does not have the `last` row; its next row counts the same episodes again."""
+        """Write a row.
+
+        Args: last: whether this is the row at the end. A continued run will not contain it; its next row counts the same episodes again.
+        """
         total_reward = mean(self.window.returns)
         current = self.window.current(self.clock.global_frame)
         row = self.table.row(total_reward, *self.window.new(count_again=last), current)
@@ -188,15 +191,17 @@ class Recorder(Observer):
             self.means[name].total, self.means[name].count = total, count
 
     def forget_episodes(self) -> None:
-        """Clear the history of episodes: from now on another policy plays."""
+        """Clear the history of episodes, because another policy plays from now on."""
         self.window.clear()
         for values in self.infos.values():
             values.clear()
 
 
 class Evaluator(Observer):
-    """Produces a row of the evaluation table every `every` frames, `ahead` frames before their multiples, and at the end: the mean of the
-    returns from `evaluate()`."""
+    """Produces evaluation rows with the mean of the returns from `evaluate()`.
+
+    A row is produced `ahead` frames before each multiple of `every` frames, and at the end.
+    """
 
     mode: Mode = "eval"
 
@@ -215,7 +220,7 @@ class Evaluator(Observer):
         self.table = RowBuilder(clock, agent, columns)
         self.interrupted = False
         self.pending = False
-        """Whether a stop interrupted an evaluation, which a continued run repeats."""
+        """Whether a stop request interrupted the last evaluation, so that a continued run must repeat it."""
 
     def on_step(self, episodes: list[Episode]) -> None:
         if self.clock.due(self.every, self.ahead):
@@ -240,7 +245,7 @@ class Evaluator(Observer):
             self.emit(Row(self.index, self.mode, self.table.row(value, len(returns), value, CurrentReturn.of(returns))))
 
     def catch_up(self) -> None:
-        """Evaluate if the last evaluation was interrupted."""
+        """Repeat the last evaluation if it was interrupted."""
         if self.pending:
             self._write()
 

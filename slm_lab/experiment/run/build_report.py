@@ -1,4 +1,4 @@
-"""The report of `check --build` on a spec: the size of its nets and memories, and the approximate training time."""
+"""The line that `check --build` prints for a spec: the size of its nets and memories, and the approximate training time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 _SECONDS, _ENOUGH, _UPDATES = 3.0, 1.0, 4
-"""Maximum seconds of a measurement; the seconds and updates after which a measurement ends earlier."""
+"""Maximum duration of a measurement in seconds. A measurement ends earlier after _ENOUGH seconds with at least _UPDATES updates."""
 
 
 class _Speed(Observer):
-    """Times updates, or steps if the agent does not learn."""
+    """Measures the speed from the times of updates, or of steps if the agent does not learn."""
 
     def __init__(self, context: ObserverContext) -> None:
         super().__init__(context)
@@ -49,7 +49,7 @@ class _Speed(Observer):
         return len(self.marks) > _UPDATES and self.marks[-1][0] - self.begin > _ENOUGH
 
     def frames_per_second(self) -> float | None:
-        """Return the speed, measured over complete updates; None if there was no update."""
+        """Return the frames per second, measured over complete updates; None if there was no update."""
         if not self.marks:
             return None
         (begin, first), (end, last) = self.marks[0] if len(self.marks) > 1 else (self.begin, 0), self.marks[-1]
@@ -57,7 +57,7 @@ class _Speed(Observer):
 
 
 def build_report(session: Session) -> str:
-    """Return one line that describes a built Session. It is trained for at most 3 s, without user observers, to measure its speed."""
+    """Return a line that describes a built Session. To measure its speed, it is trained for at most 3 s, without user observers."""
     spec, algorithm = session.spec, session.agent.algorithm
     flats = {id(part.flat): part.flat.size for part in algorithm.parts().values() if isinstance(part, Trainer)}
     stored = sum(slab.nbytes for storage in algorithm.storages().values() for slab in storage.slabs.values())
@@ -70,7 +70,7 @@ def build_report(session: Session) -> str:
 
 
 def observation_text(spec: Spec, observation: ObservationSpace) -> str:
-    """Describe how the nets interpret an observation: "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet"."""
+    """Describe how the nets interpret an observation, such as "image 24 × 20, 6 channels last, 0 to 255 → 0 to 1, ConvNet"."""
     net = spec.agent.net
     if net is None:
         return observation.text
@@ -117,7 +117,7 @@ def measure(session: Session) -> float | None:
 
 
 def quick(spec: Spec) -> Spec:
-    """Return the spec with the earliest possible start of training, for a measurement."""
+    """Return the spec changed for a measurement, such that training starts as early as possible."""
     batch = getattr(spec.agent.memory, "batch_size", 1)
     if not spec.agent.training_start or spec.agent.training_start <= batch:
         return spec
@@ -130,7 +130,7 @@ def _request(session: Session) -> None:
 
 
 def expected_seconds(session: Session) -> float:
-    """Return the estimated training time of a Session's spec in seconds, from a measurement of at most 3 s; NaN if that is not possible."""
+    """Return the estimated training time of a Session's spec in seconds, based on a measurement of at most 3 s; NaN if it is unknown."""
     try:
         speed = measure(session)
     except Exception:  # the env's

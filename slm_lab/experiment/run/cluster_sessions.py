@@ -25,9 +25,9 @@ from slm_lab.spec.models.spec import Spec
 
 @contextmanager
 def on_cluster(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
-    """Yield the spec adapted to the cluster job.plan.cluster, and the SessionHost that runs Sessions on this cluster.
+    """Yield the spec, adapted to the cluster job.plan.cluster, and the SessionHost that runs Sessions on this cluster.
 
-    Raises UserError if the cluster cannot be used, SpecError if the spec requires one machine.
+    Raises UserError if the cluster cannot be used, or SpecError if the spec requires a single machine.
     """
     job = replace(job, spec=with_local_inference(job.spec))
     with connected(job.plan.cluster or "local", _checkpoint_dir(job)) as cluster:
@@ -38,7 +38,7 @@ def on_cluster(job: SessionsJob) -> Iterator[tuple[Spec, SessionHost]]:
 
 
 def _checkpoint_dir(job: SessionsJob) -> Location:
-    """Return the checkpoint folder, which all nodes read and write."""
+    """Return the folder of the checkpoints, which all nodes must be able to read and write."""
     if job.resumed is not None:
         return job.resumed.checkpoint_dir
     return job.plan.data_dir.absolute() if job.plan.storage is None else StoredPath(job.plan.storage)
@@ -59,7 +59,7 @@ class _ClusterHost:
             cluster.check_total(f"{len(job.indices)} sessions of one net", len(job.indices))
         if meta.sampler is not None:
             cluster.check_total("a session and its rollout workers (meta.sampler.num_workers)", processes)
-            # otherwise the learners could take the cores that their workers wait for
+            # otherwise the learners could reserve the cores for which their workers wait
             self.concurrent = min(self.concurrent, int(sum(node.cores for node in cluster.nodes) // processes))
         self.sinks = partial(RemoteSink, executor.serve(SinkServer, node=cluster.own, max_restarts=0), track=meta.track)
         self._checkpoint: Location | None = None if job.resumed is None else job.resumed.trial_checkpoint(job.trial)
@@ -89,10 +89,11 @@ class _ClusterHost:
             self.servers.poll()
 
     def _serve(self, number: int) -> Remote:
-        """Start a process of the parameter server. Ray restarts the process if it dies."""
+        """Start process `number` of the parameter server. Ray restarts the process if it dies."""
         job, meta = self.job, self.job.spec.meta
         seeds = session_seeds(meta.random_seed, 0 if job.plan.common_seeds else job.trial, 0)
-        options = {"max_restarts": meta.max_restart, "max_task_retries": -1, "enable_task_events": False}  # events are for the dashboard
+        # Ray needs task events only for its dashboard
+        options = {"max_restarts": meta.max_restart, "max_task_retries": -1, "enable_task_events": False}
         return self.executor.serve(ParameterServer, job.spec, seeds, number, node=None if number else self.cluster.own, **options)
 
     def _restarted(self, number: int) -> None:
@@ -101,7 +102,7 @@ class _ClusterHost:
 
 
 def gpu_share(job: SessionsJob, cluster: Cluster) -> float:
-    """Return the number of GPUs of a Session: 1 if its net computes on a GPU and a node has one, else 0."""
+    """Return the number of GPUs that a Session reserves: 1 if its net computes on a GPU and a node has a GPU, else 0."""
     return float(_wants_gpu(job.spec, job.plan.device) and any(node.gpus >= 1 for node in cluster.nodes))
 
 

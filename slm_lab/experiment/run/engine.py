@@ -1,4 +1,4 @@
-"""Engines, which run the Sessions of a trial. To add an engine, add a line to ENGINES."""
+"""Engines, which run the Sessions of a trial. To add an engine, add an entry to ENGINES."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _WORKER_BYTES = {"forkserver": 30 * 2**20, "spawn": 160 * 2**20}
-"""Memory of a Session's process that is not shared with other processes, measured with A3C on CartPole: about the minimum of any Session.
-Forks of the fork server share torch: 2 workers take 382 MB together with trial and server, 8 workers 566."""
+"""Start method → memory in bytes of a Session's process that is not shared with other processes. Measured with A3C on CartPole, which needs
+about the minimum of any Session. Forks of the fork server share torch: together with trial and server, 2 workers take 382 MB and 8 workers
+566 MB."""
 
 
 def run_inline(job: SessionsJob) -> list[SessionEnded]:
-    """Run one Session in this process."""
+    """Run a single Session in this process."""
     from slm_lab.experiment.files.sink import LocalSink
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
@@ -57,7 +58,7 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
                 sink, end = LocalSink(paths, job.trial, job.emit, job.spec.meta.track), SessionEnded(0, "failed")
                 try:
                     result = session.train(sink)
-                except BaseException as error:  # an env may raise anything
+                except BaseException as error:  # an env may raise any exception
                     if not from_user_code(error):
                         raise
                     logger.info("failed", exc_info=True)
@@ -74,7 +75,7 @@ def run_inline(job: SessionsJob) -> list[SessionEnded]:
 
 @contextmanager
 def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
-    """Watch the heartbeat of this process while the block builds and steps envs; apply meta.stall_notice and meta.stall_limit."""
+    """Monitor the heartbeat of this process while the block builds and steps envs, and apply meta.stall_notice and meta.stall_limit."""
     heartbeat, meta = Heartbeat(), spec.meta
 
     def stalled(seconds: float, phase: str) -> None:
@@ -85,14 +86,14 @@ def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
 
 
 class _Log(logging.FileHandler):
-    """A log file handler that ignores write errors, such as a full disk."""
+    """A log file handler that ignores write errors, which occur for example if the disk is full."""
 
     def handleError(self, record: logging.LogRecord) -> None: ...
 
 
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
-    """Also write log records to the Session's log file."""
+    """Write log records also to a Session's log file while the block runs."""
     handler = _Log(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
@@ -108,7 +109,7 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 
 def run_processes(job: SessionsJob) -> list[SessionEnded]:
-    """Run each Session in its own process, with as many concurrent Sessions as the plan allows. Raises UserError on Windows."""
+    """Run each Session in a separate process; the plan limits the number of concurrent Sessions. Raises UserError on Windows."""
     if not has("groups"):
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
@@ -127,18 +128,18 @@ def run_ray(job: SessionsJob) -> list[SessionEnded]:
 
 
 ENGINES: dict[str, Engine] = {"inline": run_inline, "processes": run_processes, "ray": run_ray}
-"""Name → engine."""
+"""Name of an engine → the function that runs the Sessions."""
 
 
 def choose_engine(spec: Spec, plan: Plan | None = None) -> str:
-    """Return the name of the engine for a spec: a single Session that shares no net needs no other process."""
+    """Return the name of the engine for a spec. Without a cluster, a single Session that shares no net runs in the current process."""
     if plan is not None and plan.cluster is not None:
         return "ray"
     return "inline" if spec.meta.max_session == 1 and not spec.meta.distributed else "processes"
 
 
 def _check_memory(spec: Spec) -> None:
-    """Raise SpecError if the concurrent processes of the Sessions that train one net do not fit into this machine's memory."""
+    """Raise SpecError if the concurrent processes of Sessions that train one net do not fit into the memory of this machine."""
     sessions, available, worker = spec.meta.max_session, memory_bytes(), _WORKER_BYTES[start_method()]
     if sessions * worker > available:
         each, has, fit = worker / 2**20, available / 2**30, available // worker
@@ -149,7 +150,7 @@ def _check_memory(spec: Spec) -> None:
 
 @contextmanager
 def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
-    """Yield shared arrays with which one Session of the spec can be built; None if each Session trains its own net."""
+    """Yield shared arrays with which a Session of the spec can be built; None if each Session trains a separate net."""
     if not spec.meta.distributed:
         yield None
         return
@@ -161,9 +162,9 @@ def _store_to_check(spec: Spec) -> Iterator[SharedArrays | None]:
 
 
 def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
-    """Build envs and agent of each spec once; return one line per spec with parameters, memory and training time (see build_report).
+    """Build the envs and the agent of each spec once; return a line for each spec with parameters, memory and training time.
 
-    Raises SpecError with the problems of all specs; `source` names the specs.
+    See build_report. Raises SpecError with the problems of all specs, in which `source` stands for the origin of the specs.
     """
     from slm_lab.experiment.run.build_report import build_report
 
@@ -171,7 +172,7 @@ def check_builds(specs: list[Spec], plan: Plan, source: str) -> list[str]:
 
 
 def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
-    """Return the estimated training time of each spec in seconds, NaN if unknown. Arguments and errors are those of check_builds."""
+    """Return the estimated training time of each spec in seconds; NaN if it is unknown. Arguments and errors are as for check_builds."""
     from slm_lab.experiment.run.build_report import expected_seconds
 
     return _with_each_built(expected_seconds, specs, plan, source)
@@ -209,5 +210,5 @@ def _show_notice(event: RunEvent) -> None:
 
 
 def failures(ends: list[SessionEnded]) -> dict[int, str]:
-    """Return a dict of the failed Sessions: index → cause."""
+    """Return the failed Sessions as a dict: index of the Session → cause."""
     return {end.session: end.detail for end in ends if end.status == "failed"}

@@ -1,4 +1,4 @@
-"""Base code of trial, search and study: the folder and its lock, signals, and the loop that runs tasks."""
+"""Common code of trial, search and study: the folder and its lock, signals, and the loop that runs tasks."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
 ATTEMPTS = 2
-"""Maximum number of starts of a task before it counts as failed; starts that ended because the experiment ended do not count."""
+"""Maximum number of starts of a task before it counts as failed. A start does not count if it ended because the experiment ended."""
 STOP_SECONDS = 120.0
-"""Seconds that a run has after a stop to save and analyse its results."""
+"""Maximum time in seconds for a run to save and analyse its results after a stop request."""
 _POLL = 0.25
 _NEEDED_BYTES = 16 * 2**20
-"""Free disk space below which a run does not begin."""
+"""Minimum free disk space, in bytes, that is required to begin a run."""
 Item = TypeVar("Item")
 
 
 class Experiment:
-    """Base of trial, search and study.
+    """Base class of trial, search and study.
 
     Attributes:
-        lock: the lock of the folder, held while the experiment runs; None until the folder exists.
-        display: prints and logs while the experiment runs; None before.
+        lock: the lock of the folder, which is held while the experiment runs; None until the folder exists.
+        display: prints and logs messages while the experiment runs; None before.
     """
 
     lock: RunLock | None = None
@@ -43,11 +43,13 @@ class Experiment:
 
     @contextmanager
     def _run_context(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:
-        """Convert signals to a stop request, and start processes by `method`, while the block runs; finally release the lock.
+        """While the block runs, convert signals to stop requests, and start processes with `method`; finally release the lock.
 
-        Args: folder: the folder to write to. interrupted: returns the message of Interrupted for a KeyboardInterrupt without a message.
+        Args:
+            folder: the folder to write to.
+            interrupted: returns the message of Interrupted for a KeyboardInterrupt that has no message.
 
-        Raises UserError, before the block, if the folder cannot be written.
+        Raises UserError before the block if the folder cannot be written.
         """
         try:
             check_writable(folder)
@@ -65,7 +67,7 @@ class Experiment:
                 self.lock.release()
 
     def _log(self, text: str) -> None:
-        """Log a message that the caller prints."""
+        """Write a message to the log; the caller prints it."""
         if self.display is not None:
             self.display.log(text)
 
@@ -80,9 +82,9 @@ def lock_of(path: Path, what: str = "run") -> RunLock:
 
 @contextmanager
 def cleanup_on_error(data_dir: Path, new: Callable[[], Path | None]) -> Iterator[None]:
-    """Context in which the first files of an experiment are written. On an error, remove the folder that `new` returns, unless None.
+    """Context manager for writing the first files of an experiment. On an error, the folder that `new` returns is removed, if any.
 
-    Raises UserError instead of OSError.
+    An OSError is replaced by a UserError.
     """
     try:
         yield
@@ -95,7 +97,7 @@ def cleanup_on_error(data_dir: Path, new: Callable[[], Path | None]) -> Iterator
 
 
 def check_writable(folder: Path) -> None:
-    """Raise UserError if the data folder cannot be created or no file can be created in it. Creates nothing."""
+    """Raise UserError if the data folder cannot be created, or if no file can be created in it. Nothing is created."""
     try:
         existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         is_folder = existing.is_dir()
@@ -113,7 +115,7 @@ def check_writable(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class TaskStart(Generic[Item]):
-    """A task to start now, for one item of a Planner."""
+    """A task that should be started now, for one item of a Planner."""
 
     item: Item
     name: str
@@ -122,26 +124,29 @@ class TaskStart(Generic[Item]):
 
 
 class Planner(Protocol[Item]):
-    """Decides which task to run next, and handles the results."""
+    """Decides which tasks are run, and handles their results."""
 
     @property
     def concurrent(self) -> int:
         """Maximum number of concurrent tasks."""
 
     def next_task(self, slot: int) -> TaskStart[Item] | None:
-        """Return the next task, None if there is none now. Args: slot: a number below `concurrent` that no running task has."""
+        """Return the next task; None if no task should be started now.
+
+        Args: slot: a number below `concurrent` that no running task has.
+        """
 
     def report(self, item: Item, task: Task, message: Message) -> None:
         """Handle a message of a task."""
 
     def ended(self, item: Item, died: Died) -> None:
-        """Handle the end of a task; its item may be started again."""
+        """Handle the end of a task. The item of the task may be started again."""
 
     def tick(self) -> None:
-        """Save and show the state; called about four times per second while tasks run."""
+        """Save and display the state; called about four times per second while tasks run."""
 
     def stopping(self) -> None:
-        """Handle a stop request; called once. Running tasks then save their state, and no new task is started."""
+        """Handle a stop request; called once. After that, running tasks save their state, and no new task is started."""
 
 
 def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, stop: Stop) -> None:
@@ -171,9 +176,9 @@ def run_plan(planner: Planner[Item], executor: Executor, resources: Resources, s
 
 
 def build_problems(spec: Spec, plan: Plan, place: str, prefix: str = "") -> list[Problem]:
-    """Build the env and the agent of a spec, then close the env; return the problems found. Loads torch.
+    """Build the env and the agent of a spec, close the env, and return the problems that occurred. Imports torch.
 
-    Args: place: where the user reads the problems, such as "search.agent.net.lr". prefix: put before each message.
+    Args: place: key path that the problems are reported for, such as "search.agent.net.lr". prefix: text before each message.
     """
     from slm_lab.experiment.session.session import Session
     from slm_lab.experiment.training.resolve import completed

@@ -1,4 +1,4 @@
-"""The command new: write a spec for an env, based on an algorithm or another spec."""
+"""The command `new`: write a spec for an env, based on an algorithm or on another spec."""
 
 from __future__ import annotations
 
@@ -44,13 +44,17 @@ _COMMENT_LETTERS = 110
 
 
 def strict_text(spec: Spec, file: Path) -> str:
-    """Return the text of a spec file in strict JSON: the given and recommended keys, after the path of the schema relative to `file`."""
+    """Return the text of a spec file in strict JSON. It contains the path of the schema (relative to `file`) and the given and recommended
+    keys."""
     lines = [line for line in commented_text(spec, "").splitlines() if not line.lstrip().startswith("//")]
     return "\n".join([lines[0], f'  "$schema": {_json(_schema_path(file))},', *lines[1:]]) + "\n"
 
 
 def _schema_path(file: Path) -> str:
-    """Return the path from the folder of a file to the schema, by which editors find it; a URL if they are on different drives."""
+    """Return the path of the schema relative to the folder of a file, by which editors find the schema.
+
+    Returns a URL if they are on different drives.
+    """
     schema = SPEC_FOLDER.absolute() / "spec.schema.json"
     try:
         return Path(os.path.relpath(schema, file.absolute().parent)).as_posix()
@@ -59,7 +63,7 @@ def _schema_path(file: Path) -> str:
 
 
 def commented_text(spec: Spec, command: str) -> str:
-    """Return the text of a spec file: the given and recommended keys, each with a comment, and the command that runs the spec."""
+    """Return the text of a spec file with the given and recommended keys, a comment for each key, and the command that runs the spec."""
     agent = spec.agent
     first = {key: value for key in ("gamma", "lam") if (value := getattr(agent.algorithm, key, None)) is not None}
     sections: dict[str, tuple[BaseModel, dict[str, Any]]] = {"algorithm": (agent.algorithm, _set_keys(agent.algorithm, first))}
@@ -82,7 +86,7 @@ def commented_text(spec: Spec, command: str) -> str:
 
 
 def _set_keys(model: BaseModel, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the keys that are set explicitly, with the name and `more` first."""
+    """Return the keys that are set explicitly, preceded by the name and the entries of `more`."""
     given = model.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     head = {key: given[key] for key in ("name",) if key in given}
     return {**head, **{key: given.get(key, value) for key, value in (more or {}).items()}, **given}
@@ -102,7 +106,7 @@ def _entry(model: BaseModel, key: str, value: Any, indent: int) -> Iterator[str]
 
 
 def _without_last_commas(lines: list[str]) -> list[str]:
-    """Remove the comma after the last entry of each object: apart from the comments the text is then strict JSON."""
+    """Remove the comma after the last entry of each object, so that the text is strict JSON except for the comments."""
     closing = [*(line.strip() for line in lines[1:]), ""]
     return [line.removesuffix(",") if after.startswith("}") else line for line, after in zip(lines, closing, strict=True)]
 
@@ -112,7 +116,7 @@ def _json(value: Any) -> str:
 
 
 def _description(model: type[BaseModel], key: str) -> str:
-    """Return the first sentence of a key's description; for the name of a component, that of its model's docstring."""
+    """Return the first sentence of a key's description or, if the key is the name of a component, of the docstring of its model."""
     if key == "name" and "algorithm" not in model.model_fields and model is not EnvSpec:
         text = inspect.getdoc(model) or ""
     else:
@@ -128,55 +132,56 @@ def _description(model: type[BaseModel], key: str) -> str:
 
 @cache
 def _schema() -> dict[str, Any]:
-    """Return model → JSON Schema; its descriptions are the same as in the reference."""
+    """Return a dict: name of a model → JSON Schema of the model. The descriptions are the same as in the reference."""
     schema: dict[str, Any] = json.loads((SPEC_FOLDER / "spec.schema.json").read_text(encoding="utf-8"))["$defs"]
     return schema
 
 
 _FRAMES = {"classic_control": 200_000, "toy_text": 200_000, "jax": 200_000, "box2d": 500_000, "mujoco": 2_000_000, "atari": 10_000_000}
-"""Kind of env → frames to train for. Algorithms with a replay buffer need about half as many, except for Atari."""
+"""Kind of env → number of training frames. Algorithms with a replay buffer need about half as many, except in Atari."""
 _OTHER_FRAMES = {False: 500_000, True: 1_000_000}
-"""Frames to train for in other envs; key: whether observations have images."""
+"""Number of training frames for other envs. The key is whether observations contain images."""
 _ON_POLICY_ENVS = {"classic_control": 4, "toy_text": 4, "atari": 16}
 """Kind of env → number of parallel envs for algorithms without a replay buffer; 8 for other kinds."""
 _MAX_T = 200
-"""Maximum steps of an episode in Gymnasium's toy_text envs without a time limit."""
+"""Maximum number of steps of an episode in those of Gymnasium's toy_text envs that have no time limit."""
 _SESSIONS = 2
 _IN_FRAMES = frozenset(
     {"frame", "start_step", "end_step", "alpha_anneal_frames", "T_max", "T_0", "step_size", "total_iters", "total_steps"}
 )
-"""Keys, at any depth, whose values are scaled with env.max_frame."""
+"""Keys, at any depth, whose values are scaled in proportion to env.max_frame."""
 _CONV = frozenset({"ConvNet", "DuelingConvNet"})
 _LABELS = {"SoftActorCritic": "SAC", "ActorCritic": "A2C", "Reinforce": "REINFORCE", "DoubleDQN": "DDQN"}
-"""agent.name of algorithms that are known by another name."""
+"""Algorithm → value of agent.name, for algorithms that are usually called by another name."""
 _DISCRETE_PDTYPES = frozenset({"Categorical", "Argmax", "GumbelSoftmax"})
 _VARIABLE = re.compile(r".*\$\{[^}]*\}.*")
 
 
 @dataclass(frozen=True)
 class NewSpec:
-    """A spec that was written."""
+    """A spec that `write_new_spec` has written."""
 
     name: str
     spec: Spec
 
     @property
     def summary(self) -> str:
-        """A line that says what the spec trains."""
+        """A line that describes what the spec trains."""
         agent, net = self.spec.agent, self.spec.agent.net
         with_net = f", {net.name}" if net is not None else ""
         return f"{self.name}: {agent.algorithm.name} on {self.spec.env.name} for {self.spec.env.max_frame:,} frames{with_net}"
 
 
 def write_new_spec(file: Path, name: str | None, env: str, like: str | None = None, *, comments: bool = False) -> NewSpec:
-    """Write a spec for the env to a new file: in strict JSON, or with a comment for each key.
+    """Write a spec for an env to a new file, in strict JSON or with a comment for each key.
 
     Args:
-        name: name of the spec; None: a name made from algorithm and env.
+        name: name of the spec; None: a name that consists of algorithm and env.
         env: a Gymnasium id, or package.module:EnvId.
-        like: an algorithm, the name of a shipped spec, or FILE:NAME; the parts of its agent that fit the env are copied; None: PPO.
+        like: an algorithm, the name of a shipped spec, or FILE:NAME. The parts of its agent that fit the env are copied. None: PPO.
+        comments: whether to write a comment for each key.
 
-    Raises UserError or SpecError; in this case nothing is written. An existing file is never changed.
+    If UserError or SpecError is raised, nothing is written. Existing files are never changed.
     """
     _check_new(file)
     if (current := current_id(env)) != env:
@@ -190,18 +195,18 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     label = body["agent"]["name"]
     name = name or f"{label.lower()}_{short_name(env)}"
     loaded = load({name: body}, name)
-    notify([note for note in loaded.notes if not note.endswith("; ignored")])  # a key without effect is not written
+    notify([note for note in loaded.notes if not note.endswith("; ignored")])  # keys without effect are not written
     (short,) = loaded.specs
     spec = complete(short, info.observation.has_images, info.action.kind)
     command = f"slm-lab {shlex.quote(str(file))} {shlex.quote(name)} train"
     text = commented_text(spec, command) if comments else strict_text(spec, file)
-    written = load_spec(parse_json(text), name)  # the recommended and the given values are checked together
+    written = load_spec(parse_json(text), name)  # check the recommended values together with the given values
     _write_new(file, text)
     return NewSpec(name, written)
 
 
 def _check_new(file: Path) -> None:
-    """Raise UserError if a new spec cannot be written to a file."""
+    """Raise UserError if a new spec cannot be written to `file`."""
     if file.suffix.lower() in (".yaml", ".yml"):
         raise UserError(f"{file}: a new spec is JSON; choose a FILE that ends in .json")
     if file.exists():
@@ -211,9 +216,9 @@ def _check_new(file: Path) -> None:
 
 
 def _write_new(file: Path, text: str) -> None:
-    """Write a new file. Raises UserError if it exists or cannot be written."""
+    """Write a new file. Raises UserError if the file exists or cannot be written."""
     try:
-        with file.open("x"):  # reserves the name, so that a file of another process is not overwritten
+        with file.open("x"):  # reserve the name, so that a file of another process is not overwritten
             pass
     except FileExistsError:
         raise UserError(f"{file} exists already and is not changed; choose another FILE") from None
@@ -228,7 +233,7 @@ def _write_new(file: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class _Template:
-    """The algorithm or spec that a new spec is based on."""
+    """The algorithm or spec on which a new spec is based."""
 
     source: str
     """The value of --like, as given on the command line."""
@@ -257,7 +262,7 @@ def _template(like: str | None) -> _Template:
 
 
 def _algorithm_name(word: str) -> str | None:
-    """Return the algorithm with this name, or with this name in other libraries; None if unknown.
+    """Return the algorithm that has this name here or in another library; None if there is no such algorithm.
 
     Raises UserError for an algorithm that needs further keys.
     """
@@ -280,7 +285,7 @@ def _extension(name: str, where: str) -> type[AlgorithmSpec]:
 
 
 def _raw_spec(word: str) -> dict[str, Any]:
-    """Return the spec that a name, FILE:NAME or a FILE with one spec refers to. Raises UserError, SpecError."""
+    """Return the raw spec that is given as a name, as FILE:NAME, or as a FILE with one spec. Raises UserError or SpecError."""
     file, _, name = word.rpartition(":")
     if file or Path(word).suffix:
         file, name = (file, name) if file else (word, "")
@@ -312,7 +317,7 @@ def _as_dict(raw: Any, word: str) -> dict[str, Any]:
 
 
 def _without_variables(value: Any) -> Any:
-    """Return the value without entries that are --set variables."""
+    """Return the value without the entries that are variables of --set."""
     if isinstance(value, dict):
         return {key: _without_variables(item) for key, item in value.items() if not _is_variable(item)}
     return value
@@ -323,7 +328,7 @@ def _is_variable(value: Any) -> bool:
 
 
 def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
-    """Build the env once; return the entries of the env section that the env determines, and its EnvInfo. Raises SpecError."""
+    """Build the env once; return the entries of the env section that the env determines, and the EnvInfo. Raises SpecError."""
     section: dict[str, Any] = {"name": name}
     try:
         env = make_env(EnvSpec(name=name, max_frame=1), 0, num_envs=1, training=False)
@@ -341,7 +346,7 @@ def _probe(name: str) -> tuple[dict[str, Any], EnvInfo]:
 
 
 def _supported_keys(name: str) -> list[str] | None:
-    """Return the parts of the observation that agents support, if they do not support all parts."""
+    """Return the names of the parts of the observation that agents support; None if they support all parts."""
     try:
         with quiet_gymnasium():
             env = gym.make(name, disable_env_checker=True)
@@ -352,7 +357,7 @@ def _supported_keys(name: str) -> list[str] | None:
 
 
 def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
-    """Raise UserError if the algorithm cannot act in the env, or needs what a new spec does not name."""
+    """Raise UserError if the algorithm cannot act in the env, or if it requires keys that a new spec does not contain."""
     memory = template.agent.get("memory") or {}
     if template.model.offline or "demonstration_fraction" in memory:
         raise UserError(
@@ -376,12 +381,12 @@ def _check_fits(template: _Template, env: str, info: EnvInfo) -> None:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of an env: classic_control, …, atari; "" for envs of other packages."""
+    """Return the kind of an env, such as classic_control or atari; "" for envs of other packages."""
     return "atari" if name.startswith("ALE/") else KNOWN.get(name, "")
 
 
 def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) -> dict[str, Any]:
-    """Return the spec in the form of a spec file, with the template's nets only if they fit."""
+    """Return the spec as a dict, as in a spec file. The nets of the template are included only if they fit the env."""
     images, kind = info.observation.has_images, _kind(env_section["name"])
     agent, meta, old = deepcopy(template.agent), deepcopy(template.meta), template.env
     old_name = str(old.get("name", ""))
@@ -397,13 +402,13 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
     taken = ("num_envs", "reward_scale", *(("normalize_obs", "normalize_reward", "clip_obs", "clip_reward") if alike else ()))
     env |= {key: old[key] for key in taken if key in old} if old else {key: recommended[key] for key in recommended if key not in env}
     if "sampler" in meta:
-        del env["num_envs"]  # follows from the workers of the sampler
+        del env["num_envs"]  # num_envs is determined by the workers of the sampler
     agent["name"] = agent.get("name") or _label(template.model, agent["algorithm"]["name"])
     nets = [key for key in ("net", "critic_net") if agent.get(key) is not None]
     fit = all(_net_fits(agent[key], images, alike) for key in nets)
     for key in nets:
         if not fit:
-            del agent[key]  # even if this one fits: the recommended nets of actor and critics belong together
+            del agent[key]  # removed even if this net fits, since the recommended nets of actor and critics belong together
         elif info.action.kind not in ("continuous", "hybrid"):
             agent[key].pop("log_std_init", None)
     pdtype = agent["algorithm"].get("action_pdtype")
@@ -420,7 +425,7 @@ def _spec_dict(template: _Template, env_section: dict[str, Any], info: EnvInfo) 
 
 
 def _recommended_env(model: type[AlgorithmSpec], kind: str, images: bool, info: EnvInfo) -> dict[str, Any]:
-    """Return num_envs, max_frame, and, for on-policy actor-critic algorithms in MuJoCo, normalisation."""
+    """Return the recommended num_envs and max_frame and, for on-policy actor-critic algorithms in MuJoCo, normalisation keys."""
     frames = _OTHER_FRAMES[True] if images and kind != "atari" else _FRAMES.get(kind, _OTHER_FRAMES[images])
     if not model.on_policy:
         return {"num_envs": 1, "max_frame": frames if kind == "atari" else frames // 2}
@@ -440,7 +445,10 @@ def _is_conv(net: Any) -> bool:
 
 
 def _net_fits(net: Any, images: bool, alike: bool) -> bool:
-    """Return whether the template's net fits the observations. A user's net, or one with fixed input sizes, requires a similar env."""
+    """Return whether the net of the template fits the observations.
+
+    The net class of a user, or a net with fixed input sizes, fits only if the envs are similar (`alike`).
+    """
     if not isinstance(net, dict) or _is_conv(net) != images:
         return False
     any_size = "Lazy" in json.dumps(net) if net.get("name") == "TorchArcNet" else not is_extension(net.get("name"))
@@ -448,7 +456,7 @@ def _net_fits(net: Any, images: bool, alike: bool) -> bool:
 
 
 def _rescaled(value: Any, ratio: float) -> Any:
-    """Return a section with the frames of its schedules multiplied by `ratio`, for another max_frame."""
+    """Return a section in which the frames of schedules are multiplied by `ratio`, to adapt them to another max_frame."""
     if not isinstance(value, dict):
         return value
     scaled = {key: _rescaled(item, ratio) for key, item in value.items()}

@@ -102,7 +102,10 @@ class EnvGroup:
 
     @property
     def acting_N(self) -> np.ndarray:
-        """Index of the policy that acts next for each row, int64 [N]; −1: no policy acts, since the agent waits for its turn or is absent."""
+        """Index of the policy that acts next for each row, int64 [N].
+
+        −1: no policy acts, since the agent waits for its turn or is absent.
+        """
         acts_N = self.env.acts_N
         return self.policy_N if acts_N is None else np.where(acts_N, self.policy_N, -1)
 
@@ -209,9 +212,7 @@ class WeightSubscriber:
                     if env.curriculum is not None:  # the frame of this policy may be behind that of another one
                         env.follow(max(env.curriculum.frame, int(frame)))
                 policy.version, policy.explore_var, policy.uniform = weights.version, explore_var, bool(uniform)
-                if (
-                    len(statistics) and statistics[0] > self.seen
-                ):  # the statistics published with this policy may be older than those of another one
+                if len(statistics) and statistics[0] > self.seen:  # the statistics of another policy may be older
                     self.seen = float(statistics[0])
                     for env in self.envs:
                         env.normalizers.vector = statistics

@@ -1,1 +1,1 @@
-"""Hyperparameter search: propose values from a search space, run a trial with each proposal, and compare the trials."""
+"""Hyperparameter search: draw values from a search space, run a trial with each combination, and compare the trials."""

@@ -1,6 +1,7 @@
 """Confirmation: train the best trials of a search again, with seeds that the search has not used.
 
-The best of many trials is partly the luckiest one. The confirmations have their own run folder inside that of the search.
+This is needed because the best of many trials is partly the luckiest one. The confirmations have a separate run folder, which is inside
+that of the search.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 
 SESSIONS = 4
-"""Number of Sessions, each with its own seed, of a confirmed trial."""
+"""Number of Sessions of a confirmed trial; each Session has a different seed."""
 _STREAM = 1_000_003
 """Entry of the SeedSequence that separates the seeds of confirmations from those of trials."""
 
 
 def fresh_seed(random_seed: int) -> int:
-    """Return the random_seed of the confirmations of a search."""
+    """Return the random_seed for the confirmations of a search with the given random_seed."""
     return int(np.random.SeedSequence([random_seed, _STREAM]).generate_state(1)[0]) & 0x7FFFFFFF
 
 
 def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
-    """Return the spec with another random_seed and SESSIONS Sessions; with meta.distributed the number of Sessions is kept."""
+    """Return the spec with another random_seed and with SESSIONS Sessions; with meta.distributed the number of Sessions is not changed."""
     sessions = spec.meta.max_session if spec.meta.distributed else SESSIONS
     meta = spec.meta.model_copy(update={"random_seed": random_seed, "max_session": sessions, "search_scheduler": None})
     return spec.model_copy(update={"meta": meta, "search": None})
 
 
 def choose(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
-    """Return the confirmations of the best `count` trials, after appending missing ones to `known`."""
+    """Return the confirmations of the best `count` trials. Confirmations that are missing in `known` are appended to it."""
     have = {one.trial for one in known}
     known += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in have]
     best = {trial.trial for trial in ranked[:count]}
@@ -42,7 +43,7 @@ def choose(ranked: Sequence[TrialState], count: int, known: list[TrialState]) ->
 
 
 def open_run(paths: RunPaths, spec: Spec) -> RunPaths:
-    """Create the run folder of the confirmations, if it does not exist yet. Raises OSError."""
+    """Create the run folder of the confirmations if it does not exist yet. Raises OSError."""
     runs = RunPaths(paths.confirmation, paths.spec_name)
     runs.root.mkdir(exist_ok=True)
     runs.make_dirs()

@@ -1,4 +1,4 @@
-"""Preparation of a search: check that each searched value can be built, and divide the machine or cluster among trials."""
+"""Preparation of a search: check that env and agent can be built with each value, and divide the machine or cluster among trials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slm_lab.spec.report import KeyPath, Problem, SpecError, show, show_path
 
 @dataclass(frozen=True)
 class TrialShare:
-    """Resources of each trial, and the number of concurrent trials."""
+    """The resources of each trial, and the number of concurrent trials."""
 
     concurrent: int
     """Number of trials that run concurrently."""
@@ -33,7 +33,7 @@ class TrialShare:
     sessions: int
     """Number of Sessions of a trial that run concurrently."""
     nodes: tuple[float, ...] = ()
-    """Cores of each node of a cluster; () for this machine."""
+    """Number of cores of each node of the cluster; () if the search runs on this machine."""
 
     @property
     def resources(self) -> Resources:
@@ -42,16 +42,17 @@ class TrialShare:
 
 
 def available_cores(spec: Spec, plan: Plan) -> int:
-    """Return the number of cores of a search: with --jobs N, the cores of N Sessions; else all cores."""
+    """Return the number of cores that a search uses: with --jobs N, the cores of N Sessions; else all cores."""
     return cores() if plan.jobs is None else plan.jobs * session_processes(spec.meta)
 
 
 def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Sequence[float] = ()) -> TrialShare:
-    """Return how `target` trials share the cores and `gpus` of this machine, or of the nodes of a cluster.
+    """Return how `target` trials share the cores and the `gpus` of this machine or of the nodes of a cluster.
 
-    A trial takes a core for each process of its concurrent Sessions, and at least meta.search_resources.cpu. With a scheduler all Sessions
-    of a trial run concurrently, even if there are fewer cores, since the scheduler compares means over Sessions at common frames. Sessions
-    of one net also run concurrently. In population-based training all trials run concurrently, since it compares them at common frames.
+    A trial reserves one core for each process of its concurrent Sessions, and at least meta.search_resources.cpu cores. With a scheduler,
+    all Sessions of a trial run concurrently even if there are fewer cores, since the scheduler compares means over Sessions at equal
+    frames. Sessions that train one net also run concurrently. In population-based training all trials run concurrently, since they are compared at
+    equal frames.
     """
     meta, processes = spec.meta, session_processes(spec.meta)
     available = int(max(nodes)) if nodes else available_cores(spec, plan)
@@ -74,20 +75,20 @@ def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Seq
 
 
 def _equal_share(nodes: Sequence[float], target: int) -> float:
-    """Return the maximum number of cores that each of `target` concurrent trials can have."""
+    """Return the maximum number of cores per trial with which `target` concurrent trials fit on the nodes."""
     shares = {node / part for node in nodes if node for part in range(1, target + 1)}
     return max(share for share in shares if sum(int(node / share + 1e-9) for node in nodes) >= target)
 
 
 _MOST_VALUES = 20
-"""Maximum number of values of a choice that are checked."""
+"""Maximum number of values of a choice that are checked by building."""
 
 
 def check_search_values(space: SearchSpace, plan: Plan) -> None:
-    """Build env and agent with each value of each key (for a range: both ends), while other searched keys have their first value.
+    """Build env and agent with each value of each searched key (both ends of a range). Other searched keys have their first value.
 
-    Raises SpecError with a problem for each value that can be loaded but not built. A value is skipped if it is valid only together with
-    other values of other keys. No processes are started: rollout workers and shared nets are disabled.
+    Raises SpecError with a problem for each value with which the spec can be loaded but not built. A value is skipped if it is valid only
+    together with other values of other keys. Rollout workers and shared nets are disabled, so that no processes are started.
     """
     problems: list[Problem] = []
     built: set[str] = set()
@@ -111,7 +112,7 @@ def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
             choose = partial(_pinned_or_first, pins)
             try:
                 yield key, value, space.apply({one.text: chosen for one, chosen in settings(roots, choose)})
-            except SpecError:  # valid with other values of other keys, see search_check
+            except SpecError:  # the value is valid only with other values of other keys, see search_check
                 continue
 
 
@@ -120,9 +121,11 @@ def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
 
 
 def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:
-    """Run check_search_values in a task, since the process of the search does not load torch. Args: known: the builds were checked before.
+    """Run check_search_values in a task, since the process of the search does not import torch.
 
     Messages: ("valid", number of GPUs), or ("user_error", SpecError).
+
+    Args: known: whether the values were checked by an earlier start of the search.
     """
     if not known:
         try:

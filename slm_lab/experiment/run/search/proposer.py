@@ -1,4 +1,4 @@
-"""Proposers, which choose the values of each trial of a search."""
+"""Proposers, which choose the values for each trial of a search."""
 
 from __future__ import annotations
 
@@ -18,41 +18,42 @@ if TYPE_CHECKING:
     import optuna
 
 _ATTEMPTS = 100
-"""Maximum draws to find a combination that the spec accepts; then the last one is proposed, and its trial fails with the reason."""
+"""Maximum number of draws to find a combination of values that is valid in the spec. After these the last combination is proposed, and its
+trial fails with the reason."""
 _STREAM = 1
 """Spawn key that separates the random streams of proposers from those of Sessions."""
 STARTUP_TRIALS = 10
-"""Random trials before TPE proposes."""
+"""Number of trials with random values before TPE is used."""
 _GOOD, _MOST_GOOD = 0.15, 25
-"""Fraction of the trials that count as good, as in Bergstra et al., and the maximum number of good trials."""
+"""Fraction of the trials that count as good (as in Bergstra et al.), and maximum number of good trials."""
 _CANDIDATES = 8
-"""Number of samples, of which the best is proposed."""
+"""Number of sampled candidates; the best candidate is proposed."""
 _PRIOR = 3.0
-"""Weight of the prior; each trial has weight 1. With Optuna's defaults (prior weight 1, 24 candidates, a tenth of the trials good) 12 of 40
-searches of the landscape in tests/experiment/search stay in a bad category for 100 trials; with these values none does."""
+"""Weight of the prior; each trial has weight 1. With Optuna's defaults (prior weight 1, 24 candidates, a tenth of the trials good), 12 of
+40 searches on the landscape in tests/experiment/search stay in a bad category for 100 trials; with the values above, no search does."""
 
 
 class Proposer(Protocol):
-    """Proposes the values of each trial. Trials may run at the same time and end in any order."""
+    """Proposes the values for each trial. Trials may run concurrently and end in any order."""
 
     def ask(self, trial: int) -> Values | None:
-        """Return the values of a trial; None if there is nothing left to propose."""
+        """Return values for a trial; None if there are no values left to propose."""
 
     def tell(self, trial: int, metric: float | None) -> None:
-        """Add the metric of a trial (higher is better); None if the trial failed."""
+        """Record the metric of a trial that has ended (higher is better); None: the trial failed."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain Python objects."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state; later proposals are the same as without the interruption."""
+        """Load a state returned by `state_dict`. Later proposals are the same as without an interruption."""
 
 
 def make_proposer(space: SearchSpace, algorithm: str, seed: int) -> Proposer:
-    """Return the proposer of meta.search_algorithm "optuna", "random" or "grid".
+    """Return the proposer for a meta.search_algorithm: "optuna", "random" or "grid".
 
-    If all keys of the space are grid_search keys, the proposer is a grid in any case. Raises SpecError for "grid" without grid_search keys,
-    UserError if optuna is not installed.
+    If all keys of the space are grid_search keys, the proposer is always a GridProposer. Raises SpecError for "grid" without grid_search
+    keys, or UserError if optuna is not installed.
     """
     if algorithm == "grid" or (space.is_grid and algorithm in ("optuna", "random")):
         return GridProposer(space, seed)
@@ -64,7 +65,7 @@ def make_proposer(space: SearchSpace, algorithm: str, seed: int) -> Proposer:
 
 
 class RandomProposer:
-    """Draws each trial's values independently. A trial's values depend only on the seed and the trial's index."""
+    """Draws the values of each trial independently. They depend only on the seed and on the index of the trial."""
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
         self.space, self.seed = space, seed
@@ -88,9 +89,9 @@ class RandomProposer:
 
 
 class GridProposer(RandomProposer):
-    """Proposes every combination of the values of grid_search keys once.
+    """Proposes each combination of the values of the grid_search keys once.
 
-    If there are other keys too, these are drawn at random, and the combinations repeat after the last one.
+    If there are other searched keys too, their values are drawn at random, and after the last combination the combinations are repeated.
     """
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
@@ -112,20 +113,20 @@ class GridProposer(RandomProposer):
 
 @dataclass
 class _Trial:
-    """A proposal and its result, in the order of proposals."""
+    """The proposal for a trial, and its result."""
 
     trial: int
     choices: KeyChoices
-    """The values in the form in which TPE models them, see `suggest`."""
+    """The values in the form that the TPE sampler uses, see `suggest`."""
     metric: float | None = None
     done: bool = False
 
 
 @dataclass
 class TPEProposer:
-    """Proposes by Optuna's multivariate tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011).
+    """Proposes values by Optuna's multivariate tree-structured Parzen estimator (TPE; Bergstra et al., NeurIPS 2011).
 
-    Keys inside values of a choice have separate estimators. Running trials count as bad ones, so that concurrent trials differ
+    Keys inside the values of a choice have separate estimators. Running trials count as bad trials, so that concurrent trials differ
     ("constant liar"). Each proposal depends only on the results so far, the seed and the index of the trial.
 
     Raises UserError if optuna is not installed.
@@ -170,11 +171,11 @@ class TPEProposer:
         self.history = [_Trial(one["trial"], one["picks"], one["metric"], one["done"]) for one in state["history"]]
 
     def _study(self, trial: int) -> optuna.Study:
-        """Return a study that contains the trials so far."""
+        """Return an Optuna study that contains the trials so far."""
         library = _optuna()
         states = library.trial.TrialState
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # multivariate and group are marked as experimental
+            warnings.simplefilter("ignore")  # Optuna marks the arguments multivariate and group as experimental
             sampler = library.samplers.TPESampler(
                 n_startup_trials=STARTUP_TRIALS,
                 n_ei_candidates=_CANDIDATES,

@@ -1,4 +1,4 @@
-"""The Sessions of a trial as tasks of an executor, on this machine or on a cluster."""
+"""Run the Sessions of a trial as tasks of an executor, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from slm_lab.lib.store import shared_file
 from slm_lab.spec.models.spec import Spec
 
 OpenRun = Callable[[Mapping[str, str | int]], RunPaths]
-"""open_run(Session.choices): create the run folder, after the first Session has been built successfully."""
+"""open_run(choices): create the run folder. Called after the first Session has been built, with the `choices` of its SessionParts."""
 STOP_SECONDS = 60.0
-"""Seconds that a Session has to save its state after Ctrl-C."""
+"""Maximum time in seconds for a Session to save its state after Ctrl-C."""
 SAVING = "saving checkpoints (Ctrl-C again quits without saving)"
 
 
 @dataclass(frozen=True)
 class SessionsJob:
-    """The Sessions of a trial and what they need to run."""
+    """The Sessions of a trial, and the data that is needed to run them."""
 
     spec: Spec
     plan: Plan
@@ -42,27 +42,28 @@ class SessionsJob:
     sessions: tuple[int, ...] = ()
     """Indices of the Sessions to run; () means all."""
     resumed: RunPaths | None = None
-    """The run that the Sessions continue; None for a new one."""
+    """The run that the Sessions continue; None for a new run."""
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """The Sessions to run."""
+        """The indices of the Sessions to run."""
         return self.sessions or tuple(range(self.spec.meta.max_session))
 
 
 Engine = Callable[[SessionsJob], list[SessionEnded]]
-"""Runs every Session of a job and returns how each ended. Raises SpecError or UserError if the spec cannot be built or the run
-folder cannot be created. All processes have ended when the call returns."""
+"""Runs all Sessions of a job, and returns how each Session ended. Raises SpecError or UserError if the spec cannot be built or the run
+folder cannot be created. When the call returns, all processes have ended."""
 
 
 _CLOSE_SECONDS = 15.0
-"""Seconds that a Session's process has to close its envs and exit after it has reported its end."""
+"""Maximum time in seconds for the process of a Session to close its envs and exit after it has reported its end."""
 _LOST = 10
-"""Maximum number of processes of a Session that are lost with their node before they are ready: Ray had placed them on dead nodes."""
+"""Maximum number of a Session's processes that may be lost with their node before they are ready, because Ray has placed them on dead
+nodes."""
 
 
 class SessionHost(Protocol):
-    """Where Sessions run: on this machine or on a cluster."""
+    """The place where Sessions run: this machine or a cluster."""
 
     @property
     def executor(self) -> Executor: ...
@@ -77,13 +78,16 @@ class SessionHost(Protocol):
 
     @property
     def restarts(self) -> bool:
-        """Whether a Session with its own net is also restarted, from its last checkpoint, if its process dies."""
+        """Whether a Session that trains a separate net is also restarted (from its last checkpoint) if its process dies."""
 
     def task(self, index: int) -> SessionTask:
         """Return the task of a Session that has not begun."""
 
     def poll(self, paths: RunPaths | None) -> None:
-        """Handle events that are not events of tasks. Args: paths: files of the run, None before it has begun."""
+        """Handle events that do not belong to tasks.
+
+        Args: paths: paths of the run; None before the run has begun.
+        """
 
 
 @dataclass
@@ -92,19 +96,20 @@ class _Running:
 
     task: SessionTask
     deaths: int = 0
-    """Number of its processes that died, except those that were lost before they were ready."""
+    """Number of processes of the Session that died, except those that were lost before they were ready."""
     choices: Mapping[str, str | int] | None = None
-    """Session.choices; None until the Session is built."""
+    """The `choices` of the SessionParts; None until the Session is built."""
     begun: bool = False
     end: SessionEnded | None = None
-    """How it ended; None until it has reported its end. Its process may still run."""
+    """How the Session ended; None until it has reported its end. After the report its process may still run."""
 
 
 class Sessions:
-    """The Sessions of a job: those that are waiting, those that are running, and the results of those that have ended.
+    """Runs the Sessions of a job. Stores the waiting Sessions, the running Sessions, and the results of Sessions that have ended.
 
-    Each process builds its envs and agent immediately. The run folder is created when the first Session is ready; each Session starts to
-    train when it receives the folder. Sessions that train one net start together; one that dies is restarted with the same shared arrays.
+    Each process builds its envs and agent immediately. The run folder is created when the first Session is ready, and each Session starts
+    to train when it receives the folder. Sessions that train one net start together; if one of them dies, it is restarted with the same
+    shared arrays.
     """
 
     def __init__(self, job: SessionsJob, host: SessionHost) -> None:
@@ -117,7 +122,7 @@ class Sessions:
         self.deadline: float | None = None
 
     def run(self) -> list[SessionEnded]:
-        """Run all Sessions to their end."""
+        """Run all Sessions until they have ended."""
         while self.waiting or self.running:
             if self.job.stop.requested:
                 self._stop()
@@ -158,7 +163,7 @@ class Sessions:
                 self._died(event)
 
     def _died(self, died: Died) -> None:
-        """Handle the end of a Session's process: restart the Session if it can be continued, else end it."""
+        """Handle the end of a Session's process: restart the Session if it can be continued, else record that it failed."""
         task, most = died.task, self.job.spec.meta.max_restart
         one, reason = self.running[task], died.reason
         deaths = one.deaths + (not (died.lost and one.choices is None and task.restart < most + _LOST))
@@ -168,23 +173,26 @@ class Sessions:
                 self.job.emit(Notice(f"{died.text}; restarting it ({deaths} of {most})"))
             try:
                 self._restart(task, replace(one, deaths=deaths, choices=None, begun=False))
-            except OSError as error:  # such as no memory for a process: the other Sessions continue
+            except OSError as error:  # for example, no memory for a process; the other Sessions continue
                 reason = f"{reason}; a new process could not be started: {error.strerror or error}"
             else:
                 return
         self._end(task, one.end or SessionEnded(one.task.index, "failed", "\n".join([reason, *([died.output] if died.output else [])])))
 
     def _restart(self, task: Task, one: _Running) -> None:
-        """Start a new process for a Session, which joins the others of its net or, with its own net, continues from its last checkpoint."""
+        """Start a new process for a Session.
+
+        The Session joins the other Sessions that train its net or, if it trains a separate net, continues from its last checkpoint.
+        """
         begun = self.paths is not None
         one.task = replace(one.task, fresh=not (begun and self.job.spec.meta.distributed), resumed=self.paths or one.task.resumed)
         self.executor.restart(task, one.task)
         self.running[task] = one
 
     def _begin(self) -> None:
-        """Send the run folder to the Sessions that are ready; if they train one net, when all are ready."""
+        """Send the run folder to the Sessions that are ready. If the Sessions train one net, wait until all of them are ready."""
         ready = [(task, one) for task, one in self.running.items() if one.choices is not None and not one.begun]
-        if self.job.stop.requested:  # perhaps while processes were started, since signals are delayed then
+        if self.job.stop.requested:  # signals are delayed while processes are started, so a stop may have been requested
             return
         if self.job.spec.meta.distributed and self.paths is None and len(ready) < len(self.running):
             return
@@ -201,7 +209,7 @@ class Sessions:
         self.job.emit(end)
 
     def _stop(self) -> None:
-        """Ask Sessions that have begun to save their state; end the others, which have nothing to save."""
+        """Request Sessions that have begun to save their state. End the other Sessions, which have nothing to save."""
         self.waiting.clear()
         if self.deadline is None:
             self.deadline = time.monotonic() + STOP_SECONDS
@@ -233,7 +241,7 @@ class _LocalHost:
 
 @contextmanager
 def this_machine(job: SessionsJob) -> Iterator[SessionHost]:
-    """Yield the SessionHost of this machine, with memory for a shared net if the job needs it."""
+    """Yield the SessionHost of this machine. If the Sessions of the job train one net, create the shared memory for it."""
     meta = job.spec.meta
     memory = SharedFd(shared_file()) if meta.distributed else None
     try:

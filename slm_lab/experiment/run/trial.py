@@ -1,4 +1,4 @@
-"""Trial: run the Sessions of one spec concurrently, then compute their metrics and draw their graphs."""
+"""Trial: run the Sessions of one spec concurrently, then compute metrics and draw graphs."""
 
 from __future__ import annotations
 
@@ -47,13 +47,16 @@ if TYPE_CHECKING:
 
 
 class TrialResult(dict[str, Any]):
-    """A dict of the metrics of a trial, as in its metrics file, with access to the files of the run.
+    """The metrics of a trial as a dict (the content of its metrics file), with access to the files of the run.
 
     >>> result = Trial(spec).run()
     >>> result["strength"], result.train.groupby("session").total_reward.last(), result.paths.root
     >>> action, state = result.agent().act(obs)
 
-    Attributes: metrics: the metrics as a dict. paths: the files of the run. trial: index of the trial.
+    Attributes:
+        metrics: the metrics as a dict.
+        paths: paths of the run's files.
+        trial: index of the trial.
     """
 
     def __init__(self, metrics: dict[str, Any], paths: RunPaths, trial: int = 0) -> None:
@@ -61,7 +64,7 @@ class TrialResult(dict[str, Any]):
         self.metrics, self.paths, self.trial = metrics, paths, trial
 
     def __repr__(self) -> str:
-        """Return the run folder and all metrics that are not None, one per line."""
+        """Return the run folder and the metrics that are not None, one per line."""
         known = {name: value for name, value in self.metrics.items() if value is not None}
         width = max(map(len, known), default=0)
         shown = (number(value) if is_number(value) else value for value in known.values())
@@ -70,14 +73,14 @@ class TrialResult(dict[str, Any]):
 
     @cached_property
     def run(self) -> Run:
-        """The contents of the run folder, as returned by `load_run`."""
+        """The content of the run folder, as returned by `load_run`."""
         from slm_lab.experiment.report.run import Run
 
         return Run(self.paths, self.trial)
 
     @property
     def train(self) -> pd.DataFrame:
-        """The training rows of all Sessions: columns session and policy, then those of the CSV files."""
+        """The training rows of all Sessions. The columns are session and policy, followed by those of the CSV files."""
         return self.run.train
 
     @property
@@ -86,9 +89,9 @@ class TrialResult(dict[str, Any]):
         return self.run.eval
 
     def agent(self, session: int | None = None, which: CheckpointKind = "best", policy: str | None = None) -> LoadedAgent:
-        """Load the trained agent of a Session; by default the one with the best weights. Raises UserError (see load_agent).
+        """Load the trained agent of a Session, by default of the Session with the best weights. Raises UserError (see load_agent).
 
-        Args: policy: name of the policy in agent.policies; required if there are several.
+        Args: policy: name of the policy in agent.policies; required if there are several policies.
         """
         from slm_lab.experiment.deploy.load import load_agent
 
@@ -101,12 +104,14 @@ _NOTHING = "stopped before the first step; nothing was written"
 class Trial(Experiment):
     """Trial number `index` of an experiment.
 
-    `data_dir` is the folder in which the run folder is created; it is ignored if `plan` (mode, data folder and resources) is given.
-    `observers` are subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers. They must
-    be importable if there are several Sessions, since each Session then runs in its own process.
-
-    A search passes its own `folder`, which it has created and locked and to which this trial writes its files; a `stop`, by which the
-    search ends the trial early; and the `console` to print to.
+    Args:
+        data_dir: folder in which the run folder is created; ignored if `plan` is given.
+        plan: mode, data folder and resources.
+        observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers. If there
+            are several Sessions, they must be importable, since each Session then runs in a separate process.
+        folder: if the trial belongs to a search, the run folder that the search has created and locked; the trial writes its files there.
+        stop: stop request by which a caller ends the trial early.
+        console: where messages are printed.
     """
 
     def __init__(
@@ -129,11 +134,11 @@ class Trial(Experiment):
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
         self.spec, self.index = _resolved(spec, self.plan), index
         self.paths: RunPaths | None = None
-        """The files of the run; None until its folder exists."""
+        """Paths of the run's files; None until the run folder exists."""
         self._resumption, self.lock, self._folder = resumption, lock, folder
         self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
-        """The absolute path of the data folder, and its path as shown to the user; once there is one, that of the run folder."""
+        """Absolute path of the data folder; path that is shown to the user: the data folder or, once it exists, the run folder."""
 
     @classmethod
     def resume(
@@ -146,7 +151,7 @@ class Trial(Experiment):
         stop: Stop | None = None,
         console: Console | None = None,
     ) -> Trial:
-        """Return the trial that continues the run in a folder: finished Sessions are kept, the others are continued or retried.
+        """Return a trial that continues the run in a folder. Finished Sessions are kept; other Sessions are continued or started again.
 
         Args: sets: "path=value" overrides of the saved spec, such as "env.max_frame=2e6"; most keys of a run cannot be changed.
 
@@ -163,11 +168,11 @@ class Trial(Experiment):
             raise
 
     def run(self) -> TrialResult:
-        """Run every Session; write and return the metrics of the trial, with its tables, files and agents.
+        """Run all Sessions, write the results, and return the metrics, with access to tables, files and agents.
 
-        Raises SpecError or UserError before anything is written; TrialFailed after the analysis, if a Session failed;
-        Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when every Session has saved its state and the graphs are drawn.
-        A signal that arrives after every Session has ended normally only shortens the analysis.
+        Raises SpecError or UserError before anything is written, and TrialFailed after the analysis if a Session failed. After Ctrl-C,
+        SIGTERM or SIGHUP, raises Interrupted (a KeyboardInterrupt) when all Sessions have saved their state and the graphs are drawn. A
+        signal that arrives after all Sessions have ended normally only shortens the analysis.
         """
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
@@ -177,7 +182,7 @@ class Trial(Experiment):
                 only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"
                 raise UserError(f"--storage {self.plan.storage}: {only}")
             if self._needs_processes:
-                ensure_server()  # it loads torch in the meantime
+                ensure_server()  # the server imports torch in the meantime
             metrics, ends = self._run(stop)
         ended = [end for end in ends if end.status != "stopped"]
         if stop.requested and len(ended) < self.spec.meta.max_session:  # some Sessions were stopped or did not begin
@@ -198,7 +203,7 @@ class Trial(Experiment):
 
     @property
     def _needs_processes(self) -> bool:
-        """Whether this trial certainly starts child processes."""
+        """Whether it is already certain that this trial starts child processes."""
         sampler, left = self.spec.meta.sampler, self._resumption is None or bool(self._resumption.to_run)
         workers = sampler is not None and not sampler.serial_mode
         return left and self._engine != "ray" and (self._engine != "inline" or workers or self.spec.env.backend == "async")
@@ -227,7 +232,7 @@ class Trial(Experiment):
         return metrics, ends
 
     def _run_sessions(self, engine: str, display: ProgressDisplay, stop: Stop) -> list[SessionEnded]:
-        """Run the Sessions; in a continued run, only the unfinished ones."""
+        """Run the Sessions; if the run is continued, run only the unfinished Sessions."""
         found = self._resumption
         job = SessionsJob(self.spec, self.plan, self.index, partial(self._open, display), self._with_report(display), stop)
         if found is None:
@@ -241,7 +246,7 @@ class Trial(Experiment):
         return [*ends, *ENGINES[engine](replace(job, sessions=tuple(found.to_run), resumed=found.paths))]
 
     def _with_report(self, display: ProgressDisplay) -> Emit:
-        """Return a function that shows events, and now and then writes the page of the run, unless this is a trial of a search."""
+        """Return a function that displays events and, unless this is a trial of a search, writes the page of the run from time to time."""
         live: LiveReport | None = None
 
         def emit(event: Event) -> None:
@@ -259,9 +264,11 @@ class Trial(Experiment):
         return LiveReport(partial(write_trial_report, paths, self.index))
 
     def _open(self, display: ProgressDisplay, choices: Mapping[str, str | int] | None) -> RunPaths:
-        """Create the run folder, or use that of a continued run, and save the spec in it. Raises UserError and removes a new folder.
+        """Create the run folder (a continued run uses the existing one), and save the spec in it.
 
-        Args: choices: see Session.choices; None if no Session is left to run.
+        On an error, raises UserError and removes a new folder.
+
+        Args: choices: see SessionParts.choices; None if no Session is left to run.
         """
         found, meta = self._resumption, self.spec.meta
         start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]
@@ -270,7 +277,7 @@ class Trial(Experiment):
             starts = {str(index): one.to_dict() for index, one in found.starts.items()}
             start[0] |= {"continues": starts} | ({"changed": changed} if changed else {})
         if found is None and start and self.plan.storage is not None:
-            name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # unique for runs on different machines
+            name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # unique even for runs on different machines
             start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
         meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
         saved = indented_json(dump_spec(self.spec.model_copy(update={"meta": meta})))
@@ -290,13 +297,13 @@ class Trial(Experiment):
                 replace_file(file, saved, sync=True)
         self._shown /= paths.root.name
         self.paths = paths
-        if self._folder is None:  # what a trial of a search prints is its log already
+        if self._folder is None:  # the output of a trial of a search is already its log
             display.log_to(paths.trial_log(self.index))
         self._say_begin(paths, display)
         return paths
 
     def _say_begin(self, paths: RunPaths, display: ProgressDisplay) -> None:
-        """Print what is run; for a continued run, also the state that its last start left."""
+        """Print what is run; if the run is continued, also print the state in which the last start has left it."""
         found, meta = self._resumption, self.spec.meta
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)}{' of one net' if meta.distributed else ''}"
         of_each = f"{self.spec.policies} policies × " if self.spec.policies > 1 else ""
@@ -309,7 +316,10 @@ class Trial(Experiment):
                 display.say(f"  {line}")
 
     def _analyze(self, ends: list[SessionEnded], display: ProgressDisplay, stop: Stop, seconds: float) -> dict[str, Any]:
-        """Compute the metrics of the Sessions that did not fail, and draw all graphs. Args: seconds: run time of the Sessions."""
+        """Compute the metrics of the Sessions that did not fail, and draw all graphs.
+
+        Args: seconds: run time of the Sessions.
+        """
         paths = self.paths
         if paths is None:
             return {}
@@ -340,7 +350,7 @@ class Trial(Experiment):
         again = [f"try again: slm-lab train@{shown}"] if status == "failed" else []
         if status == "stopped":
             return [] if self._console is not None else [f"continue:  slm-lab train@{shown}"]
-        if not metrics["sessions"] or self._console is not None:  # in a search or study, which has its own commands
+        if not metrics["sessions"] or self._console is not None:  # no commands in a search or study, which prints its own
             return again
         lines = [*again, f"play it:   slm-lab enjoy@{shown}"]
         if status == "done":
@@ -368,21 +378,21 @@ def _headline(metrics: dict[str, Any], spec: Spec, seconds: float) -> str:
 
 
 def _summary(metrics: dict[str, Any], max_frame: int) -> list[str]:
-    """Return the metrics except the current return, two in a line; undefined metrics are omitted."""
+    """Return lines with the metrics except the current return, two metrics per line; undefined metrics are omitted."""
     shown = {name: value for name, value in metrics.items() if is_number(value) and not name.startswith("current_return")}
     cells = [f"{name:<20}{number(value) + (f'/{max_frame}' if name == 'frame' else ''):<16}" for name, value in shown.items()]
     return ["".join(cells[at : at + 2]).rstrip() for at in range(0, len(cells), 2)]
 
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:
-    """Return the spec of the run: in mode dev with one Session."""
+    """Return the spec of the run; in mode dev it has only one Session."""
     if plan.mode != "dev":
         return spec
     return spec.model_copy(update={"meta": spec.meta.model_copy(update={"max_session": 1})})
 
 
 def load_analysis() -> None:
-    """Import the modules for the graphs while the Sessions run."""
+    """Import the modules that draw graphs; called while the Sessions run."""
     report = "slm_lab.experiment.report"
     for module in (f"{report}.analyze", f"{report}.report_page", "plotly.io", "matplotlib.figure", "matplotlib.backends.backend_agg"):
         import_module(module)

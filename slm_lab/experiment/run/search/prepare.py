@@ -51,8 +51,8 @@ def trial_resources(spec: Spec, plan: Plan, target: int, gpus: float, nodes: Seq
 
     A trial reserves one core for each process of its concurrent Sessions, and at least meta.search_resources.cpu cores. With a scheduler,
     all Sessions of a trial run concurrently even if there are fewer cores, since the scheduler compares means over Sessions at equal
-    frames. Sessions that train one net also run concurrently. In population-based training all trials run concurrently, since they are compared at
-    equal frames.
+    frames. Sessions that train one net also run concurrently. In population-based training all trials run concurrently, since they are
+    compared at equal frames.
     """
     meta, processes = spec.meta, session_processes(spec.meta)
     available = int(max(nodes)) if nodes else available_cores(spec, plan)

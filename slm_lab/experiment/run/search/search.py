@@ -1,4 +1,4 @@
-"""Search: an experiment whose trials differ in the values of the keys in the spec's search block."""
+"""Search: an experiment whose trials have different values of the keys in the spec's search section."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ class SearchResult:
 
 
 class Search(Experiment):
-    """Runs concurrent trials with proposed values until meta.max_trial of them have ended.
+    """Runs trials with proposed values, several at a time, until meta.max_trial trials have ended.
 
-    Each is a complete Trial with its Sessions and the usual files, numbered t. The state of the search is saved in its run folder
-    whenever a trial begins or ends.
+    Each trial is a complete Trial with Sessions and the usual files, whose names contain its number t. The state of the search is saved in
+    its run folder whenever a trial begins or ends.
 
     Args:
-        confirm: number of best trials to train again with new seeds and 4 Sessions each; these trials are ranked by the new results.
-        common_seeds: all trials have the same seeds, so that they differ only in their values.
+        confirm: number of the best trials that are trained again, with new seeds and 4 Sessions each, and ranked by the new results.
+        common_seeds: whether all trials use the same seeds, so that they differ only in their values.
     """
 
     def __init__(
@@ -89,18 +89,18 @@ class Search(Experiment):
         self.plan = plan or Plan()
         self.spec = spec
         self.paths, self.lock = paths, lock
-        """The files of the search and the lock of its folder; None until the folder exists."""
+        """The paths of the search's files, and the lock of its folder; None until the folder exists."""
         self._continued = state is not None
         self._common_seeds = common_seeds
         self._gpus = 0
-        """Number of GPUs of this machine to distribute trials over."""
+        """Number of GPUs of this machine over which trials are distributed."""
         self.space = SearchSpace(self.spec)
         self.state = state or self._new_state()
         self.state.confirm = max(confirm, self.state.confirm)
 
     @classmethod
     def resume(cls, folder: str | Path, sets: Sequence[str] = (), plan: Plan | None = None, *, confirm: int = 0) -> Search:
-        """Return the search that continues the one in a folder: ended trials are kept, running ones are continued.
+        """Return a search that continues the one in a folder. Ended trials are kept; trials that had begun are continued.
 
         Args: sets: "path=value" overrides of the saved spec, such as "meta.max_trial=50".
 
@@ -125,8 +125,8 @@ class Search(Experiment):
     def run(self, stop: Stop | None = None) -> SearchResult:
         """Run the search and write its files.
 
-        Raises UserError or SpecError before anything is written; TrialFailed if every trial failed; Interrupted (a KeyboardInterrupt) after
-        Ctrl-C, SIGTERM or SIGHUP, when the Sessions have saved their state and the results so far have been analysed.
+        Raises UserError or SpecError before anything is written, and TrialFailed if all trials failed. After Ctrl-C, SIGTERM or SIGHUP,
+        raises Interrupted (a KeyboardInterrupt) when the Sessions have saved their state and the results so far have been analysed.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
         with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted):
@@ -152,7 +152,7 @@ class Search(Experiment):
         schedules = meta.search_scheduler is not None or meta.search_algorithm == "pbt"
         check_installed(*["ray"] * schedules, *["optuna"] * (meta.search_algorithm == "optuna"))
         self.plan = replace(self.plan, data_dir=self.plan.data_dir.absolute(), engine="processes", common_seeds=self.state.common_seeds)
-        algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # only for the initial values
+        algorithm = "random" if meta.search_algorithm == "pbt" else meta.search_algorithm  # used only for the initial values
         proposer = make_proposer(self.space, algorithm, meta.random_seed)
         if self.state.proposer:
             proposer.load_state_dict(self.state.proposer)
@@ -162,19 +162,19 @@ class Search(Experiment):
         self.display = table = SearchTable(self.state.metric)
         with table, capture_notices(table.notice):
             begin = perf_counter()
-            ensure_server()  # it loads torch in the meantime
+            ensure_server()  # the server imports torch in the meantime
             with LocalExecutor(stall_notice=None) as here, self._executor(here, table, stop) as executor:
                 self._run_stages(executor, table, stop, begin)
         return self._analyze(table, stop)
 
     @contextmanager
     def _executor(self, here: Executor, table: SearchTable, stop: Stop) -> Iterator[Executor]:
-        """Check the builds, set the resources of a trial, and yield the executor of the trials, on this machine or on the cluster."""
+        """Check the builds, determine the resources of a trial, and yield the executor of the trials, for this machine or the cluster."""
         address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
         self.plan = replace(self.plan, cluster=None)
         if not self._continued:
             table.say(f"{self.spec.name}: building envs and agents of the values …")
-        with suppress(TaskFailed):  # a bug, which the trials will report
+        with suppress(TaskFailed):  # caused by a bug, which the trials will report
             messages = run_task(here, "the check of the builds", check_in_process, self.spec, self.plan, self._continued, stop=stop)
             self._gpus = next(int(message.content[0]) for message in messages if message.kind == "valid")
         if address is None:
@@ -200,7 +200,7 @@ class Search(Experiment):
             self._confirm_stage(executor, paths, table, stop)
 
     def _open(self) -> RunPaths:
-        """Create the run folder, or use that of a continued search, and save the spec in it. Raises UserError."""
+        """Create the run folder (a continued search uses the existing one), and save the spec in it. Raises UserError."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -291,8 +291,10 @@ class Search(Experiment):
         table.say(f"trial {trial.trial} continues from trial {decision.source} at frame {trial.frame:,} with {new}")
 
     def trial_spec(self, values: Values) -> Spec:
-        """Return the spec of a trial, with meta.eval_episodes "auto" replaced by 0: trials are compared, and stopped early, by rows of
-        training."""
+        """Return the spec of a trial.
+
+        meta.eval_episodes="auto" is replaced by 0, since trials are compared and stopped early by their training rows.
+        """
         spec = self.space.apply(values)
         if not spec.meta.evaluates_by_default:
             return spec
@@ -310,11 +312,11 @@ class Search(Experiment):
         return TrialJob(spec, paths, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
 
     def _plan_of(self, share: TrialShare, slot: int) -> Plan:
-        """Return the plan of a trial; trials on this machine are distributed over its GPUs."""
+        """Return the plan of a trial. The trials on this machine are distributed over its GPUs."""
         return replace(self.plan, jobs=share.sessions, first_gpu=slot % self._gpus if self._gpus and share.gpus else 0)
 
     def _confirm_stage(self, executor: Executor, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
-        """Train the best trials again, with other seeds."""
+        """Train the best trials again with different seeds."""
         state = self.state
         if state.confirm_seed is None:
             state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed)
@@ -354,7 +356,7 @@ class Search(Experiment):
             lock.release()
 
     def _prune(self, paths: RunPaths) -> None:
-        """Remove the checkpoints of trials that are not among the best."""
+        """Remove the checkpoints of all trials that are not among the best."""
         keep = self.spec.meta.search_keep
         if keep == "all":
             return
@@ -377,7 +379,7 @@ class Search(Experiment):
 
         assert self.paths is not None
         for lock in (path for root in (self.paths.root, self.paths.confirmation) for path in root.glob(".lock_*")):
-            lock.unlink(missing_ok=True)  # locks of trials and Sessions, which have ended
+            lock.unlink(missing_ok=True)  # remove the locks of trials and Sessions, which have ended
         records = self.records()
         with capture_notices(table.notice):
             summary = write_search(self.paths, self.spec, records, self.state.metric)
@@ -399,7 +401,7 @@ class Search(Experiment):
 
 
 def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
-    """Return lines with the commands that the trials allow: to play the best one, and to confirm the best ones."""
+    """Return lines with the commands that can be used next: to play the best trial, and to confirm the best trials."""
     ended, root = best_first(state.trials), shown(paths.root)
     playable = any(checkpoints(paths, trial=one.trial) for one in ended)
     play = [f"play it:   slm-lab enjoy@{root}"] if playable else []
@@ -407,7 +409,7 @@ def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
 
 
 def _check_changes(saved: Spec, spec: Spec, state: SearchState, paths: RunPaths) -> None:
-    """Raise UserError for a change that a continued search does not allow."""
+    """Raise UserError if a key was changed that must not be changed when a search is continued."""
     changes = differences(saved, spec)
     problems = [f"{path}: {old} → {new}" for path, (old, new) in changes.items() if not _CHANGEABLE_KEYS.fullmatch(path)]
     if problems:

@@ -1,4 +1,4 @@
-"""Run trials concurrently until all have ended, and display them: a live table, or plain lines if there is no terminal."""
+"""Run trials concurrently until all have ended, and display them in a live table, or as plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_ROWS = 16
 
 @dataclass
 class Totals:
-    """Counts the trials of a search and estimates the remaining time."""
+    """Counts of the trials of a search, and the estimated remaining time."""
 
     trials: list[TrialState]
     """All trials so far."""
@@ -52,7 +52,10 @@ class Totals:
         return max(finished, key=lambda trial: trial.metric or 0.0, default=None)
 
     def seconds_left(self) -> float | None:
-        """Return the remaining seconds if other trials take as long as the ended ones; None until the time of a trial can be estimated."""
+        """Return the estimated remaining time in seconds; None if it is unknown.
+
+        It is based on the durations of ended trials or, before a trial has ended, on the progress of running trials.
+        """
         ended = [trial.seconds for trial in self.trials if trial.ended]
         begun = [trial for trial in self.trials if trial.status == "running" and trial.frame > 0]
         whole = [trial.seconds * self.max_frame / trial.frame for trial in begun]
@@ -65,10 +68,10 @@ class Totals:
 
 
 class SearchTable(LiveTable):
-    """Shows the number of done, running and stopped trials, the best trial so far with its values, and the remaining time."""
+    """Shows the numbers of done, running and stopped trials, the best trial so far with its values, and the remaining time."""
 
     totals: Totals
-    """Totals of the current trials; set by the Stage that runs them."""
+    """Totals of the current trials; set by the Stage that runs the trials."""
 
     def __init__(self, metric: str, console: Console | None = None) -> None:
         super().__init__(console)
@@ -86,7 +89,7 @@ class SearchTable(LiveTable):
         table, max_frame = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=True), self.totals.max_frame
         for name in ("trial", "frame", self.metric, "time"):
             table.add_column(name, justify="right", no_wrap=True)
-        table.add_column("values", overflow="ellipsis", no_wrap=True, ratio=1)  # it is shortened, not the numbers
+        table.add_column("values", overflow="ellipsis", no_wrap=True, ratio=1)  # shortened if space is short, unlike the numbers
         running = [trial for trial in self.totals.trials if trial.status == "running"]
         for trial in running[:_MOST_ROWS]:
             frame = f"{trial.frame:,}/{max_frame:,}"
@@ -94,7 +97,7 @@ class SearchTable(LiveTable):
         return table
 
     def summary(self) -> str:
-        """Return the numbers of trials, the best trial, and the remaining time in one line."""
+        """Return a line with the numbers of trials, the best trial, and the remaining time."""
         totals = self.totals
         counts = {name: totals.count(name) for name in ("running", "stopped", "failed")}
         done = totals.count("finished", "stopped", "failed")
@@ -108,11 +111,11 @@ class SearchTable(LiveTable):
 
 
 def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
-    """Return the final lines of a search: numbers of trials, the best trials, importance of the keys."""
+    """Return the final lines of a search: numbers of trials, best trials, and importance of the keys."""
     records = summary.ranked
     counts = {name: sum(record.status == name for record in records) for name in ("finished", "stopped", "failed", "running")}
     seconds = sum(record.seconds for record in records)
-    counts["interrupted"] = counts.pop("running")  # the search has ended, and none runs any more
+    counts["interrupted"] = counts.pop("running")  # the search has ended, so no trial is running
     lines = [f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)}; {duration(seconds)} of training"]
     lines += _ranking([one for one in records if one.metric is not None][: max(3, state.confirm)], state.metric)
     if summary.importance is not None:
@@ -124,7 +127,7 @@ def result_lines(state: SearchState, summary: SearchSummary) -> list[str]:
 
 
 def _ranking(records: Sequence[TrialRecord], metric: str) -> list[str]:
-    """Return a table of the best trials with their values."""
+    """Return the lines of a table of the best trials with their values."""
     if not records:
         return []
     confirmed = any(record.confirmed is not None for record in records)
@@ -144,7 +147,7 @@ def _confirmed(record: TrialRecord) -> str:
 
 
 def shown_values(values: Mapping[str, Any]) -> str:
-    """Format values with shortened key paths: each is reduced to the shortest unambiguous suffix."""
+    """Format values with shortened key paths. Each path is reduced to its shortest unambiguous suffix."""
     return "  ".join(f"{_short_key(key, values)} {_value_text(value)}" for key, value in values.items())
 
 
@@ -167,35 +170,35 @@ _SAVE_EVERY = 2.0
 
 @dataclass
 class Stage(Totals):
-    """Runs trials until `target` of them have ended or a stop is requested. Appends new trials with values from `propose`."""
+    """Runs trials until `target` trials have ended or a stop is requested. Appends new trials with values from `propose` to `trials`."""
 
     executor: Executor
     resources: Resources
     """Resources of each trial."""
     make_job: Callable[[TrialState, int], TrialJob]
-    """Called with the trial and its slot, a number below `concurrent` that no other running trial has. Raises SpecError if the combination
-    of values is invalid."""
+    """Returns the job of a trial. Called with the trial and its slot, a number below `concurrent` that no other running trial has. Raises
+    SpecError if the combination of values is invalid."""
     save: Callable[[], None]
-    """Called to save the state of the search."""
+    """Saves the state of the search."""
     table: SearchTable
     propose: Callable[[int], Values | None] = lambda trial: None
-    """Returns the values of a new trial; None if there is nothing left to propose."""
+    """Returns the values of a new trial; None if there are no values left to propose."""
     on_report: Callable[[TrialState, int, float], None] = lambda trial, frame, metric: None
     on_end: Callable[[TrialState], None] = lambda trial: None
     on_exploit: Callable[[TrialState, Exploit], None] = lambda trial, decision: None
     scheduler: Scheduler | None = None
     decisions: dict[int, Decision] = field(default_factory=dict)
-    """Trial that the scheduler has stopped but that has not ended yet → decision of the scheduler."""
+    """Index of a trial that the scheduler has stopped but that has not ended yet → decision of the scheduler."""
     exhausted: bool = False
     last: dict[int, Update] = field(default_factory=dict)
-    """Trial that has ended but whose process still runs → its last update, with the outcome."""
+    """Index of a trial that has ended but whose process is still running → last update of the trial, with the outcome."""
     _begun: dict[int, float] = field(default_factory=dict)
-    """Trial → when its seconds were last counted."""
+    """Index of a trial → time at which its training time was last counted."""
     _save_due: float = 0.0
     _stop: Stop = field(default_factory=Stop)
 
     def run(self, stop: Stop) -> None:
-        """Run all trials. After a stop request no trial begins, and running trials save their state."""
+        """Run all trials. After a stop request, no new trial begins, and running trials save their state."""
         self._stop, self.table.totals = stop, self
         for trial in self.trials:
             if trial.status == "running":  # it was running when an earlier start of the search ended
@@ -204,7 +207,7 @@ class Stage(Totals):
         self.save()
 
     def next_task(self, slot: int) -> TaskStart[TrialState] | None:
-        """Return the task of the next trial; a trial with invalid values ends immediately."""
+        """Return the task of the next trial. A trial with invalid values ends immediately."""
         while (trial := self._next_trial()) is not None:
             try:
                 job = self.make_job(trial, slot)
@@ -213,7 +216,7 @@ class Stage(Totals):
                 continue
             trial.status = "running"
             self._begun[trial.trial] = monotonic()
-            self.save()  # before the trial writes a file
+            self.save()  # save before the trial writes a file
             return TaskStart(trial, f"trial {trial.trial}", run_trial_task, (job,))
         return None
 
@@ -221,7 +224,7 @@ class Stage(Totals):
         self.table.notice(SAVING)
 
     def tick(self) -> None:
-        """Save and show the state."""
+        """Save and display the state."""
         self._count_seconds()
         if monotonic() >= self._save_due:
             self._save_due = monotonic() + _SAVE_EVERY
@@ -243,7 +246,7 @@ class Stage(Totals):
         self._handle(died.task, item, self.last.pop(item.trial, unknown))
 
     def _next_trial(self) -> TrialState | None:
-        """Return the next trial to start: a waiting one, else a new one; None if there is none."""
+        """Return the next trial to start: a waiting trial, or else a new one; None if no trial is left."""
         for trial in self.trials:
             if trial.status == "waiting":
                 return trial
@@ -275,11 +278,11 @@ class Stage(Totals):
                 self._exploit(trial, decision)
                 return
             if update.outcome.status == "stopped" and decision is None and self._stop.requested:
-                return  # search@ continues it
+                return  # search@ will continue this trial
             self._end(trial, update.outcome)
 
     def _exploit(self, trial: TrialState, decision: Exploit) -> None:
-        """Set a trial to continue with the state of a better trial and with new values."""
+        """Prepare a trial to continue with the state of a better trial and with new values."""
         source = next(one for one in self.trials if one.trial == decision.source)
         if source.status == "running" and source.frame < self.max_frame:
             trial.values, trial.take_over, trial.frame = decision.values, decision.source, source.frame
@@ -320,6 +323,6 @@ class Stage(Totals):
 
 
 def final_metric(trial: TrialState, name: str) -> float | None:
-    """Return the search metric of a trial that has ended: from its metrics if defined, else from its last report."""
+    """Return the search metric of a trial that has ended, from its metrics or, if it is undefined there, from its last report."""
     value = metric_of(trial.metrics, name)
     return trial.metric if value is None else value

@@ -1,6 +1,7 @@
 """A trial of a search, run as a task of an executor.
 
-Each Session has its own process, even if there is only one, so that a killed process counts as a failed Session, as in other runs.
+Each Session has a separate process, even if there is only one Session, so that a killed process counts as a failed Session, as in other
+runs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 
 COLUMNS = {"current_return": "current_return", "final_return": "total_reward", "total_reward_ma": "total_reward_ma"}
-"""Metric → table column; the metric is the last value of the column."""
+"""Metric → column of the table; the metric is the last value of this column."""
 
 
 class ReportReader:
@@ -35,7 +36,7 @@ class ReportReader:
 
     Args:
         metric, baseline: see SearchState.
-        after: frame of the last report already read.
+        after: frame of the last report that has already been read.
     """
 
     def __init__(self, paths: RunPaths, trial: int, spec: Spec, metric: str, baseline: float | None, after: int = 0) -> None:
@@ -43,14 +44,14 @@ class ReportReader:
         self.files = [paths.session_df(index, mode, trial) for index in range(spec.meta.max_session * spec.policies)]
         self.metric, self.baseline, self.after = metric, baseline, after
         self.frame = 0
-        """The last frame that all tables have."""
+        """The last frame for which all tables have a row."""
         self._sizes: list[int] = []
 
     def read(self) -> list[tuple[int, float]]:
-        """Return (frame, metric), in order, for each new frame that all tables have reached and at which the metric is defined."""
+        """Return (frame, metric) for each new frame that all tables have reached and at which the metric is defined, in order."""
         try:
             sizes = [file.stat().st_size for file in self.files]
-        except OSError:  # some Session has no row yet
+        except OSError:  # some Session has not written a row yet
             return []
         if sizes == self._sizes:
             return []
@@ -95,11 +96,11 @@ _POLL = 0.25
 
 @dataclass(frozen=True)
 class TrialJob:
-    """A trial to run, or to continue if it has been started before."""
+    """A trial to run; if it has been started before, it is continued."""
 
     spec: Spec
     paths: RunPaths
-    """Files of the search, which holds the lock of the folder."""
+    """Paths of the search's files; the search holds the lock of the folder."""
     trial: int
     plan: Plan
     metric: str
@@ -107,9 +108,9 @@ class TrialJob:
     after: int = 0
     """Frame of the last report that the search has received."""
     sets: tuple[str, ...] = ()
-    """Overrides of its saved spec."""
+    """Overrides of the trial's saved spec, "path=value"."""
     exploit_from: int | None = None
-    """Trial from whose checkpoints this trial continues, instead of its own."""
+    """Index of the trial from whose checkpoints this trial continues; None: it continues from its own checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -120,23 +121,26 @@ class Outcome:
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
     retry: bool = True
-    """Whether a failed trial may be started again; False if its spec is invalid."""
+    """Whether the trial may be started again if it failed; False if its spec is invalid."""
     lost: bool = False
-    """Whether the trial's node was lost: the trial then has not failed, and continues on another node."""
+    """Whether the node of the trial was lost. In this case the trial has not failed, and continues on another node."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """Progress of a trial since the last update."""
+    """Progress of a trial since the previous update."""
 
     frame: int
     reports: tuple[tuple[int, float], ...] = ()
-    """(frame, metric)."""
+    """(frame, metric) for each new report."""
     outcome: Outcome | None = None
 
 
 def run_trial_task(context: Context, job: TrialJob) -> None:
-    """Run a trial. Messages: ("update", Update) with new rows of its tables, and finally with the outcome."""
+    """Run a trial.
+
+    Messages: ("update", Update) when its tables have new rows, and finally ("update", Update) with the outcome.
+    """
     lock, sender = SessionLock(job.paths.trial_lock(job.trial)), _ReportSender(context, job)
     try:
         with sender, job.paths.trial_log(job.trial).open("a", encoding="utf-8") as log:
@@ -147,7 +151,7 @@ def run_trial_task(context: Context, job: TrialJob) -> None:
 
 
 class _ReportSender:
-    """Reads the tables of a running trial in a thread while the context is open, and sends updates."""
+    """Context manager that starts a thread, which reads the tables of a running trial and sends updates."""
 
     def __init__(self, context: Context, job: TrialJob) -> None:
         self._context = context
@@ -167,9 +171,9 @@ class _ReportSender:
             self.report()
 
     def report(self, outcome: Outcome | None = None) -> None:
-        """Send new reports and the outcome, if there are any."""
+        """Send new reports and the outcome; nothing is sent if there is neither."""
         reports: tuple[tuple[int, float], ...] = ()
-        with suppress(OSError, ValueError, KeyError):  # a table that is being truncated to a checkpoint
+        with suppress(OSError, ValueError, KeyError):  # raised while a table is being truncated to a checkpoint
             reports = tuple(self._reports.read())
         if reports or self._reports.frame > self._sent or outcome is not None:
             self._sent = self._reports.frame
@@ -191,7 +195,7 @@ def run_trial(job: TrialJob, stop: Stop, console: Console) -> Outcome:
 
 
 def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
-    """Return the trial of a job: resumed if it has been started before, else new."""
+    """Return the trial of a job: a continued Trial if it has been started before, else a new Trial."""
     common: dict[str, Any] = {"plan": job.plan, "index": job.trial, "folder": job.paths, "stop": stop, "console": console}
     if job.exploit_from is not None:
         copy_checkpoints(job.paths, job.exploit_from, job.trial)
@@ -202,9 +206,9 @@ def make_trial(job: TrialJob, stop: Stop, console: Console) -> Trial:
 
 
 def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
-    """Copy the last checkpoints of trial `source` to another trial, which will truncate its tables to their frames when it continues.
+    """Copy the last checkpoints of trial `source` to another trial. When this trial continues, it truncates its tables to their frames.
 
-    Nothing is copied if the source has finished in the meantime, since no frame would be left to train.
+    Nothing is copied if trial `source` has finished in the meantime, since no frames would be left to train.
     """
     from slm_lab.experiment.files import bundle as state
 
@@ -215,5 +219,5 @@ def copy_checkpoints(paths: RunPaths, source: int, trial: int) -> None:
     for file in files:
         bundle = state.load(file)
         if "tables" in bundle:
-            bundle["tables"] = None  # positions in the other trial's files
+            bundle["tables"] = None  # these are positions in the files of the source trial
         state.save(file.with_name(f"{paths.stem}_t{trial}_{file.name.removeprefix(prefix)}"), bundle)

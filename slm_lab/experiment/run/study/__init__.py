@@ -1,1 +1,1 @@
-"""Studies: runs of several specs, envs and seeds, and the files to compare them."""
+"""Studies: runs of several specs, envs and seeds, and the files that compare the runs."""

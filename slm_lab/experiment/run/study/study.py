@@ -1,4 +1,4 @@
-"""Run a study: first the missing runs, several at a time, and then the comparison."""
+"""Run a study: train the missing runs, several at a time, and then write the comparison."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ VERSION = 1
 
 
 class _Runner(NamedTuple):
-    """The executor of the runs of a study, and its limits."""
+    """The executor for the runs of a study, with its limits."""
 
     executor: Executor
     concurrent: int
     """Maximum number of concurrent runs."""
     jobs: int | None
-    """Maximum number of concurrent Sessions of each run."""
+    """Maximum number of concurrent Sessions per run."""
     resources: Resources
     gpus: int
-    """Number of GPUs of this machine to distribute runs over; 0 if there are none, or if the cluster assigns GPUs."""
+    """Number of GPUs of this machine over which runs are distributed; 0 if there are none, or if the cluster assigns the GPUs."""
 
 
 @dataclass
 class _Planner:
-    """The Planner of a study: it starts the missing runs."""
+    """The Planner of a study, which starts the missing runs."""
 
     states: list[RunState]
     folders: Mapping[tuple[str, int], RunFolder]
-    """`key_of` the run → folder."""
+    """Key of a run (see key_of) → folder of the run."""
     paths: StudyPaths
     table: StudyTable
     runner: _Runner
     target: Target
     device: str | None
     live: LiveReport
-    """Writes the page of the study now and then."""
+    """Writes the page of the study from time to time."""
     outcomes: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Name of a run that has reported its end → (status, cause)."""
+    """Name of a run whose task has reported its end → (status, cause)."""
 
     @property
     def concurrent(self) -> int:
@@ -125,7 +125,7 @@ class _Planner:
         self.table.ended(state)
 
     def _trained_share(self, run: StudyRun) -> float:
-        """Return the fraction of its frames that a run has trained."""
+        """Return the fraction of a run's frames that have been trained."""
         folder = self.folders[key_of(run)]
         starts = folder.starts() if folder.root.is_dir() else []
         frames = _frames(starts[-1]) if starts and not has_failed(starts[-1]) else 0
@@ -134,13 +134,13 @@ class _Planner:
 
 
 class StudyExperiment(Experiment):
-    """Run the missing runs of a study, and compare all runs.
+    """Runs the missing runs of a study, and compares all runs.
 
     Args:
-        paths: the files of a study to continue; None: create a new folder in plan.data_dir.
-        adopt: patterns of finished run folders of `train` that count as runs of the study if settings and seed agree.
-        max_seeds: add seeds until all differences are decided (see report/decision.py), up to this number of seeds of each entry; None:
-            add none.
+        paths: paths of the study to continue; None: create a new folder in plan.data_dir.
+        adopt: patterns of finished run folders of `train`. A folder counts as a run of the study if its settings and its seed agree.
+        max_seeds: add seeds until all differences are decided (see report/decision.py), up to this number of seeds per entry; None: do
+            not add seeds.
         target: function that the process of a run calls.
     """
 
@@ -161,8 +161,8 @@ class StudyExperiment(Experiment):
     def run(self, stop: Stop | None = None) -> StudyPaths:
         """Run the missing runs, write the comparison, and return the files.
 
-        Raises UserError or SpecError before anything is written; Interrupted (a KeyboardInterrupt) after Ctrl-C, SIGTERM or SIGHUP, when
-        the current runs have saved their state; TrialFailed at the end if a run failed.
+        Raises UserError or SpecError before anything is written, and TrialFailed at the end if a run failed. After Ctrl-C, SIGTERM or
+        SIGHUP, raises Interrupted (a KeyboardInterrupt) when the current runs have saved their state.
         """
         stop, folder = stop or Stop(), self.plan.data_dir if self.paths is None else self.paths.root
         with self._run_context(stop, folder, self.study.runs[0].spec.meta.start_method, self._interrupted):
@@ -212,7 +212,7 @@ class StudyExperiment(Experiment):
                 while not stop.requested and self._add_seeds(paths, known, table, runner.concurrent):
                     run_plan(planner, runner.executor, runner.resources, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
-            for lock in paths.root.glob(f"{paths.lock.name}_*"):  # locks of runs, which have ended
+            for lock in paths.root.glob(f"{paths.lock.name}_*"):  # remove the locks of runs, which have ended
                 lock.unlink(missing_ok=True)
             self._report(paths, table)
             if interrupted:
@@ -220,7 +220,7 @@ class StudyExperiment(Experiment):
 
     @contextmanager
     def _runner(self, here: Executor, gpus: int) -> Iterator[_Runner]:
-        """Yield the runner: with the executor of this machine, or with one of the cluster."""
+        """Yield a _Runner with an executor for this machine or for the cluster."""
         if self.plan.cluster is None:
             concurrent, jobs = self._concurrency()
             yield _Runner(here, gpu_runs(self.study.runs, concurrent, gpus), jobs, Resources(), gpus)
@@ -242,7 +242,7 @@ class StudyExperiment(Experiment):
                 yield _Runner(executor, concurrent, widest, Resources(widest, share), 0)
 
     def _widest(self, limit: int) -> int:
-        """Return the largest number of cores that a run needs, with as many concurrent Sessions as `limit` cores allow."""
+        """Return the largest number of cores that a run needs if `limit` cores limit the number of its concurrent Sessions."""
         widest = 1
         for run in self.study.runs:
             meta = run.spec.meta
@@ -251,7 +251,7 @@ class StudyExperiment(Experiment):
         return widest
 
     def _concurrency(self) -> tuple[int, int | None]:
-        """Return the number of concurrent runs, and of concurrent Sessions of each run."""
+        """Return the number of concurrent runs, and the maximum number of concurrent Sessions per run."""
         limit = self.plan.jobs or cores()
         widest = self._widest(limit)
         one = "wall_t" in self.study.spec.x
@@ -261,7 +261,7 @@ class StudyExperiment(Experiment):
     # ---- files
 
     def _open(self) -> StudyPaths:
-        """Create the folder of the study, or use that of a continued one, and save the study in it. Raises UserError."""
+        """Create the folder of the study (a continued study uses the existing one), and save the study in it. Raises UserError."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self.paths
@@ -281,9 +281,9 @@ class StudyExperiment(Experiment):
         return paths
 
     def _existing_runs(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
-        """Return (digest, random_seed) → folder of the existing runs; the digest is that of the study's run with the same settings.
+        """Return the existing runs, which have a folder or a result, as a dict: (digest, random_seed) → folder.
 
-        A run exists if it has a folder or a result. Raises UserError for a study of another version.
+        The digest is that of the run with the same settings in the current study. Raises UserError if the study has another version.
         """
         version = about_study(paths).get("version", VERSION)
         if version != VERSION:
@@ -292,13 +292,13 @@ class StudyExperiment(Experiment):
         for name in sorted(
             {file.stem for file in paths.results.glob("*.json")} | {file.parent.name for file in paths.runs.glob("*/*.json")}
         ):
-            with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written: nothing was trained
+            with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written, so nothing was trained
                 identity = self._identity(paths, RunFolder(paths.runs / name))
                 found[self._current_identity(identity)] = RunFolder(paths.runs / name)
         return found
 
     def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
-        """Return entry, env, random_seed, digest, settings and spec_version of a run. Raises UserError for another version."""
+        """Return entry, env, random_seed, digest, settings and spec_version of a run. Raises UserError if the spec has another version."""
         file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
         identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if (version := identity["spec_version"]) != SPEC_VERSION:
@@ -306,7 +306,10 @@ class StudyExperiment(Experiment):
         return identity
 
     def _current_identity(self, identity: Mapping[str, Any]) -> tuple[str, int]:
-        """Return digest and random_seed of a run. If settings differ from runs of the study only in newer keys, use their digest."""
+        """Return digest and random_seed of a run.
+
+        If the settings differ from those of a run in the current study only by newer keys, the digest of the latter is returned.
+        """
         seed = int(identity["random_seed"])
         for run in self._first_runs.values():
             alike = (run.entry, run.env) == (identity["entry"], identity["env"])
@@ -316,11 +319,11 @@ class StudyExperiment(Experiment):
 
     @property
     def _first_runs(self) -> dict[tuple[str, str], StudyRun]:
-        """(entry, env) → its first run; the others differ only in their seeds."""
+        """(entry, env) → first of its runs. The other runs of the entry and env differ only in their seeds."""
         return {(run.entry, run.env): run for run in reversed(self.study.runs)}
 
     def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
-        """Move runs to another folder if the study now has other settings for their entry, env and seed."""
+        """Move runs to the folder of outdated runs if the study now has other settings for their entry, env and seed."""
         wanted, digests = self._first_runs, {run.digest for run in self.study.runs}
         said: set[tuple[str, str]] = set()
         for key, folder in list(known.items()):
@@ -332,7 +335,7 @@ class StudyExperiment(Experiment):
             paths.outdated_runs.mkdir(exist_ok=True)
             for file in (folder.root, paths.result(folder.root.name)):
                 if file.exists():
-                    shutil.move(file, _unused_path(paths.outdated_runs / file.name))  # the results folder can be on another disk
+                    shutil.move(file, _unused_path(paths.outdated_runs / file.name))  # the folder of outdated runs may be on another disk
             if (run.entry, run.env) not in said:
                 said.add((run.entry, run.env))
                 changed = changes(identity["settings"], run.settings)
@@ -366,7 +369,8 @@ class StudyExperiment(Experiment):
                 write_result(file, load_run(adopted[key]), {**identity, "adopted": str(adopted[key])})
             if folder.root.is_dir() or not file.is_file():
                 folder.root.mkdir(exist_ok=True)
-                if not folder.identity.is_file() or self._identity(paths, folder) != identity:  # new, relabelled, or with newer keys
+                # the run is new or relabelled, or its settings have newer keys
+                if not folder.identity.is_file() or self._identity(paths, folder) != identity:
                     _write(folder.identity, identity)
                 state.failures = sum(map(has_failed, folder.starts()))
             if file.is_file():
@@ -380,7 +384,7 @@ class StudyExperiment(Experiment):
     # ---- processes
 
     def _check_builds(self, executor: Executor, missing: Sequence[RunState], stop: Stop) -> int:
-        """Build env and agent of each entry in each env once, in a separate process; return the number of GPUs. Raises SpecError."""
+        """Build env and agent once for each pair of entry and env, in a separate process; return the number of GPUs. Raises SpecError."""
         specs = {state.run.digest: state.run for state in missing}
         source = f"{self.study.source} {self.study.name}"
         arguments = list(specs.values()), replace(self.plan, jobs=None), source
@@ -391,9 +395,10 @@ class StudyExperiment(Experiment):
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
     def _add_seeds(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], table: StudyTable, concurrent: int) -> bool:
-        """Add runs with new seeds, as many as run at a time, of all entries whose difference is not decided; return whether there are any.
+        """Add runs with new seeds for the entries whose differences are not decided; return whether any runs were added.
 
-        No seed is added after a run that failed: differences of the others would be those of lucky seeds.
+        Runs are added until at least `concurrent` runs are new. No seeds are added if a run failed, since the differences between the
+        remaining runs would be those of lucky seeds.
         """
         from slm_lab.experiment.report.decision import decisions
         from slm_lab.experiment.report.study_report import study_settings
@@ -418,7 +423,7 @@ class StudyExperiment(Experiment):
         return bool(added)
 
     def _results(self, paths: StudyPaths) -> tuple[list[ResultRun], list[tuple[str, str]]]:
-        """Return the results so far, and (entry, env) of each run that failed."""
+        """Return the results so far, and (entry, env) for each failed run."""
         results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
         return results, [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
 
@@ -442,13 +447,16 @@ class StudyExperiment(Experiment):
 
 
 def gpu_share(run: StudyRun) -> float:
-    """Return the fraction of a GPU that a run uses, 0 if its net computes on the CPU."""
+    """Return the fraction of a GPU that a run uses; 0 if its net computes on the CPU."""
     spec = run.spec
     return spec.meta.search_resources.gpu if spec.agent.net is not None and spec.agent.net.gpu is not False else 0.0
 
 
 def gpu_runs(runs: Sequence[StudyRun], concurrent: int, gpus: int) -> int:
-    """Return how many of `concurrent` runs fit the GPUs at a time; a run on a GPU uses the fraction meta.search_resources.gpu."""
+    """Return the number of concurrent runs, at most `concurrent`, that fit on the GPUs.
+
+    A run whose net is on a GPU uses the fraction meta.search_resources.gpu of the GPU.
+    """
     share = max(map(gpu_share, runs), default=0.0)
     return max(1, min(concurrent, int(gpus / share))) if gpus and share else concurrent
 
@@ -458,17 +466,17 @@ def _write(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _frames(paths: RunPaths) -> int:
-    """Return the frames in the last rows of a run's tables."""
+    """Return the sum of the frames in the last rows of a run's tables."""
     return sum(int(last_row(paths.session_df(index)).get("frame", 0)) for index in paths.sessions())
 
 
 def _unused_path(path: Path) -> Path:
-    """Return a path that does not exist yet."""
+    """Return `path`, or a similar path if it exists already."""
     return next(one for n in range(10_000) if not (one := path if n == 0 else path.with_name(f"{path.stem}_{n}{path.suffix}")).exists())
 
 
 def _run_count_text(study: Study) -> str:
-    """Describe the number of runs of a study, as a product if all entries have the same seeds."""
+    """Describe the number of runs of a study; as a product if all entries have the same seeds."""
     axes = {"entries": len(study.entries), "envs": len(study.envs), "seeds": len({run.random_seed for run in study.runs})}
     own = any(entry.random_seed for entry in study.spec.entries)
     return _count(len(study.runs), "runs") if own else " × ".join(_count(number, name) for name, number in axes.items())

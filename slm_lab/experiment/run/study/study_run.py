@@ -1,4 +1,4 @@
-"""The process of one run of a study, and finished run folders of `train` that count as one."""
+"""The process of one run of a study, and the adoption of finished run folders of `train` as runs of a study."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from slm_lab.spec.report import SpecError
 
 @dataclass(frozen=True)
 class RunJob:
-    """A run to start, or to continue if it has been started before."""
+    """A run to start; if it has been started before, it is continued."""
 
     spec: Spec
     folder: RunFolder
     result: Path
     lock: Path
-    """Locked while the process runs."""
+    """Path of the lock file, which is locked while the process runs."""
     device: str | None
     first_gpu: int
     jobs: int | None
@@ -62,7 +62,7 @@ def run_in_process(context: Context, job: RunJob) -> None:
 
 
 def _train(context: Context, job: RunJob) -> None:
-    """Train and write the result while the lock is held, so that a study that waits for the lock finds the result."""
+    """Train and write the result while holding the lock, so that a study that waits for the lock then finds the result."""
     from slm_lab.experiment.report.run import Run
     from slm_lab.experiment.report.study_result import write_result
     from slm_lab.experiment.run.trial import Trial
@@ -83,14 +83,14 @@ def _train(context: Context, job: RunJob) -> None:
 
 
 def has_failed(paths: RunPaths) -> bool:
-    """Return whether the run in a folder ended with a failed Session."""
+    """Return whether the run in a folder ended, and a Session failed."""
     from slm_lab.experiment.report.run import Run
 
     return Run(paths).status == "failed"
 
 
 def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source: str) -> None:
-    """Build env and agent of each run's spec; send ("valid", number of GPUs) or ("user_error", error)."""
+    """Build env and agent of the spec of each run. Messages: ("valid", number of GPUs) or ("user_error", error)."""
     problems = [problem for run in runs for problem in build_problems(alone(run.spec), plan, f"study: {run.entry} in {run.env}")]
     if problems:
         context.send("user_error", SpecError(source, problems))
@@ -99,12 +99,15 @@ def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source:
 
 
 def key_of(run: StudyRun) -> tuple[str, int]:
-    """Return digest and random_seed, which identify a run."""
+    """Return the digest and the random_seed, which together identify a run."""
     return run.digest, run.random_seed
 
 
 def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int], Path]:
-    """Return key → run folder for the folders that match patterns of --adopt. Raises UserError if one is not a run of the study."""
+    """Return the folders that match the patterns of --adopt as a dict: key of the run → folder.
+
+    Raises UserError if a folder does not contain a run of the study.
+    """
     found: dict[tuple[str, int], Path] = {}
     for pattern in patterns:
         folders = [Path(word) for word in sorted(glob(pattern)) if Path(word).is_dir()]
@@ -116,7 +119,7 @@ def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int],
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the differences: "agent.algorithm.gamma: 0.98 → 0.99"."""
+    """Return a line for each difference, such as "agent.algorithm.gamma: 0.98 → 0.99"."""
     paths = [*before, *(path for path in after if path not in before)]
     return [f"{path}: {_shown(before.get(path))} → {_shown(after.get(path))}" for path in paths if before.get(path) != after.get(path)]
 
@@ -126,7 +129,7 @@ def _shown(value: Any) -> str:
 
 
 def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
-    """Return the key of the run in a folder. Raises UserError if the run is not one of the study's or has not finished."""
+    """Return the key of the run in a folder. Raises UserError if the run does not belong to the study or has not finished."""
     from slm_lab.experiment.report.run import load_run
 
     run = load_run(folder)
@@ -138,7 +141,7 @@ def _adoptable(folder: Path, study: Study) -> tuple[str, int]:
     own, seed = settings(spec), spec.meta.random_seed
     alike = [one for one in study.runs if one.spec.name == spec.name] or list(study.runs)
     first = {one.digest: one.spec for one in alike}
-    saved = {digest: completed(spec) for digest, spec in first.items()}  # a spec without a net is saved with the net for its env
+    saved = {digest: completed(spec) for digest, spec in first.items()}  # a run whose spec has no net is saved with the recommended net
     wanted = {name: settings(one) for name, one in saved.items()}
     for one in alike:
         if one.random_seed == seed and not differing(own, wanted[one.digest], saved[one.digest]):

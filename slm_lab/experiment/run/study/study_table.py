@@ -1,4 +1,4 @@
-"""The display of a running study: a live table of the runs, or plain lines if there is no terminal."""
+"""Display of a running study, as a live table of the runs, or as plain lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class RunState:
     run: StudyRun
     status: RunStatus = "waiting"
     failures: int = 0
-    """Number of starts that failed."""
+    """Number of failed starts of the run."""
     cause: str = ""
     began: float = 0.0
-    """Time of its start, in seconds of perf_counter."""
+    """Time at which the run was started, in seconds of perf_counter."""
     begun_at: float = 0.0
-    """Fraction of its frames that were already trained at its start."""
+    """Fraction of the run's frames that had already been trained at this start."""
     share: float = 0.0
-    """Fraction of its frames that are trained."""
+    """Fraction of the run's frames that have been trained."""
     seconds: float | None = None
-    """Duration of the run, if this process ran it from beginning to end."""
+    """Duration of the run in seconds; None if this process did not run it from beginning to end."""
 
 
 class StudyTable(LiveTable):
-    """Shows the number of done, running, waiting and failed runs, the progress of each run, and the remaining time."""
+    """Shows the numbers of done, running, waiting and failed runs, the progress of each run, and the remaining time."""
 
     def __init__(self, states: Sequence[RunState], concurrent: int, console: Console | None = None) -> None:
         super().__init__(console)
@@ -73,7 +73,7 @@ class StudyTable(LiveTable):
         return f"{numbers}, eta {'-' if left is None else duration(left)}"
 
     def seconds_left(self) -> float | None:
-        """Return the remaining seconds if later runs of an entry take as long as its first ones; None until they can be estimated."""
+        """Return the estimated remaining time in seconds, based on the runs of each entry so far; None if it is unknown."""
         now, known = perf_counter(), dict[str, list[float]]()
         for state in self.states:
             seconds = state.seconds

@@ -1,1 +1,1 @@
-"""Train a part of a run again and compare rows and weights with those in its folder."""
+"""Train a part of a run again, and compare the rows and weights with those in the run folder."""

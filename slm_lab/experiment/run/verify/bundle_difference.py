@@ -1,4 +1,4 @@
-"""The parts in which two checkpoints differ."""
+"""Find the parts in which two checkpoints differ."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 _RECORDS = ("version", "wall_t", "resumes", "tables", "done", "lost", "spec")
-"""Entries that are not results: times, the number of continuations, and what describes the checkpoint itself."""
+"""Entries that are not results: times, the number of continuations, and descriptions of the checkpoint itself."""
 _OBSERVERS = "observers/user/"
 
 
 class PartDifference(NamedTuple):
-    """A part of a checkpoint that differs."""
+    """A part in which two checkpoints differ."""
 
     name: str
-    """Path in the checkpoint: "policies/0/weights/layers.0.weight"."""
+    """Path in the checkpoint, such as "policies/0/weights/layers.0.weight"."""
     largest: float | None
-    """The largest absolute difference of two numbers; None if shape or type differ, or a number is not finite."""
+    """The largest absolute difference of two numbers; None if shape or type differ, or if a number is not finite."""
 
 
 def differing_parts(one: Any, other: Any) -> list[PartDifference]:
-    """Return the parts that differ by at least a bit, weights first. Times and other records are left out.
+    """Return the parts that differ in at least one bit, weights first. Times and other records are left out.
 
-    States of the user's observers are compared if both checkpoints have them.
+    The states of the user's observers are compared only if both checkpoints contain them.
     """
     found = list(_differing(one, other, ""))
     return sorted(found, key=lambda part: "weights/" not in part.name)
@@ -63,12 +63,12 @@ def _bytes(tensor: Any) -> Any:
     """Return a contiguous view of a tensor's bytes."""
     import torch
 
-    flat = tensor.contiguous()  # the stride of an axis of length 1 may be 0 nevertheless
+    flat = tensor.contiguous()  # even then, the stride of an axis of length 1 may be 0
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
 def _largest(one: Any, other: Any) -> float | None:
-    """Return the largest absolute difference of two tensors or numbers; None if there is no such number."""
+    """Return the largest absolute difference of two tensors or numbers; None if it is undefined."""
     import torch
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:

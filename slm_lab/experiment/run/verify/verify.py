@@ -1,4 +1,4 @@
-"""Verify a run: train a window of it again in a temporary folder, and compare rows and weights. The run's folder is only read."""
+"""Verify a run: train a window of its frames again in a temporary folder, and compare rows and weights. The run folder is only read."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, show
 
 _NEVER = 1e9
-"""meta.save_interval of the training that is repeated: only numbered, best and last checkpoints are compared."""
+"""Value of meta.save_interval while training is repeated, such that no state is saved before the end of the window."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as the run says."""
+    """A difference from the recorded run."""
 
     kind: Literal["file", "spec", "rows", "weights", "state"]
     where: str
     """A file, or the key of the spec."""
     text: str
     detail: dict[str, Any] = field(default_factory=dict)
-    """The values, for JSON."""
+    """The values, for the JSON document."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.text}"
@@ -75,22 +75,22 @@ class Finding:
 
 @dataclass
 class Verification:
-    """What was compared, and what differs."""
+    """The result of a verification: what was compared, and what differs."""
 
     folder: Path
     session: int
     name: str = ""
-    """What was trained, if the folder is that of a search: "trial 3 of the search"."""
+    """If the folder belongs to a search, the trial that was verified: "trial 3 of the search"."""
     window: Window | None = None
-    """None if nothing was trained again, since files or the spec were changed."""
+    """The window that was trained again; None if nothing was trained, because files or the spec were changed."""
     seconds: float = 0.0
     rows: int = 0
-    """Number of rows that were written again and compared."""
+    """Number of rows that were produced again and compared."""
     checkpoints: list[tuple[str, int, int]] = field(default_factory=list)
-    """Name, frame and number of arrays of each checkpoint compared."""
+    """Name, frame and number of arrays of each compared checkpoint."""
     findings: list[Finding] = field(default_factory=list)
     machine: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Versions and machine: what differs → (in the run, here)."""
+    """Package versions and machine properties that differ: name → (value in the run, value here)."""
 
     @property
     def equal(self) -> bool:
@@ -142,20 +142,21 @@ def verify(
     device: str | None = None,
     console: Console | None = None,
 ) -> Verification:
-    """Train a window of a Session again, and compare with the files of the run.
+    """Train a window of a Session again, and compare the results with the files of the run.
 
     Args:
         begin, end: first and last frame of the window; None: see choose_window.
-        frames: maximum number of frames, if `end` is not given.
-        device: device of the nets; None: as the spec says.
+        frames: maximum number of frames if `end` is not given.
+        device: device of the nets; None: the device according to the spec.
         console: where progress is shown; None: stdout.
 
-    Raises UserError if the run cannot be verified: its training is not deterministic, or there are no two checkpoints to train between.
+    Raises UserError if the run cannot be verified, because its training is not deterministic, or because there are no two states between
+    which it can be trained.
     """
     paths, run = training.paths, Run(training.paths, training.trial)
     spec = _checked_spec(training, session, device)
     files = session_files(paths, session, training.trial)
-    if spec.meta.distributed:  # its arrays are in another file, of which only the last is kept
+    if spec.meta.distributed:  # the shared arrays are in another file, of which no previous version is kept
         files = replace(files, previous=None)
     result = Verification(paths.root, session, training.name, machine=_machine(run.starts[-1]))
     result.findings += [Finding("file", file, f"is {problem}") for file, _, problem in (text.partition(" is ") for text in files.damaged)]
@@ -180,7 +181,7 @@ def verify(
 
 
 def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
-    """Return the saved spec. Raises UserError if the run is being trained, cannot be verified, or has no such Session."""
+    """Return the saved spec. Raises UserError if the run is being trained, cannot be verified, or does not have the Session."""
     root = training.paths.root
     if in_use(training.paths.lock):
         raise UserError(f"{root} is in use by a process that trains it; wait until it ends")
@@ -193,7 +194,7 @@ def _checked_spec(training: Training, session: int, device: str | None) -> Spec:
 
 
 def _not_deterministic(spec: Spec, training: Training, device: str | None) -> str | None:
-    """Return why training a spec again does not give the same bytes; None if it does."""
+    """Return the reason why repeated training does not give the same bytes; None if training is deterministic."""
     meta, sampler = spec.meta, spec.meta.sampler
     if meta.distributed and meta.max_session > 1:
         return f"its {meta.max_session} sessions train one net in the order in which they happen to run (meta.distributed)"
@@ -208,7 +209,7 @@ def _not_deterministic(spec: Spec, training: Training, device: str | None) -> st
 
 
 def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the package versions and processor that differ from those of a start of the run."""
+    """Return the package versions and the processor as far as they differ from those of a start of the run."""
     from slm_lab.agent.torch_settings import cpu_name
 
     before, now = start.get("versions", {}), package_versions()
@@ -219,7 +220,7 @@ def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[Finding]:
-    """Return the keys in which the saved spec differs from the spec in the last checkpoint, except those changed by the last start."""
+    """Return the keys whose values in the saved spec differ from those in the last checkpoint, except keys changed by the last start."""
     if files.last is None:
         return []
     recorded_changes = run.starts[-1].get("changed", {})
@@ -232,7 +233,7 @@ def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[
 
 
 def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Finding]:
-    """Return the tables whose rows are not those of the time at which the last checkpoint was saved."""
+    """Return the tables whose rows have been changed since the last checkpoint was saved."""
     if files.last is None or spec.meta.distributed:
         return []
     found = []
@@ -247,24 +248,24 @@ def _changed_tables(paths: RunPaths, files: SessionFiles, spec: Spec) -> list[Fi
 
 
 def _plan(training: Training, run: Run, device: str | None) -> Plan:
-    """Return the plan of the run, with the seeds that it used."""
+    """Return a plan with which the run used the same seeds."""
     paths = training.paths
     mode: Literal["train", "dev"] = "dev" if run.mode == "dev" else "train"
     plan = Plan(mode, paths.root.parent, device)
     if not training.of_search:
         return plan
     common = paths.root.name == "confirm" or SearchState.load(paths.search_state).common_seeds
-    return replace(plan, common_seeds=common, jobs=1)  # with --jobs, as in a search, an update uses one thread
+    return replace(plan, common_seeds=common, jobs=1)  # with a value of jobs, as in a search, an update uses one thread
 
 
 class _NewRows(LocalSink):
-    """Writes tables that begin with the window: no row before it is kept."""
+    """A sink whose tables begin with the window; they contain no rows before it."""
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None: ...
 
 
 class _StopAt(Observer):
-    """Requests a stop when every policy has reached its frame."""
+    """Requests a stop when all policies have reached the given frame."""
 
     def __init__(self, context: ObserverContext, stop: Stop, frame: int, left: set[int]) -> None:
         super().__init__(context)
@@ -278,7 +279,7 @@ class _StopAt(Observer):
 
 
 class _Progress(ProgressDisplay):
-    """Progress of one Session of a run."""
+    """Displays the progress of one Session of a run."""
 
     def __init__(self, session: int, end: int, policies: Sequence[str], console: Console | None) -> None:
         self.session = session
@@ -294,14 +295,14 @@ class _Progress(ProgressDisplay):
 
 
 def _other_backend(spec: Spec, made: str | None) -> str | None:
-    """Return the env backend of the run if "auto" chooses another one here; None otherwise.
+    """Return the env backend of the run if "auto" chooses a different backend on this machine; otherwise None.
 
-    "auto" itself is kept where it can be, since it may choose another backend for the evaluation envs, whose number differs.
+    If possible, "auto" is kept, since it may choose a different backend for the evaluation envs, whose number is different.
     """
     sampler = spec.meta.sampler
     if spec.env.backend != "auto" or made is None:
         return None
-    with suppress(SpecError):  # building the envs raises the same error
+    with suppress(SpecError):  # the same error is raised when the envs are built
         envs = spec.env.num_envs if sampler is None else sampler.num_envs_per_worker // num_splits(sampler)
         if choose_backend(spec.env, find_target(spec.env, envs)).name == made:
             return None
@@ -310,7 +311,7 @@ def _other_backend(spec: Spec, made: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class _Again:
-    """A window of a Session to train again."""
+    """A window of a Session that is trained again."""
 
     training: Training
     spec: Spec
@@ -321,7 +322,7 @@ class _Again:
 
     @contextmanager
     def trained(self, console: Console | None) -> Iterator[RunPaths]:
-        """Train the window in a temporary folder, and yield its files. Raises UserError if training fails."""
+        """Train the window in a temporary folder, and yield the paths of its files. Raises UserError if training fails."""
         with tempfile.TemporaryDirectory(prefix="slm_lab_verify_") as folder, ExitStack() as stack:
             copy = self._copy(Path(folder))
             spec = self._spec()
@@ -344,11 +345,11 @@ class _Again:
             session.build()
         if self._ends:
             for learner, frame in zip(session.learners, self._last_frames, strict=True):
-                learner.frames = frame  # below env.max_frame if the run ended by meta.max_seconds
+                learner.frames = frame  # less than env.max_frame if the run ended because of meta.max_seconds
         sink = _NewRows(copy, self.training.trial, display)
         try:
             session.train(sink)
-        except BaseException as error:  # an env may raise anything
+        except BaseException as error:  # an env may raise any exception
             if not from_user_code(error):
                 raise
             raise UserError(f"{self.training.paths.root} cannot be verified: training failed again: {cause(error)}") from error
@@ -356,7 +357,7 @@ class _Again:
             sink.close()
 
     def _copy(self, root: Path) -> RunPaths:
-        """Create a run folder with the state to continue from."""
+        """Create a run folder that contains the state from which training continues."""
         copy, trial = RunPaths(root, self.training.paths.spec_name), self.training.trial
         copy.make_dirs()
         copy.spec.write_text(json.dumps(dump_spec(self._spec())), encoding="utf-8")
@@ -366,7 +367,7 @@ class _Again:
         return copy
 
     def _spec(self) -> Spec:
-        """Return the spec with the choices that the run made for its machine, and without saves and limits that depend on time."""
+        """Return the spec with the machine-dependent settings of the run, and without saves and limits that depend on time."""
         made, spec = recorded(self.run.starts), self.spec
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
         meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
@@ -388,7 +389,7 @@ class _Again:
         return self._last_state is not None and self._last_state.frame == self.window.end and bool(self._last_state.header["done"])
 
     def _observers(self, stop: Stop) -> Sequence[Any]:
-        """Return an observer that stops training at the end of the window, if this is before the end of the run."""
+        """Return an observer that stops training at the end of the window; none if the window ends at the end of training."""
         if self._ends:
             return ()
         left: set[int] = set()
@@ -402,7 +403,7 @@ class _Again:
 
 
 def _compare(result: Verification, again: _Again, copy: RunPaths) -> None:
-    """Compare the tables and checkpoints of the window with those that were written again."""
+    """Compare the run's tables and checkpoints in the window with those of the repeated training."""
     paths, window, trial = again.training.paths, again.window, again.training.trial
     for table, other in zip(tables_of(paths, again.session, trial), tables_of(copy, again.session, trial), strict=True):
         if table.exists() or other.exists():

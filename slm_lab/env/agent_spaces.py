@@ -1,4 +1,4 @@
-"""The spaces of an env as its agent sees them: which entries of a Dict observation are the action mask, or for the critic only."""
+"""Conversion of an env's spaces to the agent's spaces, including the entries of a Dict that are an action mask or for the critic only."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from slm_lab.spec.report import Problem, SpecError, nearest
 
 
 class AgentSpaces(NamedTuple):
-    """The agent's spaces, and the functions between them and the env's."""
+    """The agent's spaces, and the functions that convert observations and actions between them and the env's spaces."""
 
     observation: ObservationSpace
     encode: Codec
-    """Converts a batch of the env's observations."""
+    """Converts a batch of the env's observations to the agent's form."""
     action: ActionSpace
     decode: Codec
     """Converts action_N (see ActionSpace) to a batch of the env's actions."""
     space: spaces.Space[Any]
     """The env's observation space, a Dict in the order of the agent's columns."""
     uses: dict[str, Use]
-    """Use of each entry of the observation that is not for all nets."""
+    """Use of each entry of the observation, without entries that all nets use."""
     joint: bool
-    """Whether a multi-discrete action is one choice among all combinations of its components: the mask has a number for each."""
+    """Whether a multi-discrete action is converted to one choice among all combinations of its components, for which the mask has a number
+    each."""
 
 
 def agent_spaces(
@@ -57,12 +58,12 @@ def agent_spaces(
 
 
 def image_channels(spec: EnvSpec) -> Channels | None:
-    """Return the axis of an image's channels according to the spec, or for envs where it is known: Seaquest of MinAtar is 10 × 10 × 10."""
+    """Return the channels axis that the spec gives; for MinAtar, "last" (the shape of Seaquest, 10 × 10 × 10, does not determine it)."""
     return "last" if spec.channels is None and "MinAtar/" in spec.name else spec.channels
 
 
 def _uses(spec: EnvSpec, observation: spaces.Space[Any], action: spaces.Space[Any]) -> dict[str, Use]:
-    """Return the use of each entry of a Dict observation that is not for all nets. Raises SpecError."""
+    """Return the use of each entry of a Dict observation, without entries that all nets use. Raises SpecError."""
     keys = list(observation.spaces) if isinstance(observation, spaces.Dict) else []
     problems = _unknown_keys(spec.critic_keys or (), keys, "critic_keys")
     mask = mask_entry(spec.action_mask, keys, action)
@@ -98,13 +99,13 @@ def is_joint(mask: spaces.Space[Any], action: spaces.Space[Any]) -> bool:
 
 
 def _is_flat(mask: spaces.Space[Any], action: spaces.MultiDiscrete) -> bool:
-    """Return whether a mask has a number for each choice of each component: in a row, or a row per component."""
+    """Return whether a mask has a number for each choice of each component, either as a vector or as one row per component."""
     nvec, shape = action.nvec.ravel(), tuple(mask.shape or ())
     return shape in ((int(nvec.sum()),), (len(nvec), int(nvec[0]))) and (len(shape) == 1 or bool((nvec == nvec[0]).all()))
 
 
 def _misfit(key: str, mask: spaces.Space[Any], action: spaces.Space[Any]) -> str | None:
-    """Return why a mask does not fit the actions; None if it does."""
+    """Return the reason why a mask does not fit the actions; None if it fits."""
     other = f"or set env.action_mask to false to use {key!r} as an ordinary entry"
     kinds = isinstance(mask, spaces.MultiBinary) or (isinstance(mask, spaces.Box) and mask.shape)
     match action:

@@ -1,4 +1,4 @@
-"""Wrappers of single envs: wrappers named in a spec, and selection of parts of an observation."""
+"""Wrappers of single envs: the wrappers named in a spec, and the selection of parts of an observation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import Problem, SpecError, nearest
 
 NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
-"""Gymnasium's own wrappers."""
+"""Names of Gymnasium's own wrappers."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,15 @@ class Wrap:
 
 
 class Parts:
-    """Selects some parts of a Dict or Tuple observation (see `parts_of`) and its action mask; a single part becomes the observation."""
+    """Select some parts of a Dict or Tuple observation (see `parts_of`) and its action mask; a single part becomes the observation."""
 
     def __init__(
         self, space: spaces.Space[Any], action: spaces.Space[Any], keys: list[str], action_mask: str | Literal[False] | None
     ) -> None:
-        """Raises WrapperError for a space without parts and for unknown keys. Args: keys, action_mask: env.obs_keys, env.action_mask."""
+        """Raises WrapperError for a space without parts and for unknown keys.
+
+        Args: keys: env.obs_keys. action_mask: env.action_mask.
+        """
         parts = parts_of(space)
         if parts is None:
             kind = type(space).__name__
@@ -143,7 +146,7 @@ def _converted(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arguments(wrapper: type[gym.Wrapper[Any, Any, Any, Any]]) -> tuple[list[str], bool, list[str]]:
-    """Return the arguments after the env, whether other arguments are accepted, and the required arguments."""
+    """Return the names of a wrapper's arguments except the env, whether it accepts other arguments, and the names of required arguments."""
     own = list(inspect.signature(wrapper).parameters.values())
     known, open_ended = accepted_arguments(wrapper)
     required = [p.name for p in own[1:] if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,1 +1,2 @@
-"""Modules for every layer: records, clock, random streams, shared arrays, notices. They import only numpy and the standard library."""
+"""Modules that every layer uses: records, clock, random streams, shared arrays, notices. They import only numpy and the standard
+library."""

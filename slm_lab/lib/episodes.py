@@ -1,4 +1,4 @@
-"""The last episodes of a policy, from all processes that train its net."""
+"""Returns of the last episodes of a policy, from all processes that train its net."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store
 EPISODES = 100
 """Number of finished episodes in the window."""
 RECENT_SHARE, MIN_EPISODES, MAX_AGE = 0.05, 20, 0.2
-"""The current return is the mean over the episodes that ended in the last RECENT_SHARE of the frames, or over the last MIN_EPISODES if
-these are more (with all that ended at the same frame). Episodes that ended before the last MAX_AGE of the frames are never included, nor
-more than EPISODES."""
+"""The current return is the mean over the episodes that ended in the last RECENT_SHARE of the frames, or over the last MIN_EPISODES
+episodes if these are more. Episodes that ended at the same frame as the oldest of these are included too. At most EPISODES episodes are
+used, and only episodes that ended in the last MAX_AGE of the frames."""
 _RING = 256
-"""Entries per process. Entries beyond the window give a reader time to copy the window before its oldest entry is overwritten."""
+"""Number of entries per process. The additional entries give a reader time to copy the window before its oldest entry is overwritten."""
 _FRAME, _RETURN, _TOTAL = range(3)
 """Columns of an entry: global frame at the end of the episode, its return, and the sum of this and all earlier returns of the process."""
 
 
 class CurrentReturn(NamedTuple):
-    """Mean return of a policy over recent episodes, or over those of an evaluation."""
+    """Mean return of a policy over recent episodes, or over the episodes of an evaluation."""
 
     mean: float
     error: float | None
@@ -32,7 +32,7 @@ class CurrentReturn(NamedTuple):
 
     @staticmethod
     def of(returns: Sequence[float] | np.ndarray) -> CurrentReturn | None:
-        """Return the mean of `returns`, assumed independent; None without returns."""
+        """Return the mean of `returns`, which are assumed to be independent; None if there are no returns."""
         if not len(returns):
             return None
         error = float(np.std(returns, ddof=1)) / sqrt(len(returns)) if len(returns) > 1 else None
@@ -42,8 +42,8 @@ class CurrentReturn(NamedTuple):
     def of_training(returns: np.ndarray) -> CurrentReturn | None:
         """Return the mean of `returns`, in order of time, with its standard error as an estimate of the return of the policy at the end.
 
-        The policy changes from episode to episode. The returns are therefore divided into √n groups, and the variance between the means of
-        the groups, as far as it exceeds that of independent returns, is added (the random effects of a one-way analysis of variance).
+        The policy changes from episode to episode. The returns are therefore divided into √n groups. If the variance between the groups'
+        means exceeds the variance expected for independent returns, the excess is added (random effects of a one-way analysis of variance).
         """
         found, groups = CurrentReturn.of(returns), isqrt(len(returns))
         if found is None or found.error is None or groups < 2:
@@ -59,17 +59,18 @@ class CurrentReturn(NamedTuple):
 
 
 class EpisodeWindow:
-    """Stores the returns of the last EPISODES episodes in order of global frames, and counts the episodes since the last row.
+    """Store the returns of the last EPISODES episodes in the order of global frames, and count the episodes since the last row of metrics.
 
-    After `attach`, the episodes of all processes that train one net are in shared memory. Each process writes only its own ring, first the
-    entry and then the count, so no lock is needed; a reader merges the rings. A process that replaces a dead process continues its ring.
+    After `attach`, the episodes of all processes that train one net are in shared memory. Each process writes only to its own ring, first
+    the entry and then the count, so that no lock is needed; a reader merges the rings. A process that replaces a dead process continues the
+    ring of that process.
     """
 
     def __init__(self) -> None:
         self._index = 0
         self._store: Store | None = None
         self._count_W = np.zeros(1, np.int64)
-        """Episodes of each process."""
+        """Number of episodes of each process."""
         self._mark_WX = np.zeros((1, 2))
         """Number of episodes of all processes, and sum of their returns, at the last row of each process."""
         self._ring_WRX = np.zeros((1, _RING, 3))
@@ -106,7 +107,7 @@ class EpisodeWindow:
     def current(self, frame: int) -> CurrentReturn | None:
         """Return the current return at a global frame; None if no episode has ended recently enough.
 
-        It is over the episodes that `returns` had when it was last read.
+        It is computed from the episodes that the property `returns` contained when it was last read.
         """
         entries = self._entries()
         if not len(entries):
@@ -124,7 +125,7 @@ class EpisodeWindow:
     def new(self, *, count_again: bool = False) -> tuple[int, float | None]:
         """Return the number and mean return (None without episodes) of the episodes of all processes since this process's last call.
 
-        `count_again`: the next call counts these episodes too.
+        Args: count_again: whether the next call counts these episodes again.
         """
         self._exchange()
         episodes, total = 0, 0.0

@@ -19,8 +19,8 @@ from slm_lab.lib.system import has
 def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
     """Replace the content of `path` atomically. If this raises OSError, the old content is kept and no temporary file is left.
 
-    The temporary file is in the same folder, where a rename is atomic; its name is short, since that of `path` may have the maximum length.
-    With `sync` the new content survives a power failure.
+    The temporary file is in the same folder, because a rename is atomic only within a file system. Its name is short, because the name of
+    `path` may have the maximum length. With `sync=True` the new content survives a power failure.
     """
     temporary = path.with_name(f".{uuid4().hex}.tmp")
     try:
@@ -45,7 +45,7 @@ def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content without the checksum that `with_checksum` added, if any. Raises ValueError if the content has been changed."""
+    """Return the content without the checksum that `with_checksum` may have added. Raises ValueError if the checksum does not match."""
     plain = {key: value for key, value in content.items() if key != "crc32"}
     if "crc32" in content and content["crc32"] != zlib.crc32(json.dumps(plain).encode()):
         raise ValueError("its content does not match its checksum (crc32)")
@@ -62,7 +62,7 @@ def finite(value: Any) -> Any:
 
 
 def not_writable(folder: Path) -> str | None:
-    """Return why no file can be created in an existing folder; None if one can."""
+    """Return the reason why no file can be created in an existing folder; None if files can be created."""
     if os.access(folder, os.W_OK | os.X_OK):
         return None
     read_only = False
@@ -72,6 +72,6 @@ def not_writable(folder: Path) -> str | None:
 
 
 def shown(path: Path) -> Path:
-    """Return a path as users read it: relative to the working directory if it is inside."""
+    """Return a path for messages: relative to the working directory if the path is inside it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

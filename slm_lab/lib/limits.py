@@ -1,4 +1,4 @@
-"""The processor, and the CPU cores and memory that this process may use, within the limits of its control groups (containers, Slurm)."""
+"""The processor, and the CPU cores and memory that this process may use under the limits of its control groups (containers, Slurm)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of this process's group and of all its parent groups, each of which may set a limit.
 
-    In a container the listed path may be the host's; then the root is the container's own group.
+    In a container, the listed path may be a path of the host; then the root of the control groups is the container's own group.
     """
     if not has("proc"):
         return
@@ -72,7 +72,7 @@ def _numbers(file: Path) -> tuple[int, ...]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the description of the first core: vendor, model and instructions on Linux, elsewhere platform.processor()."""
+    """Return the description of the first core: vendor, model and instructions on Linux; platform.processor() on other systems."""
     with suppress(OSError):
         if has("proc"):
             return cpuinfo.read_text().split("\n\n")[0]
@@ -80,6 +80,6 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor"; "" if it is not known."""
+    """Return the name of the processor, such as "AMD EPYC 7763 64-Core Processor"; "" if the system does not report it."""
     lines = (line.partition(":") for line in processor().splitlines())
     return next((name.strip() for key, _, name in lines if key.strip() == "model name"), platform.processor())

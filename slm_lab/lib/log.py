@@ -15,7 +15,7 @@ def notice(text: str) -> None:
 
 
 class NoticeHandler(logging.Handler):
-    """Calls `on_notice` with the text of each notice."""
+    """Logging handler that calls `on_notice` with the text of each notice."""
 
     def __init__(self, on_notice: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Action masks in numpy: bool [N, A], the masks of all components concatenated, true for valid choices."""
+"""Action masks in numpy: bool [N, A], the concatenated masks of all components, true for valid choices."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Processes: environment variables, start method, groups, garbage collection, signals, and the state that a child takes from its parent.
 
-Signals: a child must not end on a Ctrl-C that its parent handles. Nor must it pass a blocked or ignored signal on to programs that it
-runs: these programs would not react to terminate(). So the parent starts the child with these signals blocked (`stop_signals_blocked`),
-and the child installs handlers that do nothing before it unblocks the signals (`discard_stop_signals`): exec resets handlers, but neither
-masks nor SIG_IGN.
+Signals: a child must not end on a Ctrl-C that its parent handles. It must also not pass a blocked or ignored signal on to programs that it
+runs, because these programs would then not react to terminate(). Therefore the parent starts the child with these signals blocked
+(`stop_signals_blocked`), and the child installs handlers that do nothing before it unblocks the signals (`discard_stop_signals`). (exec
+resets handlers, but neither masks nor SIG_IGN.)
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def hidden_main() -> Iterator[None]:
-    """Keep multiprocessing from running the user's script again in a child that is started inside this block.
+    """Prevent multiprocessing from running the user's script again in a child that is started inside this block.
 
-    Children of the start methods spawn and forkserver import the parent's `__main__`. Children of this package do not need it, so they can
-    be started by a script without `if __name__ == "__main__"`, a notebook or `python -c`.
+    With the start methods spawn and forkserver, children import the parent's `__main__`. The children of this package do not need it.
+    Without this import, they can be started by a script without `if __name__ == "__main__"`, by a notebook or by `python -c`.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -62,22 +62,26 @@ def hidden_main() -> Iterator[None]:
 
 Method = Literal["forkserver", "spawn"]
 THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables for the number of threads, which the libraries of numpy and torch read when loaded; children use one thread."""
+"""Environment variables for the number of threads. The libraries of numpy and torch read them when they are loaded; children use one
+thread."""
 
 
 @dataclass
 class ThisProcess:
-    """How this process starts other processes, and its temporarily changed settings. The only module-level state in this package."""
+    """Settings with which this process starts other processes, and temporarily changed settings.
+
+    This is the only module-level state in this package.
+    """
 
     choose_start_method: Callable[[], Method] = lambda: "spawn"
     requested_method: Literal["auto", "forkserver", "spawn"] = "auto"
     """meta.start_method of the spec that this process runs."""
     forkserver_unavailable: bool = False
-    """Whether the fork server cannot run here."""
+    """Whether the fork server cannot run on this machine."""
     server_users: int = 0
     """Number of running blocks that need the fork server."""
     gc_thresholds: tuple[int, int, int] | None = None
-    """Thresholds of garbage collection before it was postponed."""
+    """Thresholds of garbage collection before it was delayed; None: it is not delayed."""
 
 
 THIS_PROCESS = ThisProcess()
@@ -89,12 +93,12 @@ def start_method() -> Method:
 
 
 _GRACE_SECONDS = 3.0
-"""Seconds after the death of its parent until a process that has not exited is killed."""
+"""Seconds that a process has to exit after the death of its owner, before it is killed."""
 _POLL_SECONDS = 0.5
 
 
 def lead_group(owner: int) -> None:
-    """Make this process the leader of a new process group, which is killed soon after the process `owner` that started it has died.
+    """Make this process the leader of a new process group, which is killed soon after `owner`, the process that started it, has died.
 
     A terminal's Ctrl-C does not reach the group. The owner calls `kill_group` when this process has ended.
     """
@@ -105,7 +109,7 @@ def lead_group(owner: int) -> None:
 
 
 def _follow(owner: int) -> None:
-    """Kill the group after the owner's death. A process forked by the fork server has the server as its parent, not the owner."""
+    """Kill the group after the owner's death. (The parent of a process may be the fork server instead of the owner.)"""
     if has("pidfd"):
         with contextlib.suppress(ProcessLookupError):  # the owner is dead already
             select.select([os.pidfd_open(owner)], [], [])
@@ -117,7 +121,7 @@ def _follow(owner: int) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kill the processes of the group that `leader` leads or has led. None is left if the leader has ended all its processes."""
+    """Kill all processes of the group that `leader` leads or has led."""
     if has("groups"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
@@ -127,14 +131,14 @@ def kill_group(leader: int) -> None:
 class ProcessState:
     """Environment variables, umask, cores and priority of the process that starts a child.
 
-    A process forked from a fork server has the state of the server, which started earlier. Unpickling this object restores the state of the
-    starting process, before the arguments after it are unpickled and the modules that they need are imported.
+    A process forked from a fork server has the state of the server, which was started earlier. When this object is unpickled, it restores
+    the state of the starting process. This happens before later arguments are unpickled and the modules that they need are imported.
     """
 
     environ: dict[str, str]
     umask: int
     cores: frozenset[int] | None
-    """None if the system does not report them."""
+    """Cores that the process may use; None if the system does not report them."""
     priority: int
 
     @classmethod
@@ -171,9 +175,9 @@ _OBJECTS = 200_000
 
 
 def delay_garbage_collection() -> None:
-    """Delay garbage collection while many objects are created, until `freeze_objects`.
+    """Delay garbage collection until `freeze_objects`, while many objects are created.
 
-    Most objects that an import creates stay alive. Scanning them for garbage repeatedly takes a tenth of the time of `import torch`.
+    Most objects that an import creates stay alive. Scanning them repeatedly for garbage takes a tenth of the time of `import torch`.
     """
     if THIS_PROCESS.gc_thresholds is None and gc.isenabled():
         THIS_PROCESS.gc_thresholds = gc.get_threshold()
@@ -181,7 +185,7 @@ def delay_garbage_collection() -> None:
 
 
 def freeze_objects() -> None:
-    """Exclude existing objects from later collections, which otherwise take 1.5 % of A2C's time, and end `delay_garbage_collection`."""
+    """Exclude existing objects from garbage collection, which otherwise takes 1.5 % of A2C's time, and end `delay_garbage_collection`."""
     gc.freeze()
     if THIS_PROCESS.gc_thresholds is not None:
         gc.set_threshold(*THIS_PROCESS.gc_thresholds)
@@ -196,10 +200,10 @@ STOP_SIGNALS: list[signal.Signals] = [getattr(signal, name) for name in ("SIGINT
 def stop_signals_blocked() -> Iterator[None]:
     """Delay STOP_SIGNALS until the end of this block; a process started inside the block starts with these signals blocked.
 
-    The signal mask alone is not enough: it belongs to this thread, so the kernel delivers the signal to another thread (threads of BLAS
-    and OpenMP do not block it), and Python then runs the handler in the main thread, inside the block. An exception raised by the handler,
-    between the start of a process and the assignment of its pid, would leave that process running. Also, starting multiprocessing's
-    resource tracker unblocks SIGINT and SIGTERM. So the handlers are replaced too.
+    The signal mask alone is not sufficient, because it belongs to this thread: the kernel delivers the signal to another thread (threads of
+    BLAS and OpenMP do not block it), and Python then runs the handler in the main thread, inside the block. If the handler raised an
+    exception between the start of a process and the assignment of its pid, that process would keep running. Also, starting
+    multiprocessing's resource tracker unblocks SIGINT and SIGTERM. Therefore the handlers are replaced too.
     """
     if not has("signals"):
         yield
@@ -229,7 +233,7 @@ def _replace_handlers(handler: Callable[[int, FrameType | None], None]) -> dict[
 
 
 def discard_stop_signals() -> None:
-    """Make STOP_SIGNALS have no effect on this process; programs that it runs get the default actions. Call it in the main thread."""
+    """Make STOP_SIGNALS have no effect on this process; programs that it runs get the default actions. Call this in the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, _discard)
         if has("signals"):

@@ -13,9 +13,9 @@ from slm_lab.lib.records import ActionSpace
 def draw_uniform(
     action: ActionSpace, count: int, rng: np.random.Generator, valid_NA: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` uniform actions in the agent's form; standard normal ones for continuous components if one of them is unbounded.
+    """Draw `count` uniformly random actions in the agent's form. If a continuous component is unbounded, all of them are standard normal.
 
-    Args: valid_NA: bool [N, A], which discrete choices are valid; None: all.
+    Args: valid_NA: bool [N, A], whether each discrete choice is valid; None: all are valid.
 
     Returns: the actions [N] or [N, dim], and their log-probabilities, float32 [N].
     """

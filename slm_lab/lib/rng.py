@@ -1,4 +1,4 @@
-"""Random streams: every consumer has its own stream, so that no consumer affects another."""
+"""Random streams. Every consumer of random numbers has its own stream, so that no consumer affects another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds of one Session (31 bits), each for one consumer."""
+    """Seeds of one Session (31 bits), one for each consumer of random numbers."""
 
     net: int
     act: int
@@ -20,13 +20,13 @@ class Seeds:
 
 
 def session_seeds(random_seed: int, trial: int, session: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a Session from SeedSequence([random_seed, trial, session]). Each restart of its process has different seeds."""
+    """Return the seeds of a Session, from SeedSequence([random_seed, trial, session]). Each restart of its process has different seeds."""
     words = np.random.SeedSequence([random_seed, trial, session, *([restart] if restart else [])]).generate_state(5)
     return Seeds(*(int(word) & 0x7FFFFFFF for word in words))
 
 
 def worker_seeds(seeds: Seeds, worker: int, restart: int = 0) -> Seeds:
-    """Return the seeds of a rollout worker. The first has the Session's seeds, so that one worker collects the same data as the Session."""
+    """Return the seeds of a rollout worker. The first worker has the Session's seeds, so that a single worker collects the same data."""
     if worker == 0 and restart == 0:
         return seeds
     env, act = (int(word) & 0x7FFFFFFF for word in np.random.SeedSequence([seeds.env, seeds.act, worker, restart]).generate_state(2))

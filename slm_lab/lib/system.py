@@ -1,4 +1,4 @@
-"""Features of the operating system that this package uses and that some systems lack, each with what is used instead.
+"""Features of the operating system that this package uses and that some systems lack, each with its replacement.
 
 `FEATURES` lists all of them, and docs/platforms.md shows the list; tools/platforms.py verifies it against the code.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 VARIABLE = "SLM_LAB_PORTABLE"
-"""Environment variable that makes `has` deny features, to run on Linux what other systems run: "1" denies those that only Linux has, a
-comma-separated list denies the named features. Child processes inherit it."""
+"""Environment variable that makes `has` deny features, in order to run the code for other systems on Linux: "1" denies all features that
+only Linux has; a comma-separated list denies the named features. Child processes inherit the variable."""
 
 Name = Literal[
     "memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver", "fcntl", "groups", "fork", "signals", "priority", "sysconf", "display"
@@ -27,11 +27,11 @@ class Feature(NamedTuple):
     """A feature that some systems lack.
 
     Attributes:
-        systems: systems that have it.
-        exists: whether this system has it.
-        purpose: what it is used for.
-        fallback: what happens without it.
-        symbols: names that the code uses of it: attributes of modules, modules, or folders.
+        systems: systems that have the feature.
+        exists: function that returns whether this system has the feature.
+        purpose: purpose for which this package uses the feature.
+        fallback: behaviour without the feature.
+        symbols: names of the feature in the code: attributes of modules, modules, or folders.
     """
 
     systems: str
@@ -46,12 +46,13 @@ def _attributes(module: object, *names: str) -> Callable[[], bool]:
 
 
 def _permitted(name: str, *args: object) -> bool:
-    """Return whether a function of os that opens a descriptor exists and can be called here: a sandbox or an old kernel may refuse it."""
+    """Return whether a function of os that opens a descriptor exists and can be called. (A sandbox or an old kernel may refuse the
+    call.)"""
     if not hasattr(os, name):
         return False
     try:
         os.close(getattr(os, name)(*args))
-    except OSError as error:  # others, such as too many open files, say nothing about the function
+    except OSError as error:  # other errors, such as too many open files, do not mean that the function is refused
         return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES)
     return True
 
@@ -169,7 +170,7 @@ def _denied() -> frozenset[str]:
 
 
 def unknown_feature() -> str | None:
-    """Return what is wrong with the value of SLM_LAB_PORTABLE; None if nothing is."""
+    """Return a message if the value of SLM_LAB_PORTABLE is invalid, else None."""
     unknown = sorted(_denied() - FEATURES.keys() - {"", "0"})
     allowed = f"1, or some of {', '.join(FEATURES)}, separated by commas"
     return f"{VARIABLE}: unknown feature {unknown[0]!r}; allowed: {allowed}" if unknown else None

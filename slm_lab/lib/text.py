@@ -1,4 +1,4 @@
-"""Text for the terminal that fits its width."""
+"""Text that fits the width of the terminal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import textwrap
 from collections.abc import Sequence
 
 WIDTH = 80
-"""Columns of a terminal that every table fits."""
+"""Maximum width of tables, in columns of the terminal."""
 _NAME = 32
-"""Maximum letters of the cells in the first columns of a table that is too wide."""
+"""Maximum number of letters of cells in the first columns of a table that is too wide."""
 _LEAST = 8
-"""Letters to which they are shortened at least before other cells are shortened too."""
+"""Number of letters to which these cells are shortened further, before other cells are shortened too."""
 
 
 def shorten(text: str, letters: int) -> str:
-    """Return a text with its middle replaced by "…" if it is longer: names of runs differ at their ends."""
+    """Shorten a text to `letters` letters by replacing its middle by "…", because the names of runs differ at their ends."""
     if len(text) <= letters:
         return text
     end = (letters - 1) // 2
@@ -49,7 +49,7 @@ def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -
 
 
 def _shortened(column: Sequence[str], letters: int) -> list[str]:
-    """Return the cells of a column, shortened if cells that differ do so afterwards too; else as they are."""
+    """Return the shortened cells of a column; if different cells would become equal, return the cells unchanged."""
     short = [shorten(cell, letters) for cell in column]
     return short if len(set(short)) == len(set(column)) else list(column)
 

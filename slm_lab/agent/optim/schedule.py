@@ -34,8 +34,8 @@ def linear_to_min(base_lr: float, frame: float, min_factor: float = 0.0) -> LRSc
 def torch_schedule(scheduler: lr_scheduler.LRScheduler) -> LRSchedule:
     """Return the function from the number of steps to the learning rate of `scheduler`, in closed form.
 
-    OneCycleLR raises an error when it is stepped beyond its end; the function then returns the rate of its last step. A rate of OneCycleLR
-    after `total_steps` that is negative is replaced by 0.
+    OneCycleLR raises an error if it is stepped beyond `total_steps`; the function then returns the rate of the last step. At `total_steps`,
+    the rate of OneCycleLR can be negative, and is replaced by 0.
     """
     last = getattr(scheduler, "total_steps", None)
     scheduler._get_lr_called_within_step = True  # suppresses a warning meant for training loops

@@ -1,4 +1,4 @@
-"""Recorded episodes as a replay buffer: filled once, then only sampled."""
+"""Replay buffer of recorded episodes, which is filled once and then only sampled."""
 
 from __future__ import annotations
 

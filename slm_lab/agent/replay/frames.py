@@ -1,4 +1,4 @@
-"""Storage of observations in a replay buffer: whole observations, or the frames of stacked images, each stored once."""
+"""Storage of observations in a replay buffer: either complete observations, or the frames of stacked images, each of them stored once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK = 10_000
 
 
 class DeviceRows:
-    """Rows in the memory of a CUDA device, with the part of numpy's array interface that replay buffers use."""
+    """Array of rows in the memory of a CUDA device, with those parts of numpy's array interface that replay buffers use."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, device: str) -> None:
         self.tensor = torch.zeros(shape, dtype=torch.from_numpy(np.zeros(0, dtype)).dtype, device=device)
@@ -32,7 +32,7 @@ class DeviceRows:
         self.tensor[rows if isinstance(rows, slice) else self._index(rows)] = values_K
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return a copy in host memory."""
+        """Return a copy of the rows in host memory."""
         return self.tensor[rows].to("cpu", copy=True).numpy()
 
     def take(self, rows: np.ndarray, axis: int = 0) -> Tensor:
@@ -78,7 +78,7 @@ class ObservationStore(ABC):
         return False
 
     def used(self, rows: int) -> dict[str, int]:
-        """Return how many entries of each array are in use if the given number of rows is in use."""
+        """Return the number of used entries of each array, given the number of used rows."""
         return dict.fromkeys(self.arrays, rows)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def load_rows(name: str, array: Rows, saved: np.ndarray) -> None:
 
 
 class VectorStore(ObservationStore):
-    """Store of both complete observations of each transition."""
+    """Store of complete observations: the observation and the next observation of each transition."""
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
         shape, dtype = (capacity, *info.observation.shape), info.observation.dtype
@@ -124,11 +124,11 @@ class VectorStore(ObservationStore):
 
 
 class FrameStore(ObservationStore):
-    """Ring of image frames, each stored once; a transition consists of the numbers of the frames of its two observations.
+    """Ring of image frames, each stored once. For a transition, the numbers of the frames of its two observations are stored.
 
-    The first observation of an episode adds all its frames (repeated frames once), and each step adds one. After a lost life the first
-    observation equals the env's last observation, which is stored already. Frames are numbered consecutively; frame f is in slot
-    f mod slots. If a frame is overwritten, the transitions that contain it are lost; the replay buffer drops these, oldest first.
+    The first observation of an episode adds all its frames (repeated frames only once), and each step adds one frame. After a lost life,
+    the first observation equals the env's last observation, which is already stored. Frames are numbered consecutively; frame f is in slot
+    f mod slots. When a frame is overwritten, the transitions that contain this frame are lost; the replay buffer drops them, oldest first.
     """
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
@@ -173,7 +173,7 @@ class FrameStore(ObservationStore):
         self.slot[row_K, 0], self.slot[row_K, 1] = before_KS % self.slots, after_KS % self.slots
 
     def _frames_of(self, obs_K: np.ndarray) -> np.ndarray:
-        """[K, C, H, W] → [K, stack, C / stack, H, W]."""
+        """Reshape observations [K, C, H, W] to frames [K, stack, C / stack, H, W]."""
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:

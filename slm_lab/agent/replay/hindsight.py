@@ -16,12 +16,12 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class HindsightReplay(Replay):
-    """Replay of complete episodes; k of k + 1 transitions of a batch, on average, get another goal (Algorithm 1).
+    """Replay buffer of complete episodes. On average, k of k + 1 transitions of a batch get another goal (Algorithm 1).
 
-    That goal was achieved in the same episode: after the transition itself (future), at the end (final), or at any time (episode).
-    Its termination is that of the new goal if the env has `compute_terminated`, else as recorded. All rewards of a batch, also those of the
-    real goals, are computed by one function of achieved and desired goal, so that they have one scale. An episode is stored when it ends,
-    since its goals are known then.
+    The new goal was achieved in the same episode: later than the transition (future), at the end (final), or at any time (episode). The
+    termination is recomputed for the new goal if the env has `compute_terminated`; otherwise the recorded termination is kept. All rewards
+    of a batch, including rewards for real goals, are computed by one function of achieved and desired goal, so that they have the same
+    scale. An episode is stored when it ends, because only then all its goals are known.
     """
 
     def __init__(self, spec: HindsightReplaySpec, info: EnvInfo, *arguments: Any, **keywords: Any) -> None:
@@ -35,11 +35,11 @@ class HindsightReplay(Replay):
         self.goal_reward: Callable[[np.ndarray, np.ndarray], Any] | None = None
         """(achieved goals [K, G], desired goals [K, G]) → reward_K and terminated_K (see env.goals); set before the first batch."""
         self.observed = 0
-        """Number of transitions so far, with those of open episodes."""
+        """Number of transitions so far, including transitions of unfinished episodes."""
         self._open: list[list[Recorded]] = [[] for _ in range(info.num_envs)]
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Keep one step until its episode ends, without rows that are not transitions."""
+        """Keep one step, without rows that are not transitions, until its episode ends."""
         before, ended_N = self.observed, step.terminated_N | step.truncated_N
         for n in np.flatnonzero(step.valid_N).tolist():
             if first_N[n]:
@@ -53,7 +53,7 @@ class HindsightReplay(Replay):
         self.ready = self.observed >= self.start and self.size > 0 and self.observed // self.frequency > before // self.frequency
 
     def _store_episode(self, n: int) -> None:
-        """Write the open episode of an env into consecutive rows."""
+        """Write the episode of an env into consecutive rows."""
         episode, self._open[n] = self._open[n][-self.capacity :], []
         if not episode:
             return
@@ -72,7 +72,7 @@ class HindsightReplay(Replay):
         return self._relabelled(batch, changed_K, self._goal_rows(batch.row_B[changed_K]))
 
     def _goal_rows(self, row_K: np.ndarray) -> np.ndarray:
-        """Draw for each row [K] a row of its episode, after which the new goal was achieved."""
+        """For each row [K], draw a row of the same episode. The goal achieved after that row is the new goal."""
         own_K = self.seen - 1 - (self.seen - 1 - row_K) % self.capacity
         """Numbers of the transitions: row = number mod capacity."""
         end_K = self.columns["end"][row_K]
@@ -83,7 +83,7 @@ class HindsightReplay(Replay):
         return self.rng.integers(first_K, end_K) % self.capacity
 
     def _relabelled(self, batch: Transitions, changed_K: np.ndarray, goal_row_K: np.ndarray) -> Transitions:
-        """Return the batch with the transitions changed_K [K] as if their goals were those achieved after goal_row_K [K]."""
+        """Return the batch in which transitions changed_K [K] have the goals that were achieved after rows goal_row_K [K]."""
         assert self.goal_reward is not None
         goal_KG = np.asarray(self.store.next_obs_of(goal_row_K))[:, self._achieved]
         obs_B, next_obs_B = batch.obs_B.numpy(), batch.next_obs_B.numpy()  # copies of the stored rows
@@ -96,7 +96,7 @@ class HindsightReplay(Replay):
         return batch
 
     def contents(self) -> dict[str, Any]:
-        """Return the transitions, and those of open episodes."""
+        """Return the stored transitions, and the transitions of unfinished episodes."""
         rows = [(n, row) for n, episode in enumerate(self._open) for row in episode]
         fields = {name: torch.from_numpy(np.array([getattr(row, name) for _, row in rows])) for name in Recorded._fields}
         return {**super().contents(), "observed": self.observed, "open": {"env": [n for n, _ in rows], **fields}}

@@ -1,4 +1,4 @@
-"""Replay buffers: transitions are sampled many times, uniformly, or with a sum tree in proportion to their priorities."""
+"""Replay buffers, from which transitions are sampled many times: uniformly, or in proportion to their priorities (with a sum tree)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from slm_lab.spec.report import Problem, SpecError
 class SumTree:
     """Weights ≥ 0 of `size` indices, and a wide tree of their sums.
 
-    Each node is the sum of FANOUT children, always recomputed from them, so that no rounding error accumulates. The tree is wide and
-    shallow because in numpy the number of calls determines the time.
+    Each node is the sum of FANOUT children. It is always recomputed from its children, so that no rounding error accumulates. The tree is
+    wide and shallow, because in numpy the number of calls determines the time.
     """
 
     FANOUT = 64
@@ -91,22 +91,22 @@ class Transitions(NamedTuple):
     reward_B: Tensor
     """float32 [B]."""
     next_obs_B: Tensor
-    """[B, *shape]: the true next observation, also if the episode was truncated."""
+    """[B, *shape]: the true next observation, even if the episode was truncated."""
     terminated_B: Tensor
-    """float32 [B], 0 or 1: whether the episode terminated, so that there is no bootstrap. Truncations are 0."""
+    """float32 [B], 0 or 1: whether the episode terminated, so that its value is not bootstrapped. 0 for truncations."""
     weight_B: Tensor | None
     """float32 [B]: importance weights, at most 1; None if all are 1."""
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
-    """With n-step returns, float32 [n, B]: rewards of the n steps from each transition on, 0 for steps that do not exist. `next_obs_B` and
-    `terminated_B` are those of the last step that exists, `reward_B` is the first reward. None: one-step returns."""
+    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, 0 for steps that do not exist.
+    `next_obs_B` and `terminated_B` then belong to the last step that exists, and `reward_B` is the first reward. None: one-step returns."""
     steps_B: Tensor | None = None
     """With n-step returns, float32 [B]: the number of steps that exist, from 1 to n."""
 
     @property
     def drawn(self) -> np.ndarray:
-        """Rows that were drawn, int64 [B], for `update_priorities`."""
+        """Rows that were sampled, int64 [B], for `update_priorities`."""
         return self.row_B
 
     def to(self, device: str) -> Transitions:
@@ -124,7 +124,7 @@ COLUMNS = ("action", "logp", "reward", "terminated")
 
 
 class Replay:
-    """The newest `capacity` transitions in a ring, drawn uniformly and independently (Lin 1992).
+    """Ring buffer of the newest `capacity` transitions, which are sampled uniformly and independently (Lin 1992).
 
     Args:
         spec: batch_size, max_size, use_cer.
@@ -157,7 +157,7 @@ class Replay:
         self.frequency, self.start = frequency, start
         self.capacity = self._capacity(min(spec.max_size, -(-info.max_transitions // info.num_envs) * info.num_envs), info.num_envs)
         self.links = StepLinks(self.capacity, info.num_envs) if self._needs_links else None
-        """Links to the transitions that follow; None: not needed."""
+        """Links from transitions to their successors; None: not needed."""
         self.nbytes = self._nbytes(info) + (0 if self.links is None else self.links.next_row.nbytes)
         if device is not None:
             _check_device(device, self.capacity, info)
@@ -179,16 +179,16 @@ class Replay:
         self.replayed = 0
         """With use_cer: number of transitions that were included in a batch because they were new (arXiv:1712.01275)."""
         self.fresh = 0
-        """Number of such transitions in the last batch; they are at its end."""
+        """Number of such transitions in the last batch; they are at the end of the batch."""
         self.demonstrations: Replay | None = None
-        """Recorded transitions, from which a part of each batch is drawn."""
+        """Buffer of recorded transitions, from which a part of each batch is drawn; None: there are none."""
 
     @property
     def _needs_links(self) -> bool:
         return self.num_steps > 1
 
     def _capacity(self, most: int, num_envs: int) -> int:
-        """Return the number of rows, given the maximum useful number."""
+        """Return the number of rows. Args: most: maximum number of rows that can be used."""
         return most
 
     def _nbytes(self, info: EnvInfo) -> int:
@@ -234,7 +234,7 @@ class Replay:
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
 
     def sample(self) -> Transitions:
-        """Sample a batch of batch_size transitions, and of those of `use_demonstrations`, if there are any."""
+        """Sample a batch of batch_size transitions, followed by recorded transitions if `use_demonstrations` was called."""
         own = self._sample()
         return own if self.demonstrations is None else _mixed_batch(own, self.demonstrations.sample())
 
@@ -253,7 +253,7 @@ class Replay:
         return Transitions(obs, action_B, logp_B, reward_B, next_obs, terminated_B, weight, row_B)
 
     def _n_step_batch(self, links: StepLinks, row_B: np.ndarray, weight_B: Tensor | None) -> Transitions:
-        """Return the batch of rows with the rewards of up to num_steps steps and the observation after the last of them."""
+        """Return the batch of rows, with the rewards of up to num_steps steps and the observation after the last of these steps."""
         row_KB, exists_KB = links.follow(row_B, self.num_steps)
         reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
         reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
@@ -264,7 +264,7 @@ class Replay:
         return Transitions(obs_B, action_B, logp_B, reward_KB[0], next_obs_B, terminated_B, weight_B, row_B, reward_KB, steps_B)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Receive the errors of a batch; ignored here."""
+        """Do nothing. (Prioritised buffers set the priorities of a batch from its errors.)"""
 
     def _draw(self) -> np.ndarray:
         """Sample the rows of a batch."""
@@ -296,7 +296,7 @@ class Replay:
         set_generator_state(self.rng, state["rng"])
 
     def contents(self) -> dict[str, Any]:
-        """Return the transitions, as tensors and numbers: only the rows in use; without copies if the buffer is full."""
+        """Return the transitions in used rows, as tensors and numbers. If the buffer is full, no copies are made."""
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
         rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
@@ -304,11 +304,11 @@ class Replay:
         return {**counts, "columns": _tensors(columns), "store": _tensors(self.store.state_dict(rows)), **links}
 
     def _rows_in_use(self) -> int:
-        """Return n such that the first n rows contain all that were written."""
+        """Return the smallest n such that only the first n rows have been written."""
         return min(self.seen, self.capacity)
 
     def _items_in_use(self) -> int:
-        """Return n such that the first n items (see `items`) contain all that were written."""
+        """Return the smallest n such that only the first n items (see `items`) have been written."""
         return self._rows_in_use()
 
     def collect_batch(self) -> None:
@@ -316,7 +316,8 @@ class Replay:
         self.start = max(self.start, self.batch_size)
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load what `contents` returned. Raises ValueError if it does not fit; contents that never wrapped around fit a larger buffer."""
+        """Load a result of `contents`. Raises ValueError if it does not fit. A larger buffer can load contents that never wrapped
+        around."""
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
         self.store.load_state_dict(state["store"])
@@ -329,7 +330,7 @@ class Replay:
 
 
 def _mixed_batch(own: Transitions, recorded: Transitions) -> Transitions:
-    """Return a uniformly drawn batch that continues with recorded transitions, which have no rows in the buffer."""
+    """Append recorded transitions to a uniformly sampled batch. (`row_B` of the result contains only the batch's own rows.)"""
     names = ("obs_B", "action_B", "logp_B", "reward_B", "next_obs_B", "terminated_B")
     joined: dict[str, Any] = {name: torch.cat((getattr(own, name), getattr(recorded, name))) for name in names}
     return own._replace(**joined)
@@ -338,17 +339,17 @@ def _mixed_batch(own: Transitions, recorded: Transitions) -> Transitions:
 class PrioritizedReplay(Replay):
     """Transitions sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
 
-    A transition's priority is (|error| + epsilon)^alpha; for a new transition, error is initial_error, or the priority is the greatest so
-    far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1). If beta is given, importance
-    weights are (N · P)^−beta, divided by the batch's maximum.
+    A transition's priority is (|error| + epsilon)^alpha. For a new transition, the error is initial_error, or the priority is the greatest
+    priority so far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1). If beta is given,
+    importance weights are (N · P)^−beta, divided by the maximum weight of the batch.
     """
 
     prioritized = True
     INITIAL_ERROR = 100_000.0
-    """Default error of new transitions, so great that each is drawn soon."""
+    """Default error of new transitions. It is so great that each new transition is sampled soon."""
 
     LEAST = 1e-12
-    """Lowest priority, for errors of 0 with an epsilon of 0: the sum of priorities must not be 0."""
+    """Minimum priority. It applies to errors of 0 if epsilon is 0, because the sum of priorities must not be 0."""
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
@@ -379,7 +380,7 @@ class PrioritizedReplay(Replay):
         return (weight_B / weight_B.max()).astype(np.float32)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of rows from their errors [B], of any sign; errors that are not finite count as 0."""
+        """Set the priorities of rows from the absolute values of their errors [B]; errors that are not finite count as 0."""
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
         priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.LEAST)
         drawn = len(row_B) - self.fresh
@@ -430,12 +431,12 @@ def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
 
 
 def as_tensor(values: np.ndarray | Tensor) -> Tensor:
-    """Return values as a tensor; those from a CUDA device already are one."""
+    """Return values as a tensor. Values on a CUDA device already are a tensor."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert arrays to tensors for a checkpoint: they share memory, except for views of a part of an array, which are copied."""
+    """Convert arrays to tensors for a checkpoint. Tensors share the arrays' memory, except that views of a part of an array are copied."""
     return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 

@@ -20,15 +20,16 @@ class SequenceNet(Protocol):
     """A recurrent net."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Return action outputs [T, N, P], values [T, N, …] and the state after the last step [N, S]."""
+        """Return action outputs [T, N, P], values [T, N, …] and the hidden state [N, S] after the last step."""
 
 
 class SequenceBatch(NamedTuple):
-    """A batch of M sequences: burn_in steps without a loss, then L transitions; in total B = L × M transitions, ordered by step.
+    """A batch of M sequences, each with burn_in steps without a loss and L transitions; in total B = L × M transitions, ordered by step.
 
     The transitions are divided into C segments. A segment ends where its episode or its sequence ends, and is followed by the true next
-    observation of its last transition. So each transition's next observation is one step later, after the hidden state that it would have
-    when acting, whether the episode continues, is truncated or is cut by the end of the sequence. Shorter segments are padded.
+    observation of its last transition. Thus, each transition's next observation is one step later in the segment, with the same hidden
+    state as when acting, no matter whether the episode continues, is truncated, or is cut by the end of the sequence. Segments are padded
+    to the same length.
     """
 
     burn_in_obs_TM: Tensor
@@ -36,7 +37,7 @@ class SequenceBatch(NamedTuple):
     burn_in_first_TM: Tensor
     """bool [burn_in, M]: whether the observation begins an episode. Always on the CPU."""
     state_MS: Tensor
-    """float32 [M, S]: hidden state before the first step, when acting."""
+    """float32 [M, S]: hidden state of the acting policy before the first step."""
     obs_PC: Tensor
     """[1 + longest segment, C, *shape]."""
     sequence_C: Tensor
@@ -50,7 +51,7 @@ class SequenceBatch(NamedTuple):
     reward_B: Tensor
     """float32 [B]."""
     terminated_B: Tensor
-    """float32 [B], 0 or 1: whether the episode terminated, so that there is no bootstrap."""
+    """float32 [B], 0 or 1: whether the episode terminated, so that its value is not bootstrapped."""
     weight_B: Tensor | None
     """float32 [B]: importance weight of each transition's sequence; None if all are 1."""
     drawn: np.ndarray
@@ -58,8 +59,8 @@ class SequenceBatch(NamedTuple):
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
-    """With n-step returns, float32 [n, B]: rewards of the n steps from each transition on, 0 for steps after the end of its segment.
-    `terminated_B` belongs to the last of these steps. None: one-step returns."""
+    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, 0 for steps after the end of its
+    segment. `terminated_B` belongs to the last of these steps. None: one-step returns."""
     steps_B: Tensor | None = None
     """With n-step returns, float32 [B]: the number of these steps, from 1 to n."""
 
@@ -80,7 +81,7 @@ class SequenceBatch(NamedTuple):
     def unroll(self, net: SequenceNet, state_MS: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return a net's action outputs and values for all steps of all segments, [(P + 1) × C, …], to be passed to `now` and `after`.
 
-        The burn-in has no gradient. Args: state_MS: hidden state before the first step; None: the policy's when it acted.
+        The burn-in has no gradient. Args: state_MS: hidden state before the first step; None: the stored state of the acting policy.
         """
         state_MS = self.state_MS if state_MS is None else state_MS
         if len(self.burn_in_obs_TM):
@@ -95,19 +96,20 @@ class SequenceBatch(NamedTuple):
         return outputs.index_select(0, self.flat_index_B)
 
     def after(self, outputs: Tensor) -> Tensor:
-        """Select the outputs of `unroll` for the transitions' true next observations [B, …]; with n-step returns, those after n steps."""
+        """Select the outputs of `unroll` for the true next observations of transitions [B, …]; with n-step returns, after n steps."""
         steps: Tensor | int = 1 if self.steps_B is None else self.steps_B.long()
         return outputs.index_select(0, self.flat_index_B + steps * len(self.sequence_C))
 
 
 class SequenceReplay(Replay):
-    """The newest transitions, drawn in sequences, with the policy's hidden state at the beginning of each sequence.
+    """Replay buffer whose transitions are sampled in sequences, with the policy's hidden state at the beginning of each sequence.
 
     A sequence is burn_in + seq_len consecutive transitions of one env. The next sequence of the same env begins seq_len // 2 transitions
-    later (they overlap by half, as in the paper), even if an episode has ended: hidden states are reset at the start of each episode.
-    Each env has its own ring of capacity / num_envs rows, so sequence (env n, start k) is in fixed rows.
+    later, so that sequences overlap by half of seq_len, as in the paper. A sequence may contain ends of episodes, because hidden states
+    are reset at the start of each episode. Each env has its own ring of capacity / num_envs rows, so that sequence (env n, start k) is in
+    fixed rows.
 
-    Args: those of Replay. state_size: S of the hidden state. seq_len: transitions of a sequence with a loss.
+    Args: the same as in Replay, and state_size: S of the hidden state; seq_len: number of transitions of a sequence that have a loss.
 
     Raises SpecError if the capacity is less than one sequence of each env.
     """
@@ -126,7 +128,7 @@ class SequenceReplay(Replay):
         self.count_N = np.zeros(info.num_envs, np.int64)
         """Number of transitions of each env so far."""
         self.begin_N = np.zeros(info.num_envs, np.int64)
-        """Number of the transition at which the oldest sequence of each env begins."""
+        """Number of the transition with which the oldest sequence of each env begins."""
 
     @property
     def _needs_links(self) -> bool:
@@ -162,7 +164,7 @@ class SequenceReplay(Replay):
         self._put(row_K, env_K, obs_N, first_N, out, step)
         self.columns["first"][row_K] = first_N[env_K]
         begins_K = count_K % self.stride == 0
-        if begins_K.any():  # replaces a sequence whose first transition has just been overwritten
+        if begins_K.any():  # the new sequence replaces one whose first transition has just been overwritten
             env_J = env_K[begins_K]
             place_J = self._place(count_K[begins_K], env_J)
             self._on_sequences_dropped(place_J)
@@ -180,7 +182,7 @@ class SequenceReplay(Replay):
         self.ready = self.has_batch and self.seen >= self.start and self.seen // self.frequency > before // self.frequency
 
     def _place(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
-        """Return the places of sequences, given the number of each sequence's first transition, and its env."""
+        """Return the places of sequences. Args: start_K: number of each sequence's first transition. env_K: env of each sequence."""
         places: np.ndarray = start_K % self.steps // self.stride * self.num_envs + env_K
         return places
 
@@ -209,7 +211,7 @@ class SequenceReplay(Replay):
         return self._place(start_M, env_M)
 
     def _newest(self) -> int:
-        """Return the place of the last completed sequence; if several envs completed one at once, that of the first env."""
+        """Return the place of the last completed sequence. If several envs completed one in the same step, use the first of these envs."""
         start_N = (self.count_N - self.window) // self.stride * self.stride
         n = int(np.argmin(np.where(self._number_N() > 0, self.count_N - self.window - start_N, self.steps)))
         return int(self._place(start_N[n : n + 1], np.array([n]))[0])
@@ -312,7 +314,10 @@ class SequenceReplay(Replay):
 
 
 class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
-    """Sequences sampled in proportion to priorities (arXiv:1511.05952). A sequence's error is η max |δ| + (1 − η) mean |δ| (R2D2)."""
+    """Replay buffer whose sequences are sampled in proportion to priorities (arXiv:1511.05952).
+
+    The error of a sequence is η max |δ| + (1 − η) mean |δ| over its transitions (R2D2).
+    """
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)

@@ -1,4 +1,4 @@
-"""Links from each transition of a replay buffer to the next one of its episode, for n-step returns."""
+"""Links from each transition of a replay buffer to the next transition of its episode, for n-step returns."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slm_lab.lib.records import VecStep
 
 
 class StepLinks:
-    """Row of the transition that follows each transition in its episode; −1: none yet, or the episode has ended.
+    """For each transition, the row of the next transition of its episode; −1: not stored yet, or the episode has ended.
 
-    A ring overwrites its oldest rows first, so that the rows after a row that can be sampled are in the ring too.
+    A ring overwrites its oldest rows first. Therefore all transitions that follow a transition that can be sampled are in the ring too.
     """
 
     def __init__(self, capacity: int, num_envs: int) -> None:
@@ -46,7 +46,7 @@ class StepLinks:
         return {"next_row": torch.from_numpy(self.next_row[:rows].copy()), "last_row_N": torch.from_numpy(self.last_row_N.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. With another number of envs, open episodes get no more links."""
+        """Load a result of `state_dict`. If the number of envs differs, unfinished episodes get no further links."""
         saved = state["next_row"].numpy()
         self.next_row[: len(saved)] = saved
         last_row_N = state["last_row_N"].numpy()

@@ -1,4 +1,4 @@
-"""Rollouts, T steps of N envs as tensors or numpy arrays, which every source of experience yields; storage for on-policy learning."""
+"""Rollouts (T steps of N envs, as tensors or numpy arrays), which every source of experience yields, and their storage."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Truncations(Generic[A]):
     """Data for bootstrapping the K truncated rows of a rollout."""
 
     t_K: A
-    """int64 [K]: row."""
+    """int64 [K]: time step (row) of each truncation."""
     n_K: A
-    """int64 [K]: env."""
+    """int64 [K]: env (column) of each truncation."""
     obs_K: A
     """[K, *shape]: the true last observation."""
     state_KS: A
@@ -38,7 +38,7 @@ class Rollout(Generic[A]):
     """T steps of N envs (or of N episodes, padded to the longest by invalid rows)."""
 
     obs_TN: A
-    """[T + 1, N, *shape]; the last row is the observation to act on next."""
+    """[T + 1, N, *shape]: observations; the last row contains the observations for the next action."""
     first_TN: A
     """bool [T + 1, N]: whether the observation begins an episode. Always on the CPU, since the control flow of recurrent nets uses it."""
     action_TN: A
@@ -50,11 +50,11 @@ class Rollout(Generic[A]):
     reward_TN: A
     """float32 [T, N]."""
     terminated_TN: A
-    """bool [T, N]: whether the episode terminated, so that there is no bootstrap."""
+    """bool [T, N]: whether the episode terminated, so that its value is not bootstrapped."""
     truncated_TN: A
     """bool [T, N]: whether the episode was truncated; its value is bootstrapped."""
     valid_TN: A
-    """bool [T, N]: false where the row is not a transition; such rows are not used in a loss."""
+    """bool [T, N]: false if the row is not a transition; such rows are not used in a loss."""
     state_NS: A
     """float32 [N, S]: hidden state before the first observation."""
     truncations: Truncations[A]
@@ -71,7 +71,7 @@ class Rollout(Generic[A]):
         return Rollout(**{f.name: array(getattr(self, f.name)) for f in fields(self) if f.name != "truncations"}, truncations=cut)
 
     def to(self: Rollout, device: str | torch.device) -> Rollout:
-        """Return the rollout on `device`; this object if it is there already."""
+        """Return the rollout on `device`; this object if it is already on that device."""
         if self.obs_TN.device == torch.device(device):
             return self
         moved = {f.name: upload(getattr(self, f.name), device) for f in fields(self) if f.name not in ("first_TN", "truncations")}
@@ -93,13 +93,13 @@ def storage_bytes(info: EnvInfo, rows: int) -> int:
 
 
 Truncation = tuple[int, int, np.ndarray, np.ndarray]
-"""(row, env, last observation, hidden state)."""
+"""(time step, env, last observation, hidden state before it)."""
 
 
 class RolloutStorage(ABC):
-    """Preallocated arrays [T, N] into which steps are written row by row; each step is part of one rollout.
+    """Base class of storages: preallocated arrays [T, N], into which steps are written row by row. Each step is part of one rollout.
 
-    Args: length: training_frequency, in the unit of this storage. rows: T at the start. state_size: S of the hidden state.
+    Args: length: training_frequency, in the unit of this storage. rows: initial T. state_size: S of the hidden state.
     """
 
     def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int) -> None:
@@ -107,7 +107,7 @@ class RolloutStorage(ABC):
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
         self._next_obs_N: np.ndarray | None = None
-        """The observation already stored in row t, the next observation of row t - 1; None if there is none."""
+        """The observation already stored in row t, which is the next observation of row t - 1; None if row t is empty."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action
@@ -149,11 +149,11 @@ class RolloutStorage(ABC):
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Whether enough steps are stored for one update."""
+        """Return whether enough steps are stored for one update."""
 
     @abstractmethod
     def rollout(self) -> Rollout:
-        """Return the collected steps, as views if possible, which the next `add` overwrites."""
+        """Return the collected steps. If possible, the arrays are views, which the next `add` overwrites."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps collected so far; useful only if the envs continue from the same step."""
@@ -214,12 +214,12 @@ class OnPolicyBatchReplay(RolloutStorage):
         self._rollout = self._view()
 
     def restart(self) -> None:
-        """Begin a rollout."""
+        """Begin a new rollout."""
         self.t = 0
         self.truncations.clear()
 
     def copy_columns(self, begin: int, source: OnPolicyBatchReplay, columns: np.ndarray | slice) -> None:
-        """Copy columns of another storage, without its truncations, to the columns from `begin` on."""
+        """Copy columns of another storage, without its truncations, to the columns of this storage from `begin` on."""
         for name, slab in self.slabs.items():
             copied = source.slabs[name][:, columns]
             slab[:, begin : begin + copied.shape[1]] = copied
@@ -253,8 +253,8 @@ class OnPolicyBatchReplay(RolloutStorage):
 class AgentsBatchReplay(OnPolicyBatchReplay):
     """Storage of a fixed number of vector steps for envs with several agents, whose transitions end in different steps (see Turns).
 
-    Each column contains the transitions of one row without gaps, so that everything computed from a rollout is the same as for an env with
-    one agent. Columns with fewer transitions than others end with invalid rows, before which the return is bootstrapped.
+    Each column contains the transitions of one row of the env without gaps, so that a rollout is processed in the same way as for an env
+    with one agent. Columns with fewer transitions than others end with invalid rows; the return is bootstrapped before these rows.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
@@ -294,14 +294,14 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         if self.steps == self.length:
             self.restart()
         self.steps += 1
-        if self._even and 0 not in step.valid_N.tobytes():  # all agents act in each step: a third of the time of the general case
+        if self._even and 0 not in step.valid_N.tobytes():  # all agents act: this case takes a third of the time of the general case
             self._add_row(obs_N, first_N, state_N, out, step)
         else:
             self._add_transitions(obs_N, first_N, state_N, out, step)
 
     def _add_row(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store a transition of each column in the same row."""
-        self.slabs["first"][self.t] = first_N  # a backend that resets in the next step says so only then
+        """Store one transition for each column, all in the same row."""
+        self.slabs["first"][self.t] = first_N  # a backend that resets in the next step reports the new episode only in that step
         if self.t == 0 and state_N is not None:
             self.state_NS[:] = state_N
         self._write(obs_N, out, step)
@@ -352,7 +352,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack(self.truncations))
 
     def _clear_invalid(self) -> None:
-        """Remove what earlier rollouts left in invalid rows: `first` there splits the sequences of recurrent nets."""
+        """Clear data of earlier rollouts in invalid rows, where `first` would split the sequences of recurrent nets."""
         after_TN = np.arange(self.t + 1)[:, None] > self.count_N
         for name, slab in self.slabs.items():
             if name in ("obs", "first"):
@@ -375,7 +375,7 @@ EpisodeRows = tuple[int, int, int]
 
 
 class OnPolicyReplay(RolloutStorage):
-    """Storage of whole episodes. A rollout contains the finished episodes, one per column; unfinished episodes stay in the storage."""
+    """Storage of complete episodes. A rollout contains the finished episodes, one per column; unfinished episodes stay in the storage."""
 
     FIRST_ROWS = 256
 
@@ -434,7 +434,7 @@ class OnPolicyReplay(RolloutStorage):
         return self.ended
 
     def _rows(self, n: int, begin: int, end: int) -> np.ndarray:
-        """Return the rows of an episode; those between the transitions of an agent that acts in turn are not transitions."""
+        """Return the rows of an episode that are transitions. (An agent that acts in turn has no transition in the rows between.)"""
         return begin + np.flatnonzero(self.slabs["valid"][begin:end, n]) if self.info.agents else np.arange(begin, end)
 
     def rollout(self) -> Rollout:
@@ -458,9 +458,10 @@ class OnPolicyReplay(RolloutStorage):
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
-    """Storage of whole episodes; a rollout contains only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
+    """Storage of complete episodes. A rollout contains only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
 
-    Args: quantile: episodes are kept if their sum of training rewards is at or above this quantile (linear interpolation); 1: all are.
+    Args: quantile: episodes are kept if their sum of training rewards is at or above this quantile (linear interpolation); 1: all episodes
+    are kept.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int, quantile: float) -> None:

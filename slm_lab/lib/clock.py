@@ -13,9 +13,10 @@ _COUNTS = ("frame", "prev_frame", "t", "epi", "opt_step")
 
 
 class Clock:
-    """Counts frames, episodes, vector steps and optimizer steps, and measures wall time across resumes (seconds).
+    """Count frames, episodes, vector steps and optimizer steps, and measure wall time in seconds, including earlier parts of a resumed run.
 
-    After `attach`, frames are counted in shared memory, one row per process; a restarted process continues from the count in its row.
+    After `attach`, frames are counted in shared memory, with one entry per process. A restarted process continues with the count in its
+    entry.
     """
 
     __slots__ = ("_frames_W", "_index", "_started_W", "_time", "_wall_before", "epi", "frame", "opt_step", "prev_frame", "t")
@@ -23,10 +24,10 @@ class Clock:
     def __init__(self) -> None:
         self._index = 0
         self._frames_W = np.zeros(1, np.int64)
-        """Frames of each process that trains the same net."""
+        """Number of frames of each process that trains the same net."""
         self._started_W = np.zeros(1)
-        """Time at which each process first started, in seconds of perf_counter, which all processes of a machine share. In a continued
-        run, the time at which it would have started without the break. 0: not started."""
+        """Time at which each process first started, in seconds of perf_counter, which is the same for all processes of a machine. In a
+        continued run, the time at which the process would have started if there had been no break. 0: not started."""
         self.frame = self.prev_frame = 0
         self.t = 0
         self.epi = 0
@@ -49,7 +50,8 @@ class Clock:
 
     @property
     def time(self) -> float:
-        """Current time in seconds of perf_counter. Can be set, to spread the steps of one batch over the time since the last batch."""
+        """Current time in seconds of perf_counter. It can be set, in order to spread the steps of a batch over the time since the last
+        batch."""
         return perf_counter() if self._time is None else self._time
 
     @time.setter
@@ -64,16 +66,16 @@ class Clock:
 
     @property
     def global_frame(self) -> int:
-        """Frames of all processes that train one net; schedules are functions of this number."""
+        """Number of frames of all processes that train one net. Schedules are functions of this number."""
         return self.frame if len(self._frames_W) == 1 else int(self._frames_W.sum())
 
     def begin(self) -> None:
-        """Continue wall time from now on; for a restarted process, as if it had never stopped."""
+        """Start or continue the wall time. For a restarted process, wall time continues as if the process had never stopped."""
         if not self._started_W[self._index]:
             self._started_W[self._index] = perf_counter() - self._wall_before
 
     def advance_to(self, wall_t: float) -> None:
-        """Increase the wall time to at least `wall_t` seconds: a row may have been written after the loaded state was saved."""
+        """Increase the wall time to at least `wall_t` seconds, because a row may have been written after the loaded state was saved."""
         missing = max(0.0, wall_t - self.wall_t)
         self._wall_before += missing
         if self._started_W[self._index]:
@@ -95,7 +97,7 @@ class Clock:
     def due(self, every: int, ahead: int = 0) -> bool:
         """Return whether the last step crossed a multiple of `every` frames, even if frames per step do not divide `every`.
 
-        ahead: number of frames before each multiple at which to return True instead.
+        Args: ahead: return True this many frames before each multiple instead.
         """
         return (self.frame + ahead) // every > (self.prev_frame + ahead) // every
 

@@ -12,7 +12,7 @@ ActionKind = Literal["discrete", "continuous", "multi_discrete", "multi_binary",
 Dtype = Literal["float32", "uint8"]
 InputKind = Literal["image", "vector"]
 Use = Literal["all", "critic", "mask"]
-"""What reads a part of an observation: actor and critic, the critic only, or only the choice of actions (the action mask)."""
+"""Use of a part of an observation: "all": actor and critic read it; "critic": only the critic reads it; "mask": it is the action mask."""
 Channels = Literal["first", "last"]
 
 
@@ -28,23 +28,24 @@ class Ambiguity(NamedTuple):
 class ActionSpace:
     """Space of actions, per env.
 
-    discrete: one integer in [0, nvec[0]), action_N int64 [N].
-    multi_discrete: one integer per component below nvec[i], action int64 [N, len(nvec)].
-    multi_binary: 0 or 1 per component, action int64 [N, dim].
-    continuous: float32 [N, dim]. The env maps [-1, 1] onto its bounds if both are finite, and clips; an unbounded
-    component is passed through. The Box is flattened to dim components.
-    hybrid: several of these kinds, float32 [N, dim]: the components of multi_discrete, those of multi_binary, those of continuous.
+    discrete: one integer in [0, nvec[0]); action_N is int64 [N].
+    multi_discrete: one integer in [0, nvec[i]) per component; action_N is int64 [N, len(nvec)].
+    multi_binary: 0 or 1 per component; action_N is int64 [N, dim].
+    continuous: action_N is float32 [N, dim]. If both bounds of a component are finite, the env scales [-1, 1] to these bounds. Components
+    are clipped to finite bounds. The Box is flattened to dim components.
+    hybrid: several of these kinds; action_N is float32 [N, dim], with the multi_discrete components first, then multi_binary, then
+    continuous.
     """
 
     kind: ActionKind
     nvec: tuple[int, ...] = ()
-    """discrete: (n,); multi_discrete, and hybrid for its discrete components: choices per component; otherwise empty."""
+    """Number of choices: (n,) for discrete; one number per discrete component for multi_discrete and hybrid; otherwise empty."""
     dim: int = 1
-    """Components of one action: 1 for discrete."""
+    """Number of components of one action; 1 for discrete."""
     bounded: bool = True
-    """continuous, hybrid: every continuous component has finite bounds."""
+    """continuous, hybrid: whether every continuous component has finite bounds."""
     bits: int = 0
-    """hybrid: number of its binary components."""
+    """hybrid: number of binary components."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,7 +59,7 @@ class ActionSpace:
 
     @property
     def parts(self) -> tuple[ActionSpace, ...]:
-        """The spaces of which a hybrid one is the product, in the order of their components; any other space itself."""
+        """The parts of a hybrid space, in the order of their components; for any other space, the space itself."""
         if self.kind != "hybrid":
             return (self,)
         choices = ActionSpace("multi_discrete", self.nvec, len(self.nvec))
@@ -75,7 +76,7 @@ class ObservationPart:
     """One entry of a packed observation: bytes [begin, end) of the observation contain an array."""
 
     name: str
-    """Key in the Dict ("0", "1", … in a Tuple); for a nested entry with its parents: "hand/camera"."""
+    """Key in the Dict ("0", "1", … in a Tuple); a nested entry is named with its parents: "hand/camera"."""
     shape: tuple[int, ...]
     """[C, H, W] of an image, else [n]."""
     dtype: Dtype
@@ -89,24 +90,25 @@ class ObservationPart:
 
     @property
     def divisor(self) -> float:
-        """Number by which a net divides the array, so that values are at most 1."""
+        """Number by which a net divides the array, so that its values are at most 1."""
         return _divisor(self.dtype, self.high)
 
 
 @dataclass(frozen=True)
 class ObservationSpace:
-    """Space of observations, per env: always one array.
+    """Space of one env's observations. An observation is always one array.
 
-    Discrete and MultiDiscrete observations are one-hot encoded. A Dict or Tuple is the concatenation of its flattened entries, or, if an
-    entry is an image, packed: one uint8 vector with the bytes of all entries, whose positions are in `parts`. Entries for the critic only
-    come after those for both nets, and an action mask comes last.
+    Discrete and MultiDiscrete observations are one-hot encoded. A Dict or Tuple becomes the concatenation of its flattened entries. If an
+    entry is an image, the Dict or Tuple is packed instead: it becomes one uint8 vector with the bytes of all entries, whose positions are
+    in `parts`. Entries for the critic only come after entries for both nets, and an action mask comes last.
     """
 
     shape: tuple[int, ...]
     dtype: Dtype = "float32"
     """uint8 for images of integers up to 255, else float32."""
     stack: int = 1
-    """Frames stacked along the first axis, the newest last: within an episode each observation is the previous one shifted by a frame."""
+    """Number of frames stacked along the first axis, the newest last. Within an episode, each observation is the previous observation,
+    shifted by one frame."""
     parts: tuple[ObservationPart, ...] = ()
     """Entries of a packed observation, in the env's order; float32 entries occupy the first bytes. Empty: not packed."""
     high: float | None = None
@@ -116,9 +118,10 @@ class ObservationSpace:
     mask: tuple[int, int] | None = None
     """Columns of the action mask (see ActionMask): numbers, or bytes if the observation is packed; None: every action is always valid."""
     goals: tuple[tuple[int, int], tuple[int, int]] | None = field(default=None, compare=False)
-    """Columns of achieved_goal and of desired_goal, if there are such entries and their numbers are not changed."""
+    """Columns of achieved_goal and of desired_goal, if the observation has these entries with unchanged numbers."""
     ambiguities: tuple[Ambiguity, ...] = field(default=(), compare=False)
-    """Guessed properties that the env's space does not determine; only nets that treat images and vectors differently need them."""
+    """Properties that the env's space does not determine, and that were guessed. They matter only for nets that treat images and vectors
+    differently."""
     text: str = field(default="", compare=False)
     """Readable description: "image 24 × 20, 6 channels last, 0 to 255"."""
 
@@ -133,7 +136,7 @@ class ObservationSpace:
         return any(len(part.shape) == 3 for part in self.parts or (self,))
 
     def seen_by(self, critic: bool) -> ObservationSpace:
-        """Return the space of the observations that the critic, or the actor, reads: without a mask, and as leading columns."""
+        """Return the space of the part of observations that the critic, or the actor, reads: the leading columns, without a mask."""
         uses = ("all", "critic") if critic else ("all",)
         if self.parts:
             return replace(self, parts=tuple(part for part in self.parts if part.use in uses), mask=None)
@@ -157,7 +160,7 @@ class EnvInfo:
     """Description of an env for its agent."""
 
     num_envs: int
-    """Number of rows: of envs, or of the agents of all envs together."""
+    """Number of rows: the number of envs, or with several agents per env the number of agents of all envs."""
     observation: ObservationSpace
     action: ActionSpace
     backend: str = "sync"
@@ -167,17 +170,17 @@ class EnvInfo:
     time_limit: int | None = None
     """Maximum steps of an episode; None if not limited."""
     agents: tuple[str, ...] = ()
-    """Names of the agents of each env, whose rows follow each other; empty: one agent per env."""
+    """Names of the agents of each env; the rows of one env's agents are consecutive. Empty: one agent per env."""
     spaces: dict[str, Any] | None = field(default=None, compare=False)
-    """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict): with them
-    observations can be encoded and actions decoded without the env."""
+    """The env's own spaces in plain Python, {"observation": …, "action": …} (see slm_lab.env.spaces.space_to_dict), with which observations
+    can be encoded and actions decoded without the env."""
     groups: tuple[EnvInfo, ...] = ()
-    """With agents whose spaces differ: the info of each group of agents with equal spaces. `observation` and `action` are then the form of
-    the arrays for all rows, where the rows of each group are padded with zeros, see lib.padding. Empty: all agents have these spaces."""
+    """If the agents' spaces differ: the info of each group of agents with equal spaces. `observation` and `action` then describe arrays for
+    all rows, in which the rows of each group are padded with zeros (see lib.padding). Empty: all agents have the same spaces."""
 
     @property
     def frames(self) -> int:
-        """Number of frames of a vector step: one per env, however many agents it has."""
+        """Number of frames in a vector step: one per env, regardless of the number of agents."""
         return self.num_envs // max(1, len(self.agents))
 
     def of_envs(self, count: int) -> EnvInfo:
@@ -205,17 +208,17 @@ class EnvInfo:
 
 
 class Episode(NamedTuple):
-    """A finished episode (in Atari a whole game)."""
+    """A finished episode (in Atari a complete game)."""
 
     env: int
     total_reward: float
-    """Sum of raw rewards: before clipping, scaling and normalising."""
+    """Sum of raw rewards, i.e. before clipping, scaling and normalising."""
     length: int
-    """Steps taken."""
+    """Number of steps."""
     info: dict[str, float] = {}
     """Numbers from the env's `info` in the last step, by the names given to `make_env(track_info=…)`."""
     truncated: bool = False
-    """Whether it was cut, by a time limit for example, and did not terminate."""
+    """Whether the episode was truncated, for example by a time limit, instead of terminated."""
 
 
 class VecStep(NamedTuple):
@@ -224,29 +227,29 @@ class VecStep(NamedTuple):
     reward_N: np.ndarray
     """float32 [N]: rewards for training (clipped, scaled and normalised according to the spec)."""
     terminated_N: np.ndarray
-    """bool [N]: the episode ended, without bootstrapping."""
+    """bool [N]: whether the episode terminated; its return is not bootstrapped."""
     truncated_N: np.ndarray
-    """bool [N]: the episode was cut, and its return is bootstrapped. Never true together with terminated_N."""
+    """bool [N]: whether the episode was truncated; its return is bootstrapped. Never true together with terminated_N."""
     last_obs_N: np.ndarray
-    """[N, *shape]: the true next observation, never that of a reset. The same array as `obs_N` if no episode ended."""
+    """[N, *shape]: the true next observation, never the first observation after a reset. The same array as `obs_N` if no episode ended."""
     obs_N: np.ndarray
     """[N, *shape]: observations for the next actions."""
     first_N: np.ndarray
-    """bool [N]: obs_N begins an episode (reset the hidden state)."""
+    """bool [N]: whether obs_N begins an episode, so that the hidden state must be reset."""
     valid_N: np.ndarray
-    """bool [N]: false where the row is not a transition (the dummy row of NEXT_STEP autoreset)."""
+    """bool [N]: false if the row is not a transition (e.g. the dummy row of NEXT_STEP autoreset)."""
     episodes: list[Episode]
-    """Episodes that finished in this step, of each agent."""
+    """Episodes that finished in this step; with several agents, one entry for each agent."""
     acts_N: np.ndarray | None = None
-    """With several agents, bool [N]: the rows whose action the next step uses; None: all. Other rows wait for their turn, or their agent
-    is absent."""
+    """With several agents, bool [N]: the rows whose action the next step uses; None: all rows. Other rows wait for their turn, or their
+    agent is absent."""
 
 
 class ActOut(NamedTuple):
     """Actions of a policy for one vector step."""
 
     action_N: np.ndarray
-    """[N] or [N, dim], see ActionSpace: actions used for learning. `Policy.env_action` returns the actions for the env."""
+    """[N] or [N, dim], see ActionSpace: actions as used for learning. `Policy.env_action` converts them to the form that the env takes."""
     logp_N: np.ndarray
     """float32 [N]: log-probability of the action under the policy that chose it; NaN unless requested."""
     state_N: np.ndarray | None = None

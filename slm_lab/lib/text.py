@@ -10,7 +10,7 @@ WIDTH = 80
 _NAME = 32
 """Maximum number of letters of cells in the first columns of a table that is too wide."""
 _LEAST = 8
-"""Number of letters to which these cells are shortened further, before other cells are shortened too."""
+"""Minimum number of letters to which these cells are shortened; if that is not sufficient, other cells are shortened too."""
 
 
 def shorten(text: str, letters: int) -> str:

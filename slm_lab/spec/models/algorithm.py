@@ -52,41 +52,42 @@ class AlgorithmSpec(Component):
     """Keys of every algorithm, and the capabilities that rules, defaults and error messages are derived from."""
 
     on_policy: ClassVar[bool] = True
-    """Learns from each transition once, in the order collected; otherwise from a replay buffer."""
+    """Whether the algorithm learns from each transition once, in the order of collection; if False, it learns from a replay buffer."""
     offline: ClassVar[bool] = False
-    """Learns from meta.demonstrations alone: a frame is a gradient step, and the env is stepped in evaluations only."""
+    """Whether the algorithm learns only from meta.demonstrations. A frame is then a gradient step, and envs are stepped only in
+    evaluations."""
     learns: ClassVar[bool] = True
-    """Has weights to train, so it needs a net."""
+    """Whether the algorithm has weights to train, and therefore needs a net."""
     has_critic: ClassVar[bool] = False
-    """Learns values in addition to its policy."""
+    """Whether the algorithm learns values in addition to its policy."""
     has_target: ClassVar[bool] = False
-    """Keeps target networks."""
+    """Whether the algorithm has target networks."""
     values: ClassVar[bool] = False
-    """Acts on action values (a Q-network)."""
+    """Whether the policy acts on action values (a Q-network)."""
     own_critics: ClassVar[bool] = False
-    """Actor and critics have separate networks (agent.net, agent.critic_net)."""
+    """Whether actor and critics have separate networks (agent.net, agent.critic_net)."""
     soft: ClassVar[bool] = False
-    """Its values contain an entropy bonus (soft actor-critic)."""
+    """Whether values contain an entropy bonus (soft actor-critic)."""
     recurrent: ClassVar[bool] = True
-    """Can train a RecurrentNet."""
+    """Whether the algorithm can train a RecurrentNet."""
     noisy: ClassVar[bool] = False
-    """Can explore by a noisy net."""
+    """Whether the algorithm can explore by a noisy net."""
     self_imitation: ClassVar[bool] = False
-    """Also learns from a replay buffer of past episodes, in addition to its on-policy memory."""
+    """Whether the algorithm also learns from a replay buffer of past episodes, in addition to its on-policy memory."""
     action_kinds: ClassVar[tuple[str, ...]] = ALL_ACTIONS
-    """Kinds of action spaces that it can act in."""
+    """Kinds of action spaces that the algorithm supports."""
     bounded_only: ClassVar[bool] = False
-    """Continuous actions need finite bounds."""
+    """Whether continuous actions must have finite bounds."""
     memories: ClassVar[tuple[str, ...]] = ROLLOUT_MEMORIES
-    """Built-in memories that it can learn from, the default first."""
+    """Built-in memories that the algorithm can learn from, the default first."""
     batch_size: ClassVar[int | None] = None
-    """Transitions per batch of a replay buffer if the memory section is absent."""
+    """Number of transitions per batch of a replay buffer if the memory section is absent."""
     samplers: ClassVar[tuple[str, ...]] = ()
     """Modes of meta.sampler that the algorithm supports: sync, async."""
 
     action_pdtype: ActionPdtype = "default"
     """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, depending on the action space.
-    NormalTanh: tanh of a Normal, learned from the actions before tanh."""
+    NormalTanh: tanh of a Normal; the policy is learned from the actions before tanh."""
     action_policy: ActionPolicy = "default"
     """How to choose an action from the distribution; default: sample it."""
     gamma: Fraction = 0.99
@@ -95,13 +96,13 @@ class AlgorithmSpec(Component):
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]] | None:
-        """Return the name (see ops.distributions.ACTOR_DISTRIBUTIONS) and the arguments of the actor's only distribution over a kind of
-        actions; None: action_pdtype names it."""
+        """Return the name (see ops.distributions.ACTOR_DISTRIBUTIONS) and the arguments of the only distribution that the actor supports
+        for a kind of actions; None: action_pdtype names the distribution."""
         return None
 
     def value_distribution(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the kind (see net.distributional.HEADS) and the arguments of the distribution of returns that the net outputs for each
-        action; None: it outputs action values."""
+        """Return the kind (see net.distributional.HEADS) and the arguments of the distributions of returns that the net outputs; None: the
+        net outputs action values."""
         return None
 
     @property
@@ -111,16 +112,17 @@ class AlgorithmSpec(Component):
 
     @property
     def learns_values(self) -> bool:
-        """Return whether it learns values, by net.loss_spec."""
+        """Return whether the algorithm learns values, with the loss net.loss_spec."""
         return not (self.on_policy or self.offline) or self.has_critic or self.values
 
     @property
     def needs_logp(self) -> bool:
-        """Return whether training needs log π(a|s) of the policy that acted."""
+        """Return whether training needs log π(a|s) under the policy that acted."""
         return False
 
     def rollout_len(self, default: int) -> int:
-        """Return the vector steps (or episodes, depending on the memory) between two trainings; `default` if the spec has none."""
+        """Return the number of vector steps (or episodes, depending on the memory) between two trainings; `default` if the spec has
+        none."""
         return getattr(self, "training_frequency", None) or default
 
 
@@ -151,7 +153,7 @@ class ReinforceSpec(OnPolicySpec):
     center_return: Flag = False
     """Subtract the batch mean from the returns."""
     normalize_advantages: StandardizeAdvantages = "standardize"
-    """standardize (or true): returns get zero mean and unit standard deviation over the batch; false: they are used as they are."""
+    """standardize (or true): returns get zero mean and unit standard deviation over the batch; false: returns are not changed."""
     policy_loss_coef: NonNegative = 1.0
     """Weight of the policy loss."""
     training_frequency: Positive | None = None
@@ -162,12 +164,12 @@ class VTraceSpec(OnPolicySpec):
     """Keys of algorithms that support V-trace (arXiv:1802.01561), the off-policy correction for rollouts by an older policy."""
 
     with_vtrace: Flag = False
-    """Correct values and advantages for policy lag by V-trace, with λ = lam (default: 1); no effect without lag."""
+    """Correct values and advantages for policy lag by V-trace, with λ = lam (default: 1). It has no effect if there is no lag."""
     rho_bar: PositiveReal = 1.0
-    """ρ̄ of V-trace: maximum importance weight of a temporal difference. A higher value gives values closer to the current policy's, with
-    more variance."""
+    """ρ̄ of V-trace: maximum importance weight of a temporal difference. With a higher ρ̄, the learned values are closer to the values of
+    the current policy, with more variance."""
     c_bar: PositiveReal = 1.0
-    """c̄ of V-trace: maximum trace coefficient. Affects how fast values are learned, not their fixed point."""
+    """c̄ of V-trace: maximum trace coefficient. It affects how fast values are learned, but not their fixed point."""
 
     @property
     def needs_logp(self) -> bool:
@@ -185,8 +187,8 @@ class ActorCriticSpec(VTraceSpec):
     lam: Fraction | None = None
     """λ of generalised advantage estimation (arXiv:1506.02438)."""
     num_step_returns: Positive | None = None
-    """n of n-step returns; given without lam, it also replaces training_frequency. No effect with lam. With neither, returns extend to
-    the end of the episode, continued by the critic's value where the rollout or a time limit cuts it."""
+    """n of n-step returns. If it is given without lam, it also replaces training_frequency; with lam, it has no effect. If neither is
+    given, returns extend to the end of the episode; where the rollout or a time limit cuts the episode, the critic's value is added."""
     normalize_advantages: StandardizeAdvantages = "standardize"
     """standardize (or true): zero mean and unit standard deviation over the batch; false: no normalisation."""
     policy_loss_coef: NonNegative = 1.0
@@ -206,10 +208,10 @@ class AdaptiveLR(SpecModel):
     """A learning rate that follows the Kullback–Leibler divergence of updates (as in rl_games and rsl_rl)."""
 
     kl_target: PositiveReal = 0.01
-    """Divergence KL(π_old, π) per update: after each rollout, the learning rate is divided by `factor` if approx_kl of the last epoch is
-    above 2 · kl_target, and multiplied by it if below kl_target / 2."""
+    """Target of the divergence KL(π_old, π) per update: after each rollout, the learning rate is divided by `factor` if approx_kl of the
+    last epoch is above 2 · kl_target, and multiplied by `factor` if approx_kl is below kl_target / 2."""
     factor: Annotated[float, Strict(), Field(gt=1)] = 1.5
-    """Factor of one change."""
+    """Factor by which one adaptation changes the learning rate."""
     min_lr: PositiveReal = 1e-5
     """Lowest learning rate."""
     max_lr: PositiveReal = 1e-2
@@ -232,21 +234,22 @@ class PPOSpec(VTraceSpec):
     val_loss_coef: NonNegative = 1.0
     """Weight of the value loss."""
     clip_vloss: Flag = False
-    """Also clip the change of value predictions by ε: the value loss is half the mean of the larger squared error (clipped or not).
-    loss_spec and normalize_v_targets then have no effect."""
+    """Also clip the change of value predictions to ±ε: the value loss is half the mean of the larger of the squared errors with and without
+    clipping. loss_spec and normalize_v_targets then have no effect."""
     dual_clip: Annotated[float, Strict(), Field(gt=1)] | None = None
     """c of the dual clip (arXiv:1912.09729): where the advantage is negative, the clipped objective is at least c times the advantage,
     so that a ratio π/π_old above c has no gradient; default: no such bound."""
     bounds_loss_coef: NonNegative = 0.0
-    """Weight of the mean of Σ (|μ| − 1.1)₊² over the means μ of the actions, scaled to [−1, 1]: keeps the means near the bounds (as in
-    rl_games). For the distribution Normal over bounded actions."""
+    """Weight of the mean of Σ (|μ| − 1.1)₊² over the means μ of the actions, scaled to [−1, 1]. This loss keeps the means near the bounds
+    (as in rl_games). Only for the distribution Normal with bounded actions."""
     target_kl: PositiveReal | None = None
     """Stop the epochs of a rollout, before a gradient step, once approx_kl of the next minibatch is above 1.5 · target_kl (as in
     Stable-Baselines3); the first step is always taken. Default: all epochs."""
     adaptive_lr: AdaptiveLR | None = None
     """{kl_target (0.01), factor (1.5), min_lr (1e-5), max_lr (0.01)}: after each rollout, divide the learning rate by factor if approx_kl
-    of the last epoch is above 2 · kl_target, multiply it by factor if below kl_target / 2, within min_lr and max_lr. The first rate is
-    that of optim_spec; a separate optimizer of the critic is scaled in the same way. Replaces lr_scheduler_spec. Default: no adaptation."""
+    of the last epoch is above 2 · kl_target, and multiply it by factor if approx_kl is below kl_target / 2. The rate stays between min_lr
+    and max_lr, and begins with the rate of optim_spec; the rate of a separate optimizer of the critic is scaled in the same way. Replaces
+    lr_scheduler_spec. Default: no adaptation."""
     recompute_advantages: Flag = False
     """Compute values and advantages again before each epoch after the first, with the present critic (arXiv:2006.05990, section 3.5)."""
     normalize_values: Flag = False
@@ -261,11 +264,12 @@ class PPOSpec(VTraceSpec):
     training_frequency: Positive | None = None
     """Ignored: PPO trains every time_horizon steps."""
     symlog: Flag = False
-    """In the value loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets; everything else uses the values
+    """In the value loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets. All other computations use the values
     themselves."""
     normalize_advantages: Literal["standardize", "rollout", "percentile"] | Flag = "standardize"
-    """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: over the whole rollout; percentile: divide
-    by max(1, moving 5–95 % range of the minibatches' advantages) (after arXiv:2301.04104, eq. 11); false: no normalisation."""
+    """standardize (or true): zero mean and unit standard deviation over each minibatch; rollout: the same over the complete rollout;
+    percentile: divide by max(1, moving average of the 5–95 % range of the minibatches' advantages) (after arXiv:2301.04104, eq. 11); false:
+    no normalisation."""
     normalize_v_targets: Flag = False
     """In the value loss, divide values and targets by the running standard deviation of targets (at least 1), and clamp both to ±10."""
 
@@ -311,7 +315,7 @@ class PPOSILSpec(PPOSpec, SILKeys):
 
 
 class EpsilonGreedySpec(AlgorithmSpec):
-    """Keys of algorithms that act greedily on action values, with some random actions."""
+    """Keys of algorithms that act greedily on action values, except for some random actions."""
 
     values = True
     noisy = True
@@ -367,12 +371,12 @@ class ReplayAlgorithmSpec(AlgorithmSpec):
     memories = REPLAY_MEMORIES
     samplers = ("async",)
     min_start: ClassVar[int] = 0
-    """Fewest transitions before the first training if training_start_step is absent."""
+    """Minimum number of transitions before the first training if training_start_step is absent."""
     random_start: ClassVar[bool] = False
-    """Acts uniformly at random before training_start_step."""
+    """Whether the agent acts uniformly at random before training_start_step."""
 
     training_frequency: Positive = 1
-    """Transitions between updates; at most one update per vector step."""
+    """Number of transitions between updates. At most one update is made per vector step."""
     training_start_step: Count | None = None
     """Number of transitions to collect before the first update. Default: memory.batch_size; with an actor and separate critics
     (SoftActorCritic, TD3, …) at least 1,000. If it is smaller than memory.batch_size, the first batches contain some transitions more than
@@ -387,8 +391,9 @@ class ResetKeys(SpecModel):
     """Keys of algorithms whose nets can be reset."""
 
     reset_frequency: Positive | None = None
-    """Gradient steps between resets (arXiv:2205.07802): all nets get new random weights, target nets copies of them, and optimizers and
-    temperature begin anew; the replay buffer is kept. Default: no resets. Not with meta.distributed."""
+    """Gradient steps between resets (arXiv:2205.07802). In a reset, all nets get new random weights, target nets become copies of them, and
+    optimizers and temperature return to their initial state; the replay buffer is kept. Default: no resets. Not supported with
+    meta.distributed."""
 
 
 class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
@@ -404,9 +409,9 @@ class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
     training_batch_iter: Positive = 1
     """Gradient steps per batch."""
     num_step_returns: Positive = 1
-    """n of n-step returns: targets use the rewards of n steps, of fewer at the end of an episode (after a truncation they bootstrap from
-    its last observation) or of the collected data. With a RecurrentNet, returns also end at the end of a sequence. They are not corrected
-    for actions that the present policy would not choose (as in Rainbow, arXiv:1710.02298)."""
+    """n of n-step returns: targets use the rewards of n steps, or of fewer steps at the end of an episode or of the collected data. After a
+    truncation, targets bootstrap from the last observation of the episode. With a RecurrentNet, returns also end at the end of a sequence.
+    Returns are not corrected for actions that the present policy would not choose (as in Rainbow, arXiv:1710.02298)."""
 
 
 class VanillaDQNSpec(QLearningSpec):
@@ -438,8 +443,8 @@ class DistributionalSpec(QLearningSpec):
     action_kinds = ("discrete",)
 
     double_q: Flag = False
-    """The network selects the next action, the target network evaluates it (double Q-learning, arXiv:1509.06461); false: the target network
-    does both."""
+    """true: the network selects the next action, and the target network evaluates it (double Q-learning, arXiv:1509.06461); false: the
+    target network does both."""
 
 
 class QRDQNSpec(DistributionalSpec):
@@ -448,7 +453,7 @@ class QRDQNSpec(DistributionalSpec):
     class_path = "slm_lab.agent.algorithm.distributional_dqn:QRDQN"
     name: Literal["QRDQN"]
     num_quantiles: Positive = 50
-    """Quantiles of each action's return. The paper has 200 for Atari."""
+    """Number of quantiles of each action's return. The paper uses 200 for Atari."""
 
     def value_distribution(self) -> tuple[str, dict[str, Any]]:
         return "quantiles", {"number": self.num_quantiles}
@@ -464,7 +469,7 @@ class C51Spec(DistributionalSpec):
     v_min: Real = -10.0
     """Least atom. Discounted returns below it count as v_min."""
     v_max: Real = 10.0
-    """Greatest atom, above v_min. Discounted returns above it count as v_max; the default is meant for rewards clipped to ±1, as in
+    """Greatest atom, above v_min. Discounted returns above it count as v_max. The default is suitable for rewards clipped to ±1, as in
     Atari."""
 
     def value_distribution(self) -> tuple[str, dict[str, Any]]:
@@ -472,7 +477,7 @@ class C51Spec(DistributionalSpec):
 
 
 class OfflineSpec(AlgorithmSpec):
-    """Keys of the algorithms that learn from recorded episodes alone."""
+    """Keys of the algorithms that learn only from recorded episodes."""
 
     on_policy = False
     offline = True
@@ -502,10 +507,10 @@ class IQLSpec(OfflineSpec):
 
     name: Literal["IQL"]
     expectile: Annotated[float, Strict(), Field(gt=0, lt=1)] = 0.7
-    """τ: V is this expectile of the values of the recorded actions; 0.5: their mean (the policy that was recorded), near 1: their maximum.
-    Episodes that must be combined from parts of several need more (the paper: 0.9)."""
+    """τ: V is the τ-expectile of the values of the recorded actions: 0.5 gives their mean (the value of the recorded policy), a τ near 1
+    their maximum. If good episodes must be combined from parts of several recorded ones, a greater τ is needed (0.9 in the paper)."""
     beta: NonNegative = 3.0
-    """β: recorded actions are weighted by exp(β A) with their advantages A; 0: behaviour cloning."""
+    """β: recorded actions are weighted by exp(β A), where A is the advantage of the action; 0: behaviour cloning."""
 
 
 class EntropyAnneal(SpecModel):
@@ -516,7 +521,7 @@ class EntropyAnneal(SpecModel):
     end_ratio: Fraction | None = None
     """Target entropy after `frames` frames, as a fraction of ln|A|; default: start_ratio."""
     frames: Count = 0
-    """Frames (of all workers together) over which the target entropy changes; 0: it stays at start_ratio."""
+    """Number of frames (of all workers together) over which the target entropy changes; 0: the target entropy stays at start_ratio."""
 
 
 class ReplayActorCriticSpec(ReplayAlgorithmSpec, ResetKeys):
@@ -554,8 +559,8 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     """Target entropy (in nats) for the automatic temperature; auto: −dim(A) for continuous actions, target_entropy_ratio · ln|A| for
     discrete ones."""
     target_entropy_ratio: Fraction = 0.6
-    """Discrete actions with target_entropy auto: the target entropy as a fraction of the largest possible entropy, ln|A|, or with action
-    masks the mean of ln(number of valid actions)."""
+    """For discrete actions with target_entropy "auto": the target entropy as a fraction of the maximum entropy, which is ln|A| or, with
+    action masks, the mean of ln(number of valid actions)."""
     entropy_anneal: EntropyAnneal | Flag | Real = False
     """{start_ratio, end_ratio, frames}: anneal the automatic target entropy of discrete actions. A number: anneal the target entropy
     linearly to this value (in nats) until env.max_frame; true: to 0 for discrete actions, to −2 dim(A) for continuous ones."""
@@ -563,8 +568,8 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     """Discrete actions: weight β of the penalty ½ (H̄ − H)², where H is the policy's entropy and H̄ its moving average (decay 0.99 per
     gradient step of the policy). After arXiv:2209.10081, eq. 11."""
     symlog: Flag = False
-    """In the critics' loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets; everything else uses the values
-    themselves."""
+    """In the critics' loss, compare the symlog (arXiv:2301.04104, eq. 9) of values and of their targets. All other computations use the
+    values themselves."""
     log_alpha_min: Real = -5.0
     """Minimum log of the temperature α."""
     log_alpha_max: Real = 2.0
@@ -572,8 +577,8 @@ class SoftActorCriticSpec(ReplayActorCriticSpec):
     initial_alpha: PositiveReal = 1.0
     """Initial temperature α, if it is tuned automatically."""
     alpha_lr: PositiveReal | None = None
-    """Initial learning rate of the temperature; default: the actor's learning rate. Optimizer (Adam in place of Muon and Adafactor) and
-    schedule are the same as the actor's."""
+    """Initial learning rate of the temperature; default: the actor's learning rate. The temperature has the same optimizer and schedule as
+    the actor (but Adam if the actor has Muon or Adafactor)."""
     fixed_alpha: PositiveReal | None = None
     """Fixed temperature α; default: tuned automatically to target_entropy."""
     alpha_anneal_frames: Count | None = None
@@ -609,7 +614,8 @@ class TQCSpec(SoftActorCriticSpec):
     num_quantiles: Positive = 25
     """Number of quantiles M of each critic."""
     dropped_quantiles: Count = 2
-    """Quantiles per critic that targets leave out, the greatest of all critics' together; more of them prevent more overestimation."""
+    """Number of quantiles per critic that targets leave out. The greatest quantiles of all critics together are left out; leaving out more
+    reduces overestimation further."""
 
     @property
     def learns_values(self) -> bool:
@@ -632,7 +638,7 @@ class DistributionalSACSpec(SoftActorCriticSpec):
     v_min: Real = -5.0
     """Least atom. Soft discounted returns below it count as v_min."""
     v_max: Real = 5.0
-    """Greatest atom, above v_min. Soft discounted returns above it count as v_max; the default is meant for rewards that are scaled by
+    """Greatest atom, above v_min. Soft discounted returns above it count as v_max. The default is suitable for rewards that are scaled by
     env.normalize_reward or env.reward_scale."""
 
     @property
@@ -652,14 +658,14 @@ class TD3Spec(ReplayActorCriticSpec):
     action_policy: Exploration = "gaussian"  # type: ignore[assignment]  # the actor has no distribution to sample
     """gaussian: the actor's action plus Gaussian noise, clipped to the bounds; random: uniformly random actions."""
     explore_var_spec: Schedule | None = constant(0.1)
-    """Schedule of the standard deviation of the exploration noise over frames. Actions range from −1 to 1 here, whatever their bounds in
-    the environment."""
+    """Schedule of the standard deviation of the exploration noise over frames. It refers to actions scaled to [−1, 1], regardless of their
+    bounds in the environment."""
     policy_delay: Positive = 2
     """Critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.2
     """Standard deviation of the noise of the target actor's actions (target policy smoothing), which range from −1 to 1; 0: none."""
     target_noise_clip: NonNegative = 0.5
-    """Largest absolute value of that noise."""
+    """Maximum absolute value of the noise of the target actor's actions."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]]:
         return "Deterministic", {}

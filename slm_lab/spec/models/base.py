@@ -1,9 +1,9 @@
 """Types and base classes that the sections of a spec share: numbers, components, the user's own components, and schedules.
 
-The user's own algorithms, nets and memories: `name: "package.module:Class"` names a pydantic model outside this package, a subclass of
-AlgorithmSpec, NetSpec or MemorySpec. Its fields are the keys of the section, its ClassVars declare what rules need to know, and its
-classmethod `implementation()` returns the class to build. Its module is imported to check a spec, so it should import torch in
-`implementation()` only.
+A user's own algorithms, nets and memories: `name: "package.module:Class"` names a pydantic model outside this package, which is a subclass
+of AlgorithmSpec, NetSpec or MemorySpec. The fields of the model are the keys of the section, its ClassVars declare the properties that
+rules need, and its classmethod `implementation()` returns the class to build. The module of the model is imported to check a spec. It
+should therefore import torch only in `implementation()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slm_lab.spec.report import nearest
 
 
 def whole(value: Any) -> Any:
-    """Accept 1e6 as a whole number."""
+    """Convert a float without a fraction, such as 1e6, to an integer; return other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -43,16 +43,17 @@ class SpecModel(BaseModel):
 
 
 class Component(SpecModel):
-    """A section that is chosen by `name`: one of the built-in models, or the user's own by "package.module:Class"."""
+    """A section whose `name` selects one of the built-in models, or a user's own model by "package.module:Class"."""
 
     class_path: ClassVar[str]
-    """Import path of the class that a built-in model configures, "package.module:Class". A subclass of the model has to name its own."""
+    """Import path "package.module:Class" of the class that a built-in model configures. A subclass of the model must set its own path."""
 
     name: str
 
     @classmethod
     def implementation(cls) -> Any:
-        """Return the class to build. A user's model must define this; it imports torch here, not at the top of its module."""
+        """Return the class to build. A user's model must define this method, and should import torch in it, not at the top of its
+        module."""
         if "class_path" in vars(cls):
             module, _, name = cls.class_path.partition(":")
             return getattr(importlib.import_module(module), name)
@@ -169,7 +170,7 @@ class NoDecay(SpecModel):
 
     @property
     def last(self) -> float:
-        """Return the value that it ends with."""
+        """Return the last value of the schedule."""
         return self.start_val
 
 
@@ -192,7 +193,7 @@ class _Decay(SpecModel):
 
     @property
     def last(self) -> float:
-        """Return the value that it ends with."""
+        """Return the last value of the schedule."""
         return self.end_val
 
     def _between(self, fraction: float, frame: int) -> float:

@@ -47,7 +47,8 @@ class EnvSpec(SpecModel):
     max_t: Positive | None = None
     """Truncate episodes after this many steps; default: the env's own limit."""
     max_frame: Positive
-    """Frames to train for; one vector step is num_envs frames. In BC and IQL, which step no env, a frame is a gradient step."""
+    """Number of frames of training; one vector step has num_envs frames. In BC and IQL, which do not step envs in training, a frame is a
+    gradient step."""
     normalize_obs: Flag = False
     """Normalise observations by their running mean and standard deviation."""
     normalize_reward: Flag = False
@@ -58,37 +59,37 @@ class EnvSpec(SpecModel):
     """Clip training rewards to ± this value, or to [lo, hi]; true: their sign; false: no clipping; default: ±10 if rewards are normalised,
     their sign in Atari, otherwise no clipping."""
     reward_scale: PositiveReal | Literal["sign"] = 1.0
-    """Factor of training rewards; "sign": their sign."""
+    """Factor by which training rewards are multiplied; "sign": rewards are replaced by their sign."""
     backend: Backend = "auto"
     """Vector env implementation: ale (ALE's C++ vector env), native (Gymnasium's own vector env of that id), pettingzoo, envpool, sync or
     async (Gymnasium; async: each env in its own process, whose random generators are seeded), or "package.module:Class" for your own; auto:
     the first that supports the env."""
 
     wrappers: Annotated[list[WrapperSpec], Field(json_schema_extra=_allow_names)] = []
-    """Wrappers of each env, applied in this order: names, or {"name": …, arguments}: Gymnasium's own by class name ("RescaleAction"),
-    others as "package.module:Class". Rewards and returns are those of the wrapped env; max_t counts steps of the env itself.
-    Each env has its own wrapper state, which is not shared with evaluation or checkpoints (instead of NormalizeObservation, use
-    normalize_obs)."""
+    """Wrappers of each env, applied in this order. Each is a name, or {"name": …, arguments}. Gymnasium's own wrappers are named by class
+    ("RescaleAction"), others as "package.module:Class". Rewards and returns are those of the wrapped env; max_t counts steps of the env
+    without wrappers. Each env has its own wrapper state, which is not shared with evaluation or checkpoints (instead of
+    NormalizeObservation, use normalize_obs)."""
     channels: Literal["first", "last"] | None = None
-    """Axis of the channels of an image; default: the first or last axis, whichever has 1, 3 or 4 channels; if that does not decide, the one
-    that leaves the squarer image."""
+    """Axis of the channels of an image. Default: the first or last axis, whichever has size 1, 3 or 4; if both or neither have such a size,
+    the axis whose removal leaves the squarer image."""
     obs_keys: Annotated[list[str], Field(min_length=1)] | None = None
-    """Parts of a Dict (or Tuple: "0", "1", …) observation to keep, after the wrappers; a single one becomes the observation itself.
-    An action mask is always kept, unless `action_mask` is false. Default: all."""
+    """Entries of a Dict observation (of a Tuple: "0", "1", …) to keep, after the wrappers; a single entry becomes the observation itself.
+    An action mask is always kept, unless `action_mask` is false. Default: all entries."""
 
     action_mask: Annotated[str, Field(min_length=1)] | Literal[False] | None = None
-    """Entry of the observation (a Dict), or else of the env's info, that says which actions are valid; invalid ones are never taken. false:
-    none; default: action_mask or legal_action_mask, if the observation has such an entry."""
+    """Entry of the Dict observation, or else of the env's info, that tells which actions are valid; invalid actions are never taken. false:
+    no mask is used. Default: action_mask or legal_action_mask, if the observation has such an entry."""
     critic_keys: Annotated[list[str], Field(min_length=1)] | None = None
-    """Entries of a Dict observation that only the critic reads, such as privileged_state. "state" in PettingZoo's envs: the state of the
-    env, or without one the observations of all agents, which is added to the observation (a central critic). Default: none."""
+    """Entries of a Dict observation that only the critic reads, such as privileged_state. In PettingZoo's envs, "state" adds the state of
+    the env to the observation, or the observations of all agents if the env has no state (a central critic). Default: none."""
 
     schedule: Annotated[dict[str, Scheduled], Field(min_length=1)] | None = None
-    """A curriculum: arguments of the env's constructor (the env is built anew) or attributes of the env (set) that change when an episode
-    ends. For each a list [[frame, value], …], a schedule of a number over frames such as {"name": "linear_decay", …}, or {"by": "return",
-    "start": value, "steps": [[return, value], …], "episodes": 20}, which goes on to the next value when the mean return of the last
-    episodes with the present one reaches its number. Frames are those of all workers. Evaluation and enjoy use the last values. Absent:
-    nothing changes."""
+    """A curriculum: arguments of the env's constructor (the env is then rebuilt) or attributes of the env that change when an episode ends.
+    The entry of each is a list [[frame, value], …], a schedule of a number over frames such as {"name": "linear_decay", …}, or {"by":
+    "return", "start": value, "steps": [[return, value], …], "episodes": 20}. The last form switches to the value of the next step when the
+    mean return of the last episodes with the present value reaches the return of that step. Frames are the frames of all workers together.
+    Evaluation and enjoy use the last values. Default: no changes."""
 
     @property
     def kwargs(self) -> dict[str, Any]:

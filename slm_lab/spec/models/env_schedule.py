@@ -14,12 +14,12 @@ from pydantic_core import PydanticCustomError
 from slm_lab.spec.models.base import Schedule
 
 EPISODES = 20
-"""Number of episodes whose mean return is compared with a step's."""
+"""Default number of episodes whose mean return is compared with the return of a step."""
 _RETURN_KEYS = {"by", "start", "steps", "episodes"}
 
 
 class Steps(NamedTuple):
-    """A value that holds from a frame, or a mean return, on until the next."""
+    """A sequence of values, each of which holds from a frame, or from a mean return, until the next one."""
 
     by: Literal["frame", "return"]
     bounds: tuple[float, ...]
@@ -29,11 +29,11 @@ class Steps(NamedTuple):
     """by return: number of episodes whose mean return is compared with the bounds."""
 
     def at(self, frame: int) -> Any:
-        """Return the value at a frame; of a rule by return, its first."""
+        """Return the value at a frame; for a rule by return, the first value."""
         return self.values[max(0, bisect_right(self.bounds, frame) - 1)] if self.by == "frame" else self.values[0]
 
     def number(self, value: Any) -> float:
-        """Return a value as a number, for rows: of one that is not a number, its position in the list."""
+        """Convert a value to a number for rows of metrics; for a value that is not a number, return its index in the list."""
         return float(value) if isinstance(value, bool | int | float) else float(self.values.index(value))
 
 
@@ -103,7 +103,7 @@ def _by_return(value: dict[str, Any]) -> Steps:
 
 
 def _pairs(steps: Any, what: Literal["frame", "return"]) -> list[Any]:
-    """Return the list [[frame or return, value], …]. Raises ValueError if it is none."""
+    """Return the list [[frame or return, value], …]. Raises ValueError if `steps` does not have this form."""
     name = "" if what == "frame" else '"steps" '
     if not isinstance(steps, list) or not steps:
         raise ValueError(f"{name}must be a list of one or more [{what}, value], not {json.dumps(steps)}")

@@ -24,7 +24,7 @@ class SearchScheduler(SpecModel):
     grace_period: Positive = 1
     """Minimum frames of a trial before it can be stopped."""
     reduction_factor: Annotated[float, Strict(), Field(gt=1)] = 3
-    """One of this many trials continues."""
+    """At each comparison, one out of this many trials continues."""
 
 
 SearchMetric = Literal[
@@ -45,7 +45,7 @@ class MetaSpec(SpecModel):
     latest weights (async SAC); "synced": each pulls the weights after its own update, so its policy is constant within a rollout (A3C);
     false: each Session trains its own net."""
     hogwild_lock: Flag = False
-    """Lock the global net during updates: one Session at a time."""
+    """Lock the global net during updates, so that only one Session updates it at a time."""
     max_restart: Count = 1
     """Maximum restarts of a killed or hanging process: a Session of a global net or a rollout worker; on a cluster every Session (also if
     its node is lost) and the parameter server."""
@@ -54,21 +54,21 @@ class MetaSpec(SpecModel):
     self_play: SelfPlaySpec | None = None
     """Self-play in a game of several agents; default: no snapshots, the current policies play each other."""
     max_session: Positive = 1
-    """Sessions of a trial, each with its own seed."""
+    """Number of Sessions of a trial, each with its own seed."""
     max_trial: Positive = 1
-    """Trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of their
-    values; max_trial limits this number if it is above 1."""
+    """Number of trials of a search; train does not use it. A search whose keys are all grid_search has one trial for each combination of
+    their values; a max_trial above 1 limits this number."""
     log_frequency: Positive = 10_000
     """Frames between rows of a Session's table; default: 10,000, or a fiftieth of the Session's frames if these are fewer than 500,000."""
     eval_episodes: Count | Literal["auto"] = "auto"
-    """Episodes of each of eight evaluations of the deterministic policy, evenly spaced over a Session, each in its own env; 0: none.
-    "auto": between 3 and 5, as many as take at most 3 % of the run's time; none if 3 would take more, if the length of an episode is
-    not limited, in a search, or if rigorous_eval is given."""
+    """Number of episodes in each evaluation of the deterministic policy; each episode has its own env. Eight evaluations are evenly spaced
+    over a Session. 0: no evaluations. "auto": 3 to 5 episodes, as many as take at most 3 % of the run's time; no evaluations if 3 would
+    take more, if the length of an episode is not limited, in a search, or if rigorous_eval is given."""
     eval_frequency: Positive = 10_000
-    """Frames between evaluations, with rigorous_eval; of each worker, with distributed: the workers evaluate the net in turn."""
+    """With rigorous_eval: frames between evaluations. With distributed, frames of each worker; the workers evaluate the net in turn."""
     rigorous_eval: Count = 0
-    """Number of evaluation envs, each of which plays one episode per evaluation, from which all metrics are computed then; 0: compute
-    metrics from training episodes."""
+    """Number of evaluation envs, each of which plays one episode per evaluation. All metrics are then computed from these episodes. 0:
+    compute metrics from training episodes."""
     eval_deterministic: Flag = False
     """Evaluate with the mode of the action distribution instead of a sample."""
     track_info: list[str] = []
@@ -83,10 +83,11 @@ class MetaSpec(SpecModel):
     save_interval: NonNegative = 10.0
     """Minimum seconds between checkpoints."""
     save_replay: Flag = False
-    """Save the replay buffer in checkpoints too (some 7 GB for 1 M Atari frames). Without it a resumed run collects training_start_step
-    transitions again before it trains."""
+    """Also save the replay buffer in checkpoints (some 7 GB for 1 M Atari frames). If it is not saved, a resumed run collects
+    training_start_step transitions again before it trains."""
     checkpoint_frequency: Positive | None = None
-    """Frames between numbered checkpoints of the weights, which are kept; default: none. The best and the last are always kept."""
+    """Frames between numbered checkpoints of the weights, all of which are kept; default: no numbered checkpoints. The best and the last
+    weights are always kept."""
     init_from: str | None = None
     """The folder of a run, search or study, a checkpoint file, or the name of a model: training starts from its best weights and
     observation statistics, where names and shapes match; with agent.policies each policy from that with its name; default: random
@@ -103,8 +104,8 @@ class MetaSpec(SpecModel):
     observers: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
     """User observers, each "package.module:Class", a subclass of slm_lab.Observer, which is called with steps, updates and rows."""
     track: list[Literal["wandb", "mlflow", "trackio", "tensorboard"]] = []
-    """Experiment trackers to which each Session also writes its rows, the spec and its final metrics; each needs the extra of its name. One
-    that fails or blocks is switched off with a notice, and never affects the run."""
+    """Experiment trackers to which each Session also writes its rows, the spec and its final metrics. Each needs the extra of its name. A
+    tracker that fails or blocks is switched off with a notice, and never affects the run."""
     start_method: StartMethod = "auto"
     """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in about 0.02 s each, on Linux;
     "spawn": each process loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the
@@ -115,10 +116,10 @@ class MetaSpec(SpecModel):
     processors with AVX-512 (on Zen 5 it is twice as fast), elsewhere what torch uses by itself. meta.run records the choice; results differ
     by rounding."""
     threads: Positive | Literal["auto"] = "auto"
-    """Threads of an update on the CPU; acting uses one. "auto": for nets with convolutions, the number of cores per concurrent Session, at
-    most 8; one for other nets, and if other processes learn or act at the same time (distributed, an asynchronous sampler) or may do so
-    (--jobs, a search, a study). meta.run records the number. Results with different numbers differ by rounding; with the same number they
-    are equal."""
+    """Number of threads of an update on the CPU; acting uses one thread. "auto": for nets with convolutions, the number of cores per
+    concurrent Session, at most 8; one thread for other nets, and if other processes learn or act at the same time (distributed, an
+    asynchronous sampler) or may do so (--jobs, a search, a study). meta.run records the number. Results with different numbers of threads
+    differ by rounding; with the same number they are equal."""
     search_resources: SearchResources = SearchResources()
     """Resources of one trial of a search; train does not use it."""
     search_scheduler: SearchScheduler | None = None
@@ -130,15 +131,15 @@ class MetaSpec(SpecModel):
     search_metric: SearchMetric | None = None
     """Metric of a trial (the mean over its Sessions) that a search maximises; default: current_return. train does not use it."""
     search_keep: Count | Literal["all"] = 10
-    """Number of best trials of a search whose checkpoints are kept, besides those of --confirm; "all": every trial's. train does not use
-    it."""
+    """Number of best trials of a search whose checkpoints are kept, in addition to the trials of --confirm; "all": checkpoints of all
+    trials are kept. train does not use it."""
     run: list[dict[str, Any]] | None = None
     """One entry for each start or continuation of the run, written by slm_lab: time, command, versions, host, backend, changes. Ignored on
     load."""
 
     @property
     def evaluates_by_default(self) -> bool:
-        """Return whether eval_episodes "auto" may mean any: not if only keys of the other form of evaluation are given."""
+        """Return whether `eval_episodes="auto"` may lead to evaluations: not if only keys of the other form of evaluation are given."""
         given = self.model_fields_set
         return self.eval_episodes == "auto" and ("eval_episodes" in given or not given & {"rigorous_eval", "eval_frequency"})
 
@@ -178,23 +179,24 @@ class PBTSpec(SpecModel):
 
 
 class SelfPlaySpec(SpecModel):
-    """Train against earlier weights of the same policy, in a game of several agents. Snapshots of the weights are rated by Elo."""
+    """Train against earlier weights of the same policy, in a game of several agents. Snapshots of the weights get Elo ratings."""
 
     pool: Positive = 10
-    """Number of snapshots that are kept as opponents: the newest."""
+    """Number of newest snapshots that are kept as opponents."""
     snapshot_frequency: Positive | None = None
     """Frames between snapshots; default: a twentieth of env.max_frame."""
     opponent: Literal["latest", "uniform", "prioritized"] = "uniform"
     """Opponents in a game: the policy itself ("latest"), a snapshot drawn uniformly, or a snapshot drawn in proportion to (1 − p)², where
     p is the mean score of the policy against it (arXiv:1912.06680; prioritised fictitious self-play, AlphaStar)."""
     past_fraction: Fraction = 0.5
-    """Fraction of the games against snapshots; in all others, and with "latest", the policy plays for every agent and learns from each."""
+    """Fraction of the games that are played against snapshots. In all other games, and with opponent "latest", the policy plays for every
+    agent and learns from each of them."""
     rating_games: Count = 32
     """Games of each snapshot against each of up to four opponents (uniformly random actions, and earlier snapshots), from which its Elo
     rating is computed; random actions have the rating 0. 0: no ratings."""
     fixed_opponents: list[Annotated[str, Field(pattern=f"^{PATTERN}$")]] = []
-    """Scripted players that each snapshot plays for rating_games games too, each "package.module:Class", such as
-    slm_lab.env.board_players:OnePlyConnectFour; the mean scores are columns of the table of snapshots, score_CLASS."""
+    """Scripted players, each "package.module:Class", such as slm_lab.env.board_players:OnePlyConnectFour. Each snapshot also plays
+    rating_games games against each of them; the mean scores are the columns score_CLASS in the table of snapshots."""
 
 
 class SamplerSpec(SpecModel):
@@ -211,8 +213,8 @@ class SamplerSpec(SpecModel):
     """Central inference: number of groups into which each worker's envs are divided; one group steps while another waits for its actions.
     No effect with local inference."""
     num_batches_per_epoch: Positive = 1
-    """Minibatches per dataset: an epoch has minibatch_size × this many transitions; with several agents, steps of envs, and the transitions
-    of all agents in them."""
+    """Number of minibatches per dataset: an epoch has minibatch_size × num_batches_per_epoch transitions. With several agents, this is the
+    number of env steps, each with the transitions of all agents."""
     num_batches_to_accumulate: Positive = 2
     """async_rl: pause collection while this many datasets wait for the learner."""
     max_policy_lag: Positive = 1000

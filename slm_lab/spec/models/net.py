@@ -16,11 +16,11 @@ WHOLE = frozenset({
     "step_size", "T_max", "T_0", "T_mult", "frame", "total_iters", "total_steps", "epochs", "steps_per_epoch", "step_size_up",
     "step_size_down", "milestones", "k",
 })  # fmt: skip
-"""Arguments of schedulers and optimizers that are whole numbers."""
+"""Arguments of schedulers and optimizers that are integers."""
 
 
 class NamedClass(SpecModel):
-    """A class of torch by name, and its arguments. Whole numbers may be written as 1e6."""
+    """The name of a torch class, and the arguments of the class. Integers may be written as 1e6."""
 
     model_config = ConfigDict(extra="allow")
     name: str
@@ -48,7 +48,7 @@ class OptimSpec(NamedClass):
     name: str = "Adam"
     """Name of the optimizer; other keys are its arguments."""
     lr: PositiveReal | None = None
-    """Learning rate; default: that of the torch optimizer (Adam 0.001, RMSprop 0.01, …)."""
+    """Learning rate; default: torch's default for the optimizer (Adam 0.001, RMSprop 0.01, …)."""
 
     @property
     def rate(self) -> float:
@@ -69,7 +69,7 @@ class LRSchedulerSpec(NamedClass):
 
     unit: Literal["training_calls", "frames"] | None = None
     """Unit of the schedule's arguments; default: frames for LinearToZero and LinearToMin, training calls for torch's schedulers. With
-    meta.distributed, those of all Sessions are counted together."""
+    meta.distributed, the frames or training calls of all Sessions are counted together."""
 
     @property
     def counts_calls(self) -> bool:
@@ -88,12 +88,12 @@ class NetSpec(Component):
     """Keys of every network, and the properties that rules need."""
 
     recurrent: ClassVar[bool] = False
-    """Carries a hidden state over steps."""
+    """Whether the net has a hidden state, which it carries from step to step."""
     dueling: ClassVar[bool] = False
-    """Splits action values into state value and advantages."""
+    """Whether the net splits action values into state value and advantages."""
 
     images: ClassVar[bool] = False
-    """Has convolutions: observations that can be images are treated as images."""
+    """Whether the net has convolutions, so that observations that can be images are treated as images."""
 
     input: Literal["image", "vector"] | None = None
     """How observations with two or more axes are encoded: as images or flat vectors. Default: as images if the net has convolutions,
@@ -112,8 +112,8 @@ class NetSpec(Component):
     critic_init_std: PositiveReal | None = None
     """Gain of the orthogonal initialisation of the critic's output layer."""
     clip_grad_val: PositiveReal | None = None
-    """Clip gradients to this L2 norm. Actor and critic are clipped separately, each by its own norm, unless they are one shared net; so is
-    each of several critics."""
+    """Clip gradients to this L2 norm. The gradients of actor and critic, and of each of several critics, are clipped separately, each by
+    its own norm; a shared net is clipped as one."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
     optim_spec: OptimSpec = OptimSpec()
@@ -144,12 +144,13 @@ class NetSpec(Component):
     an agent that is loaded from a run (enjoy, export) acts in float32. A processor without bfloat16 instructions (AVX-512 BF16 or AMX)
     takes about ten times as long as with float32."""
     gpu: Flag | Literal["auto"] = "auto"
-    """Compute on a CUDA device; "auto": if there is one. If true and there is none: on the CPU, with a notice."""
+    """Compute on a CUDA device. "auto": use one if the machine has one. true: if the machine has none, compute on the CPU, with a
+    notice."""
     cuda_id: Count | None = None
     """Index of the CUDA device; default: Sessions are spread over all devices."""
     tf32: Flag = False
     """On a CUDA device: round the inputs of matrix products and convolutions to 10 bits of mantissa (TensorFloat-32), which is faster on
-    Ampere and later; false: full float32 precision, also in convolutions. On the CPU it is an error."""
+    Ampere and later; false: full float32 precision, also in convolutions. true is an error if the device is the CPU."""
 
 
 class LayersSpec(NetSpec):
@@ -168,8 +169,9 @@ class LayersSpec(NetSpec):
     batch_norm: Flag = False
     """Apply BatchNorm before each hidden activation."""
     noisy: Flag = False
-    """The DQN family, PQN: noise with a learned scale in the weights of all linear layers (arXiv:1706.10295), drawn anew for each vector
-    step and each gradient step. The default of explore_var_spec is then ε = 0; evaluation, enjoy and export act without noise."""
+    """For the DQN family and PQN: add noise with a learned scale to the weights of all linear layers (arXiv:1706.10295). New noise is drawn
+    for each vector step and each gradient step. The default of explore_var_spec is then ε = 0; evaluation, enjoy and export act without
+    noise."""
     noisy_sigma: PositiveReal = 0.5
     """noisy: initial scale σ₀ of the noise; each weight has the standard deviation σ₀ / √inputs."""
 
@@ -242,8 +244,8 @@ class ConvNetSpec(LayersSpec):
     conv_hid_layers: (
         Annotated[list[Annotated[list[Count | list[Count]], Field(min_length=2, max_length=5)]], Field(min_length=1)] | None
     ) = None
-    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional. Default: those of Mnih et al. 2015, [[32, 8,
-    4], [64, 4, 2], [64, 3, 1]]; for images below 36 pixels, which are too small for these, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]].
+    """Layers [out_channels, kernel, stride, padding, dilation]; the last three are optional. Default: the layers of Mnih et al. 2015, [[32,
+    8, 4], [64, 4, 2], [64, 3, 1]]; for images below 36 pixels, which are too small for them, [[32, 3, 2, 1], [64, 3, 2, 1], [64, 3, 1, 1]].
     Each image of a Dict or Tuple has its own convolutional layers; their outputs and all other entries enter the fully connected layers."""
     fc_hid_layers: list[Positive] = [512]
     """Units of each fully connected hidden layer."""

@@ -1,6 +1,6 @@
 """The search section: `"key__distribution": [arguments]`, nested like the spec or with a dotted path.
 
-A value of choice or grid_search that is an object may contain such keys itself: they are searched only if that value is used.
+If a value of choice or grid_search is an object, it may contain such keys too. They are searched only if this value is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slm_lab.spec.models.spec import Spec, foreign_keys
 from slm_lab.spec.report import KeyPath, Report, nearest, show, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
-"""Keys that no longer exist, but that published specs search over."""
+"""Keys that no longer exist, but that published specs search."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,15 @@ class _Form:
     """Arguments of a distribution."""
 
     words: str
-    """Their form, for messages."""
+    """Form of the arguments, for messages."""
     least: int
     most: int
     whole: bool = False
     log: bool = False
     ordered: bool = True
-    """The first two arguments are bounds, low and high."""
+    """Whether the first two arguments are the bounds low and high."""
     options: bool = False
-    """The arguments are the values themselves."""
+    """Whether the arguments are the values themselves."""
 
 
 _OPTIONS = _Form("[value, …]", 1, 1, ordered=False, options=True)
@@ -81,7 +81,7 @@ class SearchKey:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all values are whole numbers."""
+        """Return whether all values are integers."""
         return DISTRIBUTIONS[self.distribution].whole
 
     @property
@@ -97,7 +97,7 @@ class SearchKey:
 
     @property
     def step(self) -> float | None:
-        """Return the number whose multiples are the values, if any."""
+        """Return the step, of which all values are multiples; None if there is no step."""
         return self.args[2] if self.distribution.startswith("q") else 1 if self.is_whole else None
 
     @property
@@ -111,12 +111,12 @@ class SearchKey:
         return self.multiple(math.ceil(low / step - _SLACK)), self.multiple(math.floor(high / step + _SLACK))
 
     def multiple(self, count: float) -> float:
-        """Return `count` steps, without the rounding error of the product; an int for whole numbers."""
+        """Return `count` × step without the rounding error of the product, as an int if all values are integers."""
         product = round(count) * (self.step or 1)
         return int(product) if self.is_whole else float(f"{product:.12g}")
 
     def candidates(self) -> tuple[Any, ...]:
-        """Return values that represent all values: indices of options, both ends of a range and a value between them, or the mean."""
+        """Return values to check in place of all values: indices of options, both ends of a range and a value between, or the mean."""
         if self.has_options:
             return tuple(range(len(self.args)))
         if self.is_normal:
@@ -138,7 +138,8 @@ def parse_search(search: dict[str, Any] | None) -> list[SearchKey]:
 def settings(keys: Iterable[SearchKey], choose: Callable[[SearchKey], Any]) -> Iterator[tuple[SearchKey, Any]]:
     """Yield each active key with its value, a section before the keys in it.
 
-    `choose` returns the value of a key, for choice and grid_search its index. Keys nested in a value are active if it is chosen.
+    `choose` returns the value of a key, or for choice and grid_search the index of the value. Keys nested in a value are active if this
+    value is chosen.
     """
     for key in sorted(keys, key=lambda key: len(key.path)):
         chosen = choose(key)
@@ -221,7 +222,7 @@ def _misspelt(text: str, args: Any) -> str:
 def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath = ()) -> Iterator[tuple[SearchKey, Any]]:
     """Yield the well-formed keys of a search section with their arguments as given, and report a problem for each malformed one.
 
-    Args: path, where: of `node` in the spec and in the section, if it is a part of the section.
+    Args: path: path of `node` in the spec. where: path of `node` in the search section. Both are empty for the section itself.
     """
     for text, value in _items(node):
         here = (*where, text)

@@ -1,4 +1,4 @@
-"""The whole spec, quantities that depend on several sections, and which models and keys each section can have."""
+"""The complete spec, quantities that depend on several sections, and the models and keys that each section can have."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from slm_lab.lib.records import InputKind
 
 REPLAY_ROWS = 16
-"""Vector steps of a worker's rollout for a replay buffer: short, because workers update their policy after each."""
+"""Number of vector steps of a worker's rollout for a replay buffer. It is small, because workers update their policy after each rollout."""
 
 
 def default_memory(algorithm: AlgorithmSpec | None) -> Any:
-    """Return the default memory: the first built-in one that the algorithm can learn from. None: an invalid algorithm."""
+    """Return the default memory, the first built-in memory that the algorithm can learn from. Args: algorithm: None if it is invalid."""
     if algorithm is None:
         return MEMORIES["OnPolicyBatchReplay"].model_validate({"name": "OnPolicyBatchReplay"})
     name = next((name for name in algorithm.memories if name in MEMORIES), "OnPolicyBatchReplay")
@@ -33,7 +33,7 @@ def default_memory(algorithm: AlgorithmSpec | None) -> Any:
 
 
 SPEC_VERSION = 3
-"""meta.run.spec_version: version of the meaning of specs that runs save. Specs of another version are refused."""
+"""Value of spec_version in meta.run: version of the format of specs that runs save. Specs of other versions are refused."""
 
 
 class AgentSpec(SpecModel):
@@ -105,7 +105,7 @@ class Spec(SpecModel):
 
     @model_validator(mode="after")
     def _explore(self) -> Spec:
-        """Give algorithms that act on action values their default exploration, which depends on two sections."""
+        """Set the default exploration of algorithms that act on action values, which depends on two sections."""
         algorithm = self.agent.algorithm
         if isinstance(algorithm, EpsilonGreedySpec):
             change: dict[str, Any] = {}

@@ -33,7 +33,7 @@ class StudyEntry(SpecModel):
     published: Real | None = None
     """Score to compare with, unless the env has one."""
     random_seed: Annotated[list[Seed], Field(min_length=1)] | None = None
-    """Replaces the study's random_seed, for example by fewer seeds for an entry whose runs take long."""
+    """Seeds of this entry in place of the study's random_seed, for example fewer seeds if the runs take long."""
 
     @property
     def title(self) -> str:
@@ -41,7 +41,7 @@ class StudyEntry(SpecModel):
 
 
 class StudyEnv(SpecModel):
-    """One of the envs."""
+    """One of the envs in which the entries are run."""
 
     name: str
     """Id of the env: fills ${env}, or replaces env.name in a spec without that variable."""
@@ -63,13 +63,13 @@ class StudySpec(SpecModel):
     """Specs × envs × seeds, and how they are compared."""
 
     entries: Annotated[list[StudyEntry], Field(min_length=1)]
-    """The specs."""
+    """The specs that are compared."""
     envs: list[StudyEnv] = []
-    """The envs; default: each entry's own. Each entry is run in each of them."""
+    """The envs; each entry is run in each env. Default: each entry is run in the env of its spec."""
     random_seed: Annotated[list[Seed], Field(min_length=1)]
     """Seeds: each entry is run once per env and seed, unless it has its own seeds; a run has meta.max_session Sessions."""
     set: dict[str, Any] = {}
-    """Values of keys and variables for all runs; those of an env, then those of an entry, override them."""
+    """Values of keys and variables for all runs. Values of an env override them, and values of an entry override both."""
     x: Annotated[list[Axis], Field(min_length=1)] = ["frame"]
     """Horizontal axes of the figures. With wall_t (seconds), one run is trained at a time."""
     metric: Metric | None = None
@@ -80,7 +80,7 @@ class StudySpec(SpecModel):
     baseline: str | None = None
     """Label of the entry that the other entries are compared with."""
     paired: Flag = False
-    """Compute differences to the baseline seed by seed: useful if runs with the same random_seed share more than this number."""
+    """Compute differences from the baseline seed by seed. This is useful if runs with the same random_seed are correlated."""
 
 
 @dataclass(frozen=True)

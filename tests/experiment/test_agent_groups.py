@@ -208,15 +208,17 @@ def test_policies_must_fit_the_spaces(keys: dict[str, Any], path: str, words: st
     assert words in problem.message
 
 
-@pytest.mark.parametrize("meta", [{"self_play": {}}, {"distributed": "synced"}, {"demonstrations": "never.npz"}])
+@pytest.mark.parametrize(
+    "meta", [{"self_play": {}}, {"distributed": "synced"}, {"demonstrations": "never.npz"}, {"sampler": {"serial_mode": True}}]
+)
 def test_what_needs_equal_spaces_is_refused_by_its_path(meta: dict[str, Any]) -> None:
-    algorithm = {"name": "BC" if "demonstrations" in meta else "PPO"}
+    algorithm = {"name": {"demonstrations": "BC", "sampler": "ActorCritic"}.get(next(iter(meta)), "PPO")}
     body = {"agent": {"algorithm": algorithm}, "env": {"name": UNEQUAL, "max_frame": 600}, "meta": meta}
     with pytest.raises(SpecError) as error:
         built(body)
     (problem,) = error.value.problems
     assert problem.path == f"meta.{next(iter(meta))}"
-    assert "needs one policy for all agents, but the agents of" in problem.message
+    assert "needs agents with equal spaces, but the agents of" in problem.message
 
 
 def test_the_report_of_a_build_describes_each_kind_of_agents() -> None:

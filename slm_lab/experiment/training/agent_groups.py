@@ -25,7 +25,7 @@ def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
         "meta.demonstrations": spec.meta.demonstrations is not None,
     }
     problems = [
-        Problem(key, f"needs one policy for all agents, but {differ}; remove it, and set {fitting}") for key in single if single[key]
+        Problem(key, f"needs agents with equal spaces, but {differ}; remove it, and set {fitting}") for key in single if single[key]
     ]
     if spec.agent.policies is None:
         return problems or [Problem("agent.policies", f"{differ}, so that each kind needs a policy; set {fitting}")]

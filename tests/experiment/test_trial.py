@@ -79,7 +79,7 @@ def test_two_runs_give_equal_tables_whatever_jobs_and_start_method(
     assert "random_seed 5" in output
     at = next(index for index, line in enumerate(output.splitlines()) if line.startswith("return "))
     ending = output.splitlines()[at:]
-    assert re.fullmatch(r"return [\d.]+( ± [\d.]+)? \(evaluation, mean of 2 sessions\) after 1,000 frames, 0:\d\d", ending[0])
+    assert re.fullmatch(r"return [\d.]+( ± [\d.]+)? \(evaluation, mean of 2 sessions\) after 1,000 frames, \d+:\d\d", ending[0])
     assert ending[-4:] == [
         f"open {before.report}",
         f"all files: {before.root}",
@@ -297,7 +297,8 @@ def test_ctrl_c_before_the_first_step(sessions: int, command: Callable[..., Comm
     assert process.stdout.readline() == "starting small …\n"
     until(lambda: sessions == 1 or (tmp_path / "blocks").exists(), process)
     os.killpg(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=150)[0] == "stopped before the first step; nothing was written\n"
+    output = process.communicate(timeout=150)[0].splitlines()
+    assert [line for line in output if "no progress" not in line] == ["stopped before the first step; nothing was written"]
     assert process.returncode == 130
     assert not run.data.exists()
     run.leaves_nothing()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.experiment.files.paths import StudyPaths, find_study
-from tests.experiment.commands import ROOT
+from tests.experiment.commands import PATIENCE, ROOT
 from tests.experiment.study.toys import results, run, write, written
 
 SCRIPT = """
@@ -90,7 +90,7 @@ def test_ten_kills(tmp_path: Path) -> None:
 
 def test_ctrl_c_saves_and_continues(tmp_path: Path) -> None:
     process = start(tmp_path, 200_000, 1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while not list(tmp_path.glob("data/*/runs/*/a2c_*/model/*last.pt")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.experiment.training.experience import no_beat
 from slm_lab.spec.models.spec import Spec
 from slm_lab.testing import FakeExecutor
-from tests.experiment.commands import until
+from tests.experiment.commands import PATIENCE, until
 from tests.experiment.workers import puppets
 from tests.experiment.workers.conftest import worker_spec
 from tests.experiment.workers.puppets import AT_START, INFO, PuppetArrays
@@ -60,7 +60,7 @@ class Pool(TaskPool):
 
     def wait_for_rollouts(self, count: int) -> None:
         """Wait for so many rollouts; then there are no more for a while."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while sum(self.filled) < count:
             assert time.monotonic() < end, self.filled
             time.sleep(0.01)
@@ -68,7 +68,7 @@ class Pool(TaskPool):
         assert sum(self.filled) == count
 
     def dataset(self) -> Dataset:
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while (item := self.next()) is None:
             assert time.monotonic() < end, "no dataset"
         return item[1]
@@ -136,7 +136,7 @@ def test_the_rollouts_of_a_dead_worker_are_collected_again(rollout: int, make_po
         assert [number // 10 for number in numbers] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
         pool.release(0, dataset)
     assert [worker.task.restart for worker in pool.workers] == [0, 1]
-    (message,) = caplog.messages
+    (message,) = (message for message in caplog.messages if "no progress" not in message)  # as on a machine with much else to do
     assert message == "rollout worker 1 killed by SIGKILL (often: out of memory); restarting it (1 of 1)"
 
 

@@ -37,8 +37,8 @@ from tests.experiment.commands import PATIENCE, Command, alive, frame_of, until
 from tests.experiment.workers.conftest import source_of, weights_of, worker_spec
 from tests.experiment.workers.test_session import DQN, REPLAY
 
-SOON = 10.0 if has("forkserver") else 20.0
-"""Seconds; child processes that are spawned load torch, in about 2 s each."""
+SOON = 10.0 if has("forkserver") else 60.0
+"""Seconds; child processes that are spawned load torch, in 2 s each, or 10 s beside other load. Faults block for 300 s."""
 CENTRAL = {"inference": "central"}
 ONE_WORKER = {"num_workers": 1, "num_envs_per_worker": 4}
 ENDLESS = {"max_frame": 10**9}

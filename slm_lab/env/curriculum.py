@@ -91,8 +91,7 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a result of `state_dict`. Until `restored` is called, resets give each env the values that it had when the state was
-        saved."""
+        """Load a result of `state_dict`. Until `restored` is called, resets give each env the values that it had at that time."""
         self.frame, self._levels = state["frame"], dict(state["levels"])
         for key, returns in state["returns"].items():
             self._returns[key].extend(returns)

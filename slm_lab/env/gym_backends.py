@@ -88,8 +88,7 @@ class _Sync(_MinimalInfo, SyncVectorEnv[Any, Any]):
 
 
 class _Maker:
-    """Constructor of an env. When it is unpickled in a worker process, the ProcessState of the main process is first applied to the
-    worker."""
+    """Constructor of an env. Unpickling it in a worker process first applies the main process's ProcessState to the worker."""
 
     def __init__(self, make: SingleEnv) -> None:
         self._make = make

@@ -280,8 +280,7 @@ def argument_problems(spec: EnvSpec) -> list[Problem]:
 
 
 def choose_backend(spec: EnvSpec, target: EnvRequest) -> type[Backend]:
-    """Return the spec's backend; for "auto", the first one in BACKENDS that supports the target and is preferred for it. Raises
-    SpecError."""
+    """Return the spec's backend; for "auto", the first in BACKENDS that supports the target and is preferred for it. Raises SpecError."""
     if spec.backend != "auto":
         backend = BACKENDS.get(spec.backend) or _import_backend(spec)
         if issubclass(backend, OwnVector):
@@ -323,8 +322,7 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
 
 
 def _check_pool(spec: EnvSpec, pool: str) -> None:
-    """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if a key of the spec is not a valid option of this
-    env."""
+    """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if a key of the spec is not a valid option of it."""
     if reason := unavailable_reason(spec.name):
         raise _problem(spec, "name", reason)
     try:
@@ -355,8 +353,7 @@ def _problem(spec: EnvSpec, key: str, message: str) -> SpecError:
 
 
 def _registration(spec: EnvSpec) -> Registration | None:
-    """Return Gymnasium's registration of the id; None for an unregistered id that only the spec's backend (envpool or a user's) can
-    know."""
+    """Return Gymnasium's registration of the id; None if it is not registered and the spec's backend (envpool or a user's) may know it."""
     module, _, name = spec.name.rpartition(":")
     before = set(gym.registry)
     try:

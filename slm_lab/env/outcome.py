@@ -40,8 +40,7 @@ _OF_MAKE = (gym.wrappers.TimeLimit, gym.wrappers.OrderEnforcing, gym.wrappers.Pa
 
 
 class InvalidOutcome(PlainError, RuntimeError):
-    """An env returned a value that violates its spaces or Gymnasium's interface. The message names the place, the value and the
-    expectation."""
+    """An env returned a value that violates its spaces or Gymnasium's interface. The message gives place, value and expected value."""
 
     row: int | None = None
     """Index of the env; None for all envs."""
@@ -318,8 +317,7 @@ def closing_failed(error: Exception) -> str:
 
 
 def picked_numbers(info: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    """Return the finite numbers in `info` with these names (keys, or dotted paths). True counts as 1.0; names without a number are
-    omitted."""
+    """Return the finite numbers in `info` with these names (keys, or dotted paths); True is 1.0. Names without a number are omitted."""
     found = {}
     for name in names:
         value = info[name] if name in info else _entry_at(info, name)

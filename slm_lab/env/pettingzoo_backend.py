@@ -320,8 +320,7 @@ class PettingZoo(Backend):
         return result
 
     def _each(self, action: Any) -> list[Any]:
-        """Return the action of each row. Args: action: a batch of actions, or with several kinds of agents a tuple with one batch per
-        kind."""
+        """Return the action of each row. Args: action: a batch of actions; with several kinds of agents, a tuple of one batch per kind."""
         each: list[Any] = [None] * len(self._elements)
         batches = action if self.groups else (action,)
         for kind, rows, space, batch in zip(self._kinds, self._rows_of, self._batches, batches, strict=True):

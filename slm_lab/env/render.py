@@ -103,8 +103,7 @@ _POOL_FPS = 30.0
 
 
 class DrawnEnvPool(EnvPool):
-    """EnvPool with a single env, which is drawn after each step: for the recorder of a `Record` wrapper if there is one, else in a
-    window."""
+    """EnvPool with a single env, which is drawn after each step: for a `Record` wrapper's recorder if there is one, else in a window."""
 
     name = ""
     applies_wraps = True
@@ -153,8 +152,7 @@ class DrawnEnvPoolAgents(DrawnEnvPool, EnvPoolAgents):
 
 
 class DrawnPettingZoo(PettingZoo):
-    """PettingZoo with a single env, which is drawn after each step: for the recorder of a `Record` wrapper if there is one, else in a
-    window."""
+    """PettingZoo with a single env, which is drawn after each step: for a `Record` wrapper's recorder if there is one, else in a window."""
 
     name = ""
     applies_wraps = True

@@ -78,8 +78,7 @@ def seed_spaces(env: gym.Env[Any, Any], seed: int) -> None:
 
 
 def _own_spaces(layer: Any) -> None:
-    """Copy each space that is a class attribute of a layer to the instance; instance attributes that refer to the space get the copy
-    too."""
+    """Copy each space that is a class attribute of a layer to the instance, and let instance attributes refer to the copy."""
     shared = {name: value for base in reversed(type(layer).__mro__) for name, value in vars(base).items() if isinstance(value, gym.Space)}
     copies = {id(value): deepcopy(value) for value in shared.values()}
     for name, value in {**shared, **vars(layer)}.items():

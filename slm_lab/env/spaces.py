@@ -64,8 +64,7 @@ def observation_codec(
 
 
 def _goals(space: spaces.Dict | spaces.Tuple[Any], sizes: Mapping[Any, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the columns of achieved_goal and desired_goal; None if the space lacks these entries, or if the codec changes their
-    numbers."""
+    """Return the columns of achieved_goal and desired_goal; None if they do not exist, or if the codec changes their numbers."""
     begin = dict(zip(sizes, np.cumsum([0, *sizes.values()]).tolist(), strict=False))
     entries = [(key, inner) for key, inner in _entries(space) if key in ("achieved_goal", "desired_goal")]
     if len(entries) < 2 or len({sizes[key] for key, _ in entries}) > 1 or not all(_is_raw(inner) for _, inner in entries):
@@ -113,8 +112,7 @@ def batch_of_one(observation: Any) -> Any:
 
 
 def lone_codec(space: spaces.Space[Any], codec: Codec) -> Codec:
-    """Return a function that applies `codec` to a single observation of a Box, as a batch [1, …]; it is faster for plain float32
-    vectors."""
+    """Return a function that applies `codec` to one observation of a Box, as a batch [1, …]; it is faster for plain float32 vectors."""
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and box_layout(space).scale is None:
         return lambda obs: np.array(obs, np.float32, ndmin=2)
     return lambda obs: codec(obs[None])

@@ -50,8 +50,7 @@ class Clock:
 
     @property
     def time(self) -> float:
-        """Current time in seconds of perf_counter. It can be set, in order to spread the steps of a batch over the time since the last
-        batch."""
+        """Current time in seconds of perf_counter. It can be set, to spread the steps of a batch over the time since the last batch."""
         return perf_counter() if self._time is None else self._time
 
     @time.setter

@@ -187,8 +187,7 @@ class Store(Protocol):
 
 
 def is_shared(store: Store | None) -> bool:
-    """Return whether several processes train the arrays of `store`. Such arrays are saved once, with the store, not with each part's
-    state."""
+    """Return whether several processes train the arrays of `store`. Such arrays are saved with the store, not with each part's state."""
     return store is not None and store.workers > 1
 
 

@@ -46,8 +46,7 @@ def _attributes(module: object, *names: str) -> Callable[[], bool]:
 
 
 def _permitted(name: str, *args: object) -> bool:
-    """Return whether a function of os that opens a descriptor exists and can be called. (A sandbox or an old kernel may refuse the
-    call.)"""
+    """Return whether a function of os that opens a descriptor exists and can be called. (A sandbox or old kernel may refuse the call.)"""
     if not hasattr(os, name):
         return False
     try:

@@ -37,7 +37,7 @@ def without_v4_index(path: KeyPath) -> KeyPath:
 
 
 def with_name(path: KeyPath) -> KeyPath:
-    """Return a path with `name` instead of the `type` of a net, as the models use it."""
+    """Return a path in which the `type` of a net is replaced by `name`, the key in the models."""
     return (*path[:-1], "name") if path[:-1] in (NET, CRITIC_NET) and path[-1] == "type" else path
 
 
@@ -47,7 +47,7 @@ def show_path(path: KeyPath) -> str:
 
 
 def value_at(raw: Any, path: KeyPath) -> Any:
-    """Return the value at `path`; None if there is none."""
+    """Return the value at `path`; None if the path does not exist."""
     for key in path:
         try:
             raw = raw[key]
@@ -72,13 +72,13 @@ def show(value: Any) -> str:
 
 
 def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `words`, or "" if none is near."""
+    """Return `; did you mean 'x'?` for the nearest of `words`; "" if no word is similar."""
     known = closest(word, words, cutoff)
     return "" if known is None else f"; did you mean '{known}'?"
 
 
 def closest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the nearest of `words`, ignoring case; None if none is near."""
+    """Return the nearest of `words`, ignoring case; None if no word is similar."""
     lower = {known.lower(): known for known in sorted(words)}
     match = difflib.get_close_matches(word.lower()[:80], lower, n=1, cutoff=cutoff)
     return lower[match[0]] if match else None
@@ -93,9 +93,9 @@ class Problem:
     """One error in a spec."""
 
     path: str
-    """JSON path in the user's file ("agent.algorithm.gama"); "" for the file as a whole."""
+    """JSON path in the user's file ("agent.algorithm.gama"); "" for the complete file."""
     message: str
-    """The value found, the allowed values, and the nearest allowed value."""
+    """The given value, the allowed values, and the nearest allowed value."""
     code: ProblemCode = "invalid"
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Problem:
 
 
 class SpecError(ValueError):
-    """A spec is invalid; `problems` has every error found, each with its path."""
+    """Raised if a spec is invalid. `problems` contains every error found, with its path."""
 
     def __init__(self, source: str, problems: list[Problem]) -> None:
         self.source = source
@@ -154,7 +154,7 @@ class Report:
         return child
 
     def merge(self, found: Report) -> None:
-        """Merge another report, except its problems at, above or below the path of an existing problem, from which they follow."""
+        """Merge another report, without problems at, above or below the path of an existing problem, which are consequences of it."""
         known = [problem.path for problem in self.problems]
         self.problems += [p for p in found.problems if p not in self.problems and not any(_related(p.path, path) for path in known)]
         self.notes += [note for note in found.notes if note not in self.notes]
@@ -168,7 +168,7 @@ class Report:
             self.problems.append(problem)
 
     def ineffective(self, path: KeyPath, message: str) -> None:
-        """Add a note on a key without effect, which SLM Lab ignores there too; add a problem if the key was given by --set."""
+        """Add a note on a key without effect (SLM Lab ignores such keys too); add a problem instead if the key was given by --set."""
         if self.is_set(path):
             self.fail(path, message.replace("; ignored", ""))
         else:
@@ -180,7 +180,7 @@ class Report:
         return any(_at_or_below(location, given) for given in self._set)
 
     def differs(self, path: KeyPath, topic: str, message: str) -> None:
-        """If the spec was written for SLM Lab, add a note on what a key means here and there; `topic` names it in a few words."""
+        """If the spec was written for SLM Lab, add a note on the different meaning of a key. Args: topic: the difference in a few words."""
         if self.for_slm_lab:
             self.note(path, message)
             if topic not in self.differences:
@@ -214,7 +214,7 @@ def _related(one: str, other: str) -> bool:
 
 
 def override(raw: dict[str, Any], path: KeyPath, value: Any, report: Report, source: str = "--set ") -> None:
-    """Set the key at `path`; create missing sections on the way (validation checks them). `source` names the key's origin in problems."""
+    """Set the key at `path`, and create missing sections (validation checks them). Args: source: origin of the key, for problems."""
     path = without_v4_index(path)
     new = next((path[:depth] for depth in range(1, len(path)) if value_at(raw, path[:depth]) is None), path)
     report.comes_from_set(new)

@@ -62,8 +62,7 @@ def agent_memory(
 
 
 def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
-    """Raise SpecError if a rollout and its shuffled copy do not fit into host memory, or into the memory of the CUDA device if one is
-    used."""
+    """Raise SpecError if a rollout and its shuffled copy do not fit into host memory or the memory of the CUDA device in use."""
     needed, available = 2 * storage_bytes(info, agent.rollout_len), memory_bytes()
     where = "machine"
     if device != "cpu" and (on_device := devices.memory_bytes(device)) < available:
@@ -250,8 +249,7 @@ class Algorithm:
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts and random streams, without the stored transitions and without parts shared with other
-        processes."""
+        """Return the state of all parts and random streams, without stored transitions and without parts that processes share."""
         state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})

@@ -72,8 +72,7 @@ class Sarsa(ValueLearning):
         return self.meter.end()
 
     def _next_actions(self, rollout: Rollout, next_q_TNA: Tensor) -> Tensor:
-        """Return the next actions a' [T, N]: the actions of the next row; at truncations and in the last row, actions drawn from the
-        policy."""
+        """Return the next actions a' [T, N]: those of the next row; at truncations and in the last row, they are drawn from the policy."""
         next_action_TN = torch.cat([rollout.action_TN[1:], rollout.action_TN[-1:]])
         drawn_TN = rollout.truncated_TN.clone()
         drawn_TN[-1] = True

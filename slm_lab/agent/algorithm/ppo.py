@@ -27,8 +27,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 @dataclass
 class Steps:
-    """log π(a|s) [B] of each minibatch of an update, before the minibatch's gradient step, and the log-probability when the policy
-    acted."""
+    """For each minibatch [B] of an update: log π(a|s) before the minibatch's gradient step, and log π(a|s) when the policy acted."""
 
     logps: list[Tensor] = field(default_factory=list)
     old_logps: list[Tensor] = field(default_factory=list)

@@ -183,8 +183,7 @@ class SoftActorCritic(ReplayActorCritic):
         return outputs, q, self.td_target(batch, next_value_B)  # eq. 6
 
     def _values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, and the critics' outputs for s and for s': [C, B] for continuous actions, [C, B, A] for discrete
-        ones."""
+        """Return the critics' pass, and the critics' outputs for s and for s': [C, B] (continuous actions) or [C, B, A] (discrete)."""
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
             target = self.target.net

@@ -58,8 +58,7 @@ def bounds_loss(loc_BD: Tensor) -> Tensor:
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip_eps: float) -> Tensor:
-    """½ E[max((V − y)², (V_clip − y)²)] for targets y, where V_clip is V clipped to ±ε around its old prediction (as in OpenAI's PPO
-    code)."""
+    """½ E[max((V − y)², (V_clip − y)²)] for targets y; V_clip is V clipped to ±ε around its old prediction (as in OpenAI's PPO code)."""
     _check(value_B, old_value_B, target_B)
     near_B = old_value_B + (value_B - old_value_B).clamp(-clip_eps, clip_eps)
     return 0.5 * torch.maximum((value_B - target_B).square(), (near_B - target_B).square()).mean()

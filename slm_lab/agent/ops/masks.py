@@ -36,8 +36,7 @@ class ActionMask:
         return obs[..., self._columns] != 0
 
     def __call__(self, outputs: A, obs: A) -> A:
-        """Return outputs [..., P] in which the outputs of invalid actions are replaced by MASKED. The first A outputs are discrete
-        choices."""
+        """Return outputs [..., P] in which those of invalid actions (among the first A, the discrete choices) are replaced by MASKED."""
         return masked(outputs, self.valid(obs))
 
 

@@ -44,8 +44,7 @@ class FlatOptimizer(ABC):
         self.step()
 
     def step_unless(self, bad: Tensor) -> None:
-        """Take one step unless `bad` is true. Waits for the device, except in FlatAdam and FlatRMSprop. Args: bad: bool [] on the
-        device."""
+        """Take one step unless `bad`, a bool [] on the device, is true. Waits for the device, except in FlatAdam and FlatRMSprop."""
         if not bad.item():
             self.step()
 

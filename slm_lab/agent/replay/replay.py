@@ -316,8 +316,7 @@ class Replay:
         self.start = max(self.start, self.batch_size)
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load a result of `contents`. Raises ValueError if it does not fit. A larger buffer can load contents that never wrapped
-        around."""
+        """Load a result of `contents`. Raises ValueError if it does not fit; a larger buffer can load contents without a wrap-around."""
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
         self.store.load_state_dict(state["store"])

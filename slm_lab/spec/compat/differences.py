@@ -1,4 +1,4 @@
-"""Recognise specs that were written for SLM Lab, and add a note on each key that means something else here."""
+"""Recognise specs that were written for SLM Lab, and add a note on each key that has another meaning in this package."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NET: KeyPath = ("agent", "net")
 def is_for_slm_lab(raw: dict[str, Any]) -> bool:
     """Return whether a raw spec was written for SLM Lab.
 
-    Such a spec contains what SLM Lab's files contain and specs for this package do not need: agent or env as a list (v4), or (v5) `type`
-    for the name of a net, meta.distributed and meta.max_trial (which may be null). Specs that a run of this package saved never count,
-    because older versions wrote these keys too.
+    Such a spec is recognised by elements that specs for this package do not need: agent or env as a list (v4), or (v5) `type` for the name
+    of a net together with meta.distributed and meta.max_trial (which may be null). A spec that a run of this package saved never counts,
+    because older versions of this package wrote these keys too.
     """
     if any(isinstance(raw.get(key), list) for key in ("agent", "env")):
         return True
@@ -39,7 +39,8 @@ SIZES = ("time_horizon", "minibatch_size")
 
 
 def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; note what an old env id meant."""
+    """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; add a note on the meaning of an old env
+    id."""
     _old_atari(value_at(raw, ("env",)), report)
     _playground(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
@@ -62,7 +63,7 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _old_atari(env: Any, report: Report) -> None:
-    """Note how an Atari env differs from the env of the old id in the file, unless keys of env determine the behaviour."""
+    """Add a note on differences between an Atari env and the env of the old id in the file, unless keys of env determine the behaviour."""
     old = report.replaced.get(_ENV, "")
     if not isinstance(env, dict) or not str(env.get("name")).startswith("ALE/") or current_id(old) != env["name"]:
         return
@@ -77,7 +78,7 @@ def _old_atari(env: Any, report: Report) -> None:
 
 
 def _playground(env: Any, report: Report) -> None:
-    """Note that a playground env has the physics of C MuJoCo, and observe only its state, as SLM Lab does."""
+    """Add a note that a playground env has the physics of C MuJoCo, and use only its entry `state` as observation, as SLM Lab does."""
     if not isinstance(env, dict) or not report.replaced.get(_ENV, "").startswith("playground/") or env.get("name") not in pool_envs():
         return
     only_state = ""
@@ -124,7 +125,7 @@ def _round_frequency(net: dict[str, Any], location: KeyPath, report: Report) -> 
 
 
 def _without_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Replace Lookahead by its inner optimizer, the only part that SLM Lab v4 shares."""
+    """Replace Lookahead by its inner optimizer, which is the only part that processes share in SLM Lab v4."""
     for key in ("optim_spec", "actor_optim_spec", "critic_optim_spec"):
         optim = net.get(key)
         if isinstance(optim, dict) and optim.get("name") == "Lookahead" and not report.is_set((*location, key)):
@@ -147,7 +148,7 @@ Notes = Iterator[tuple[KeyPath, str, str]]
 
 
 def note_differences(spec: Spec, report: Report) -> None:
-    """Add a note for each behaviour of a spec written for SLM Lab that differs here."""
+    """Add a note for each behaviour of a spec written for SLM Lab that differs in this package."""
     if report.for_slm_lab and spec.agent.algorithm.learns:
         for rule in RULES:
             for path, topic, message in rule(spec):
@@ -287,7 +288,7 @@ def _start_of_training(spec: Spec) -> Notes:
 
 
 def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
-    """Return the number of transitions at the first training with a replay buffer: here, and in SLM Lab.
+    """Return the number of transitions at the first training with a replay buffer in this package, and in SLM Lab.
 
     From training_start_step transitions on, this package trains in each vector step in which the number of transitions reaches a multiple
     of training_frequency. SLM Lab trains in the vector step of the transition after a multiple, if more than training_start_step

@@ -1,4 +1,4 @@
-"""Migration of older spec formats, with a note for each change, and the names of spec keys in other libraries, for suggestions."""
+"""Migration of older spec formats, with a note for each change; and names of spec keys in other libraries, for suggestions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RENAMED: dict[KeyPath, KeyPath] = {
     ("meta", "num_gpus"): ("meta", "search_resources", "gpu"),
 }
 _ALGORITHMS = {"HydraDQN": "DQN"}
-"""Old names of algorithms. HydraDQN (v2) was DQN on a HydraMLPNet, with a head for each of several envs; with one env it is DQN."""
+"""Old names of algorithms. HydraDQN (v2) was DQN with a HydraMLPNet that had one head for each env; with one env it is DQN."""
 _WRITTEN = "SLM Lab writes it when it runs a spec"
 _FRAMES = ("total_t", "frame")
 """Values of max_tick_unit (v2, v3) with which max_tick counts frames."""
@@ -46,7 +46,7 @@ DROPPED: dict[KeyPath, str] = {
         )
     },
 }
-"""Keys that are no longer used → why."""
+"""Key that is no longer used → reason."""
 
 OTHER_NAMES = {
     "learning_rate": "agent.net.optim_spec.lr",
@@ -132,7 +132,7 @@ OTHER_ALGORITHMS = {
 
 
 def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Migrate `raw` to the current form, in place, and return it. Idempotent."""
+    """Convert `raw` to the current form in place, and return it. A second call changes nothing."""
     v4 = all(isinstance(raw.get(key), list) for key in ("agent", "env"))
     for root in ((), ("search",)):
         for key in ("agent", "env"):
@@ -166,7 +166,7 @@ def _search_algorithm(raw: dict[str, Any], report: Report) -> None:
 
 
 def _check_tick_unit(raw: dict[str, Any], report: Report) -> None:
-    """Report a max_tick that counts episodes, since no key here does so."""
+    """Report a problem if max_tick counts episodes, because no current key does."""
     env = _section(raw, "env")
     unit = _section(raw, "meta").get("max_tick_unit") or env.get("max_tick_unit")
     if env.get("max_tick") is not None and unit not in (None, *_FRAMES):

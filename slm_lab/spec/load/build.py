@@ -224,8 +224,7 @@ def drop_nulls(node: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
 
 
 def fill_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Add missing names of agent.net and agent.memory, guessed from the algorithm, the env and the given keys. Remove an empty
-    agent.net."""
+    """Add missing names of agent.net and agent.memory, guessed from algorithm, env and given keys. Remove an empty agent.net."""
     agent, env = raw.get("agent"), raw.get("env")
     if not isinstance(agent, dict):
         return raw

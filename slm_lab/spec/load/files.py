@@ -55,9 +55,9 @@ def raw_specs(path: Source) -> dict[str, Any]:
 
 
 def find_spec_file(path: str | Path) -> Path:
-    """Find a spec file: as given, else under slm_lab/spec/ (which may be part of the path), else in one of its folders.
+    """Find a spec file: first at the given path, then under slm_lab/spec/ (which may be part of the path), then in a subfolder of it.
 
-    Raises: SpecError, with the nearest file's name.
+    Raises: SpecError with the name of the nearest file.
     """
     given = Path(path).expanduser()
     try:
@@ -68,10 +68,10 @@ def find_spec_file(path: str | Path) -> Path:
         for folder in folders:
             if (folder / inside).is_file():
                 return folder / inside
-    except (OSError, ValueError) as error:  # a path too long, or with a null character
+    except (OSError, ValueError) as error:  # the path is too long, or contains a null character
         raise SpecError(str(path), [Problem("", f"no such file: {getattr(error, 'strerror', None) or error}")]) from None
     reason = "is a folder, not a spec file" if given.is_dir() else "no such file here or under slm_lab/spec/"
-    # without suffixes: an equal one would make different names similar
+    # compare names without suffixes: equal suffixes would make different names similar
     known = {Path(name).stem: name for name in (*(file.name for file in shipped_spec_files()), *_files_beside(given))}
     near = closest(given.stem, known)
     raise SpecError(str(path), [Problem("", reason + ("" if near is None else f"; did you mean '{known[near]}'?"))])
@@ -110,7 +110,7 @@ def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[
 
 
 def is_flat(content: Any) -> bool:
-    """Return whether the content of a file is one spec, with its name inside, as SLM Lab saves it with a run."""
+    """Return whether the content of a file is a single spec that contains its name, as SLM Lab saves it with a run."""
     return isinstance(content, dict) and content.keys() >= {"agent", "env", "meta"} and isinstance(content.get("name"), str)
 
 
@@ -146,7 +146,7 @@ def read_arc_files(raw: dict[str, Any], folder: Path | None, report: Report) -> 
 
 
 MAX_DEPTH = 64
-"""Maximum nesting."""
+"""Maximum nesting depth."""
 MAX_NODES = 1_000_000
 """Maximum number of nodes (YAML anchors can create huge trees from a few lines)."""
 
@@ -159,7 +159,7 @@ _TOKEN = re.compile(
 def read(path: Path, repeated: dict[str, list[str]] | None = None) -> Any:
     """Return the content of a spec file.
 
-    Args: repeated: filled, by name of the spec, with a line for each duplicate key in specs of the v4 form, where the last value counts.
+    Args: repeated: dict to fill: name of a spec of the v4 form → one line for each duplicate key. (In this form, the last value counts.)
 
     Raises: SpecError for an unreadable file, invalid text (with line and column), a duplicate key, NaN.
     """
@@ -194,7 +194,7 @@ def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] |
 
 
 def parse_yaml(text: str, source: str = "spec") -> Any:
-    """Parse YAML 1.2 with anchors and merges (1e-3 is a number, `no` a string), no duplicate keys."""
+    """Parse YAML 1.2 with anchors and merges (1e-3 is a number, `no` is a string). Duplicate keys are errors."""
     from ruamel.yaml import YAML  # slow to import, and most specs are JSON
     from ruamel.yaml.error import YAMLError
 
@@ -210,7 +210,7 @@ def parse_yaml(text: str, source: str = "spec") -> Any:
 def plain(value: Any, source: str) -> Any:
     """Return a deep copy of `value` as plain JSON values.
 
-    Raises: SpecError for a key that is not a string, a number that is not finite, a tree that is too deep or too large.
+    Raises: SpecError for a key that is not a string, for a number that is not finite, and for a tree that is too deep or too large.
     """
     problems: list[Problem] = []
     nodes = 0
@@ -238,9 +238,10 @@ def plain(value: Any, source: str) -> Any:
 
 
 def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str, str, int]]]:
-    """Return strict JSON, the positions of added quotes, and duplicate keys: (key of the outermost object, key, position).
+    """Convert JSON with comments to strict JSON. Comments and trailing commas become spaces, and ${var} without quotes is quoted.
 
-    Comments and trailing commas become spaces, bare ${var} is quoted. Raises: SpecError for an unterminated comment, NaN.
+    Returns the text, the positions of added quotes, and duplicate keys as (key of the outermost object, key, position).
+    Raises: SpecError for an unterminated comment, and for NaN.
     """
     clean, quoted = list[str](), list[int]()
     duplicates, outermost = list[tuple[str, str, int]](), ""
@@ -280,7 +281,7 @@ def _strict_json(text: str, source: str) -> tuple[str, list[int], list[tuple[str
 
 
 def _decoded(string: str) -> str:
-    """Return the text of a JSON string; an invalid string unchanged."""
+    """Return the text of a JSON string; an invalid string is returned unchanged."""
     try:
         return str(json.loads(string))
     except ValueError:

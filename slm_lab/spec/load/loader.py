@@ -26,12 +26,12 @@ _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
 @dataclass
 class Loaded:
-    """Loaded specs, and one line per notice."""
+    """Loaded specs, and notices of one line each."""
 
     specs: list[Spec] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     differences: list[str] | None = None
-    """Differences from SLM Lab, a few words each; None if none of the specs was written for it."""
+    """Differences from SLM Lab, a few words each; None if no spec was written for SLM Lab."""
 
 
 def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), for_search: bool = True) -> Spec:
@@ -40,8 +40,8 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
     Args:
         path: a spec file, or a dict: the content of a file {name: {agent, env, …}} or one spec {agent, env, …}.
         name: may be omitted if there is only one spec. A single spec without a name is named "spec".
-        for_search: False if the spec is not for a search: the search section is then checked and left out, with a notice. Values in it that
-            only --set makes invalid are not an error then.
+        for_search: False if the spec is not for a search. The search section is then checked and left out, with a notice; values in this
+            section that only --set makes invalid are not errors.
 
     Raises: SpecError with all problems. Notices go to lib.log.
     """
@@ -59,7 +59,7 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
 
 
 def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
-    """Load all specs of a file, or all that `name` expands to (by `spec_params`). Raises as load_spec does."""
+    """Load all specs of a file, or all specs that `name` expands to (by `spec_params`). Raises the same errors as load_spec."""
     loaded = load(path, name, sets)
     notify(loaded.notes)
     return loaded.specs
@@ -68,7 +68,7 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
 
-    Keys whose values a run chooses are left out here too: those of a short spec, and meta.log_frequency if it is absent.
+    Absent keys whose values a run chooses are not included: the keys that a run adds to a short spec, and meta.log_frequency.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.is_short:
@@ -83,7 +83,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
 
 
 def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
-    """Like load_specs, but return the notices instead of logging them."""
+    """Do the same as load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
     repeated: dict[str, list[str]] = {}
     source, entries = raw_entries(path, name, repeated)
@@ -113,7 +113,7 @@ def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: b
 
 
 def _unused(arguments: Sets, used: set[str], entries: list[Any]) -> list[Problem]:
-    """Return a problem for each --set variable that no spec has, with a suggestion."""
+    """Return a problem, with a suggestion, for each --set variable that no spec contains."""
     unfilled = used - arguments.variables.keys()
     return [
         Problem("", f"--set {name}: there is no ${{{name}}} in the spec{suggest_argument(name, value, unfilled, entries)}", "unknown")
@@ -201,7 +201,7 @@ def suggest_argument(name: str, value: Any, unfilled: Iterable[str], entries: It
 
 
 def _paths(raw: dict[str, Any]) -> Iterator[tuple[KeyPath, bool, bool]]:
-    """Yield every path to a key of a raw spec, breadth first: path, whether it is present, whether it is a section with a name."""
+    """Yield (path, whether it is present, whether it is a section with a name) for every key of a raw spec, breadth first."""
     raw = copy.deepcopy(raw)
     migrate(raw, Report())
     locations: list[tuple[KeyPath, Any]] = [((), raw)]
@@ -249,7 +249,7 @@ def parse_sets(sets: Sequence[str]) -> Sets:
 
 
 def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
-    """Return an error from building a spec in the form of load errors: with `source`, and with "(from --set)" at keys of `sets`."""
+    """Convert an error from building a spec to the form of load errors: with `source`, and with "(from --set)" at keys in `sets`."""
     given = parse_sets(sets).overrides
     problems = []
     for problem in error.problems:
@@ -283,9 +283,10 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
 
 
 def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath = ()) -> Any:
-    """Return `node` with each ${var} replaced: by its value if ${var} is the whole string, else by the value's text.
+    """Return `node` with each ${var} replaced by its value if the string consists only of ${var}, else by the text of the value.
 
-    Args: used: filled with the variables that are found, and their paths. A variable without a value is reported as a problem at each path.
+    A variable without a value is reported as a problem at each of its paths.
+    Args: used: dict to fill: variables in `node` → their paths.
     """
     if isinstance(node, dict):
         filled = {}

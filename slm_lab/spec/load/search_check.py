@@ -16,9 +16,9 @@ Problems = Callable[[dict[str, Any]], list[Problem]]
 _MOST_VALUES = 1000
 """Maximum number of values of one key that are checked."""
 _MOST_CONTEXTS = 8
-"""Maximum number of combinations of the other keys' values in which a value is tried."""
+"""Maximum number of combinations of the other keys' values with which a value is tried."""
 _EVALUATION = {"eval_episodes", "rigorous_eval", "eval_deterministic"}
-"""Keys of meta that determine what the return of a trial is measured on."""
+"""Keys of meta that determine from which episodes the return of a trial is measured."""
 _ALGORITHM: KeyPath = ("agent", "algorithm")
 _REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "algorithm", "num_step_returns")}
 """Searched key → the spec's own key that it replaces: SLM Lab uses lam if both are given."""
@@ -27,7 +27,7 @@ _REPLACED: dict[KeyPath, KeyPath] = {("agent", "algorithm", "lam"): ("agent", "a
 def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | None) -> None:
     """Add a problem for each malformed search key and, with `problems_of` (for a valid spec), for each value that is invalid in the spec.
 
-    A value is reported only if it is invalid with the spec's own values of the other searched keys and with all combinations tried.
+    A value is reported only if it is invalid both with the spec's own values of the other searched keys and with all tried combinations.
     """
     search = raw.get("search")
     if not isinstance(search, dict):
@@ -47,7 +47,7 @@ def check_search(raw: dict[str, Any], report: Report, problems_of: Problems | No
 
 
 def note_search(raw: dict[str, Any], report: Report) -> None:
-    """Add a note for each searched value of a spec written for SLM Lab that means something else there: trials use values unchanged."""
+    """Add a note for each searched value of a spec written for SLM Lab that has another meaning there. (Trials use values unchanged.)"""
     algorithm, envs = value_at(raw, _ALGORITHM), value_at(raw, ("env", "num_envs"))
     if not (report.for_slm_lab and isinstance(algorithm, dict)):
         return
@@ -68,7 +68,7 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
 def drop_misplaced(raw: dict[str, Any], problems: Sequence[Problem], report: Report) -> None:
     """Remove unusable keys and values from the search section of a spec written for SLM Lab, in place and with a note.
 
-    These are keys of another section, which SLM Lab ignores, and values of a choice that contradict the spec's own values.
+    Unusable are keys of another section, which SLM Lab ignores, and values of a choice that contradict the spec's own values.
     """
     known = frozenset().union(*SECTION_KEYS.values())
     for node, text, where in [*_leaves(raw["search"], ())]:
@@ -109,7 +109,7 @@ def _leaves(node: Any, where: KeyPath) -> Iterator[tuple[dict[str, Any], str, Ke
 
 
 def set_value(raw: dict[str, Any], path: KeyPath, value: Any, report: Report) -> None:
-    """Set the searched key at `path` of a raw spec; `agent.net.type` sets `agent.net.name`, as the models call it."""
+    """Set the searched key at `path` of a raw spec. `agent.net.type` sets `agent.net.name`, its name in the models."""
     if path in _REPLACED and value is not None:
         section = value_at(raw, _REPLACED[path][:-1])
         if isinstance(section, dict):
@@ -146,7 +146,7 @@ def _check_algorithm(raw: dict[str, Any], keys: Sequence[SearchKey], report: Rep
 
 
 class _Values:
-    """Tries values of search keys in a spec."""
+    """Check values of search keys by setting them in a spec."""
 
     def __init__(self, base: dict[str, Any], keys: Sequence[SearchKey], problems_of: Problems) -> None:
         self.base, self.keys, self.problems_of = base, keys, problems_of

@@ -1,4 +1,4 @@
-"""The search space of a spec: which keys are searched, and the spec of a trial for given values."""
+"""The search space of a spec: the searched keys with their distributions, and the spec of a trial with given values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KeyChoices = dict[str, Any]
 
 
 class SearchSpace:
-    """The keys that the search section of `spec` varies, with their distributions. Raises SpecError if there are none."""
+    """The keys that the search section of `spec` varies, with their distributions. Raises SpecError if it varies no keys."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -39,7 +39,7 @@ class SearchSpace:
 
     @property
     def trials(self) -> int:
-        """Number of trials of the search: meta.max_trial, at most one for each point of a grid without other keys."""
+        """Number of trials: meta.max_trial; if all keys are grid_search, the size of the grid, limited by a max_trial above 1."""
         count = self.spec.meta.max_trial
         if not self.is_grid:
             return count
@@ -65,7 +65,7 @@ class SearchSpace:
         return tuple(_combinations(self.search_keys))
 
     def values(self, choose: Callable[[str, SearchKey], Any]) -> Values:
-        """Return the values of the active keys; `choose` is called with the name of each and returns its choice (see KeyChoices)."""
+        """Return the values of the active keys. Args: choose: function of a key's name and the key that returns its choice (KeyChoices)."""
         return {key.text: value for key, value in settings(self.search_keys, lambda key: choose(show_path(key.where), key))}
 
     def values_from(self, choices: KeyChoices) -> Values:
@@ -78,8 +78,10 @@ class SearchSpace:
         return dict(_known_choices(self.search_keys, values))
 
     def apply(self, values: Mapping[str, Any]) -> Spec:
-        """Return the spec of a trial with these values, without search. Raises SpecError if the combination is invalid, KeyError for a key
-        that is not searched."""
+        """Return the spec of a trial with these values, without a search section.
+
+        Raises SpecError if the combination is invalid, and KeyError for a key that is not searched.
+        """
         paths = {key.text: key.path for key in self.named.values()}
         body, report = copy.deepcopy(self._base), Report()
         for text in sorted(values, key=lambda text: len(paths[text])):
@@ -90,7 +92,7 @@ class SearchSpace:
 
     @cached_property
     def _base(self) -> dict[str, Any]:
-        """The raw spec without its search section. Sections whose component is searched omit keys with default values."""
+        """The raw spec without its search section. In sections whose component is searched, keys with default values are omitted."""
         body: dict[str, Any] = dump_spec(self.spec)[self.spec.name]
         body.pop("search", None)
         body["meta"] = {key: value for key, value in body["meta"].items() if not is_for_search(("meta", key))}
@@ -102,7 +104,7 @@ class SearchSpace:
 
 
 def draw(key: SearchKey, uniform: float) -> Any:
-    """Return the value of a key at a quantile from 0 to 1 of its distribution; for choice and grid_search an index."""
+    """Return the value of a key at quantile `uniform` (0 to 1) of its distribution; for choice and grid_search, the index of the value."""
     if key.has_options:
         return min(int(uniform * len(key.args)), len(key.args) - 1)
     if key.is_normal:
@@ -164,7 +166,7 @@ def frozen_trial(optuna: Any, space: SearchSpace, choices: KeyChoices, metric: f
 
 
 def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
-    """Return the choices of every combination of grid_search keys and of those nested in them."""
+    """Return the choices of every combination of grid_search keys, including grid_search keys nested in them."""
     axes: list[list[KeyChoices]] = []
     for key in keys:
         if key.distribution == "grid_search":
@@ -174,7 +176,7 @@ def _combinations(keys: Iterable[SearchKey]) -> list[KeyChoices]:
 
 
 def _drop_defaults(body: dict[str, Any], location: tuple[str, ...]) -> None:
-    """Remove the keys of a section that have default values: another component, chosen by the search, has other defaults."""
+    """Remove keys with default values from a section, because another component, chosen by the search, has other defaults."""
     section = value_at(body, location)
     if not isinstance(section, dict):
         return

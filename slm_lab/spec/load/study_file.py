@@ -23,7 +23,7 @@ OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
     "meta.track",
 )  # fmt: skip
-"""Prefixes of the paths of keys that do not change what is learned."""
+"""Prefixes of the paths of keys that do not affect what is learned."""
 
 
 def settings(spec: Spec) -> dict[str, Any]:
@@ -33,9 +33,8 @@ def settings(spec: Spec) -> dict[str, Any]:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -> list[str]:
-    """Return the paths at which settings differ, except keys with default values that only `after`, the settings of `spec`, contains.
-
-    A key that was added later does not, with its default, change what was learned before.
+    """Return the paths at which settings differ. Keys that only `after` (the settings of `spec`) contains and that have their default
+    values are not included: a key that was added to the package later does not, with its default, change what was learned before.
     """
     ((_, body),) = dump_spec(spec).items()
     paths = [*before, *(path for path in after if path not in before and not _is_default(path, after[path], body))]
@@ -88,7 +87,7 @@ def _below_study(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
-    """Return the study with the --set arguments applied. Their paths refer to keys of the study file, not of the specs that it runs."""
+    """Apply --set arguments to a study. The paths of the arguments refer to keys of the study, not of the specs that it runs."""
     arguments = parse_sets(sets)
     keys = StudySpec.model_fields
     overrides: dict[KeyPath, Any] = {(variable,): value for variable, value in arguments.variables.items()}
@@ -103,7 +102,7 @@ def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
 
 
 def _within_set(body: dict[str, Any], key: KeyPath) -> KeyPath:
-    """Return the path that --set changes. Inside a `set` of the study, the rest of the path is one key, which is moved to the end."""
+    """Return the path that --set changes. After a `set` key of the study, the rest of the path is one key, which is moved to the end."""
     depth = {"set": 1, "entries": 3, "envs": 3}.get(str(key[0]), len(key))
     given = value_at(body, key[:depth])
     if len(key) <= depth or key[depth - 1] != "set" or not isinstance(given, dict):
@@ -173,7 +172,7 @@ def _same_label(index: int, label: str, other: int, report: Report) -> None:
 
 
 class _Runs:
-    """Expands a study to its runs. Problems are added to `report`.
+    """Expand a study to its runs. Problems are added to `report`.
 
     Attributes: notes: notes of the loaded specs. scores: (entry, env) → published score. entries: (entry, env) → index of the entry.
     """
@@ -287,7 +286,7 @@ class _Runs:
         return None if len(self.report.problems) > before else values
 
     def _unusable(self, specs: Sequence[Spec]) -> str | None:
-        """Return why the specs of an entry cannot be run in the study; None if they can."""
+        """Return the reason why the specs of an entry cannot be run in the study; None if they can."""
         if len(specs) != 1:
             return f"expands to {len(specs)} specs (spec_params); name one of {', '.join(one.name for one in specs)}"
         if specs[0].search is not None:

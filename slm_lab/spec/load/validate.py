@@ -1,4 +1,4 @@
-"""Validate a raw spec as a Spec; report each problem with its path, the value found, the allowed values and the nearest valid key."""
+"""Validate a raw spec as a Spec. Each problem is reported with its path, the given value, the allowed values and the nearest valid key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def explain(error: ValidationError, raw: Any, report: Report, root: type[BaseMod
     """Add the problems of a failed validation of `raw` by the model `root`."""
     found = {_error_path(item, raw, root): (item["type"], item["msg"]) for item in _errors(error)}
     for path, (kind, message) in found.items():
-        # If a list and an item of it are both invalid, report the item only.
+        # If both a list and one of its items are invalid, report only the item.
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             _explain(path, kind, message, raw, report, root)
 
@@ -75,7 +75,7 @@ def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
 
 
 def _error_path(item: Any, raw: Any, root: type[BaseModel] = Spec) -> KeyPath:
-    """Return an error's path in the data: its `loc` without the names of union members."""
+    """Return the path of an error in the data, which is its `loc` without the names of union members."""
     return tuple(_without_tags(item["loc"], item["type"], raw, root))
 
 
@@ -123,7 +123,8 @@ def _choices(path: KeyPath, parents: list[Any]) -> list[str]:
 
 
 def _elsewhere(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
-    """Return a hint for an unknown key: its name here if another library uses the key, the nearest key, or the section that has the key."""
+    """Return a hint for an unknown key: its name in this package if another library uses the key, else the nearest key, else its
+    section."""
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
     near = nearest(key, [name for parent in parents for name in parent.model_fields])

@@ -96,13 +96,17 @@ class AlgorithmSpec(Component):
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames."""
 
     def actor_distribution(self, kind: str) -> tuple[str, dict[str, Any]] | None:
-        """Return the name (see ops.distributions.ACTOR_DISTRIBUTIONS) and the arguments of the only distribution that the actor supports
-        for a kind of actions; None: action_pdtype names the distribution."""
+        """Return name and arguments of the only distribution that the actor supports for a kind of actions.
+
+        Names: see ops.distributions.ACTOR_DISTRIBUTIONS. None: action_pdtype names the distribution.
+        """
         return None
 
     def value_distribution(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the kind (see net.distributional.HEADS) and the arguments of the distributions of returns that the net outputs; None: the
-        net outputs action values."""
+        """Return kind and arguments of the distributions of returns that the net outputs; None: it outputs action values.
+
+        Kinds: see net.distributional.HEADS.
+        """
         return None
 
     @property
@@ -121,8 +125,7 @@ class AlgorithmSpec(Component):
         return False
 
     def rollout_len(self, default: int) -> int:
-        """Return the number of vector steps (or episodes, depending on the memory) between two trainings; `default` if the spec has
-        none."""
+        """Return the number of vector steps (or episodes) between two trainings; `default` if the spec does not give a number."""
         return getattr(self, "training_frequency", None) or default
 
 

@@ -52,8 +52,7 @@ class Component(SpecModel):
 
     @classmethod
     def implementation(cls) -> Any:
-        """Return the class to build. A user's model must define this method, and should import torch in it, not at the top of its
-        module."""
+        """Return the class to build. A user's model must define this method, and should import torch only inside it."""
         if "class_path" in vars(cls):
             module, _, name = cls.class_path.partition(":")
             return getattr(importlib.import_module(module), name)

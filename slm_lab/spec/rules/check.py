@@ -1,4 +1,4 @@
-"""Rules across the sections of a spec: report contradictions, and names of things that do not exist."""
+"""Rules that concern several sections of a spec: report contradictions, and names that do not exist."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from slm_lab.spec.rules.torch_check import check_net
 def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> None:
     """Add a problem for each contradiction in a valid spec.
 
-    Without `algorithm_known` the algorithm's name was guessed, and rules that depend on it are skipped.
+    Args: algorithm_known: False if the algorithm's name was guessed; rules that depend on the algorithm are then skipped.
     """
     if algorithm_known:
         _check_algorithm(spec, report)
@@ -103,7 +103,7 @@ def _check_agents(spec: Spec, report: Report) -> None:
 
 
 def fits(algorithm: AlgorithmSpec, memory: MemorySpec) -> bool:
-    """Return whether the algorithm can learn from the memory; a user-defined memory must be like one that the algorithm supports."""
+    """Return whether the algorithm can learn from the memory. A user-defined memory must be of the same kind as a supported memory."""
     if memory.name in algorithm.memories or not is_extension(memory.name):
         return memory.name in algorithm.memories
     alike = [MEMORIES[name] for name in algorithm.memories if name in MEMORIES]
@@ -168,7 +168,7 @@ def _check_ppo(algorithm: PPOSpec, agent: AgentSpec, report: Report) -> None:
 
 
 def _check_meta(spec: Spec, report: Report) -> None:
-    """Reject keys for processes that do not exist in this run."""
+    """Reject keys that concern processes which this run does not have."""
     algorithm, meta = spec.agent.algorithm, spec.meta
     if meta.distributed and getattr(algorithm, "reset_frequency", None) is not None:
         report.fail((*ALGORITHM, "reset_frequency"), "cannot be combined with meta.distributed: each Session would reset the nets of all")
@@ -349,7 +349,7 @@ def _check_env(spec: Spec, report: Report) -> None:
 
 
 def _check_goals(spec: Spec, report: Report) -> None:
-    """Reject normalisers that change goals or rewards over time, so that those of other goals cannot be computed later."""
+    """Reject normalisers that change goals or rewards over time, because rewards for other goals could then not be computed later."""
     if isinstance(spec.agent.memory, HindsightReplaySpec):
         _require_one_step_returns(spec, "HindsightReplay, which changes the rewards of single transitions", report)
         if spec.env.schedule and spec.agent.memory.goal_threshold is None:
@@ -367,7 +367,7 @@ def _require_one_step_returns(spec: Spec, what: str, report: Report) -> None:
 
 
 def _check_demonstrations(spec: Spec, report: Report) -> None:
-    """Check that the algorithm learns from demonstrations if there are any, and that it has the ones it needs."""
+    """Check that the algorithm learns from demonstrations if any are given, and that they are given if the algorithm needs them."""
     algorithm, location = spec.agent.algorithm, ("meta", "demonstrations")
     memory = spec.agent.memory
     if spec.meta.demonstrations is None:

@@ -13,7 +13,7 @@ SAMPLER: KeyPath = ("meta", "sampler")
 
 
 def reject_non_defaults(section: SpecModel, keys: Iterable[str], location: KeyPath, why: str, report: Report) -> None:
-    """Reject keys that have no effect here, unless they have their default values."""
+    """Add a problem for each of `keys`, which have no effect, unless it has its default value. Args: why: the reason."""
     for key in keys:
         if getattr(section, key) != type(section).model_fields[key].default:
             report.fail((*location, key), f"has no effect: {why}")

@@ -1,4 +1,4 @@
-"""Rules for nets beside the algorithm and the memory of their agent."""
+"""Rules for nets in combination with the algorithm and the memory of their agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slm_lab.spec.rules.torch_check import OPTIMIZER_KEYS
 
 
 def check_net_in_agent(agent: AgentSpec, net: NetSpec, location: KeyPath, report: Report) -> None:
-    """Check a net of an agent beside its algorithm and memory. Args: location: path of the net."""
+    """Check that a net fits the algorithm and memory of its agent. Args: location: path of the net."""
     algorithm = agent.algorithm
     if isinstance(net, TorchArcNetSpec):
         _check_arcs(agent, net, location, report)
@@ -118,7 +118,7 @@ def _check_hydra(net: HydraMLPNetSpec, location: KeyPath, report: Report) -> Non
 
 
 def _check_arcs(agent: AgentSpec, net: TorchArcNetSpec, location: KeyPath, report: Report) -> None:
-    """Check that there is `arc`, or one arc each for actor and critic."""
+    """Check that either `arc` is given, or one arc each for actor and critic."""
     if net.arc is not None or (location[-1] == "critic_net" and net.critic_arc is not None):
         return
     if location[-1] == "critic_net":

@@ -1,4 +1,7 @@
-"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, fill in absent values; note each change."""
+"""Resolve a valid spec: correct values that cannot be used as given, drop keys without effect, and fill in absent values.
+
+Each change is reported with a note.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ _NAME: KeyPath = (*ALGORITHM, "name")
 SEPARATE = ("actor_optim_spec", "actor_lr_scheduler_spec", "critic_optim_spec", "critic_lr_scheduler_spec")
 """Specs of the separate optimizers of actor and critic."""
 DECIDES_OPTIMIZERS: tuple[KeyPath, ...] = ((*NET, "shared"), (*NET, "use_same_optim"), (*ALGORITHM, "name"))
-"""Keys that decide which of the specs in SEPARATE have an effect."""
+"""Keys that determine which of the specs in SEPARATE have an effect."""
 TARGET_NET = ("update_type", "update_frequency", "polyak_coef")
 """Keys of target nets."""
 CRITIC_KEYS = (*TARGET_NET, "loss_spec", "critic_optim_spec", "critic_lr_scheduler_spec", "critic_init_std", "critic_arc", "dropout")
@@ -76,9 +79,9 @@ class _Draft:
         self.spec = value
 
     def ignore(self, location: KeyPath, keys: Iterable[str], why: str, by: Sequence[KeyPath] = ()) -> None:
-        """Reset each of `keys` to its default, as if it were absent; add a note that gives the reason if its value was different.
+        """Reset each of `keys` to its default, as if it were absent. If its value was different, add a note with the reason `why`.
 
-        Args: by: as in `set`.
+        Args: by: see `set`.
         """
         model = value_of(self.spec, location)
         for key, field in type(model).model_fields.items():
@@ -140,7 +143,7 @@ def _note_global_optimizers(net: NetSpec, location: KeyPath, distributed: bool, 
 
 
 def _note_missing_batch_norm(agent: AgentSpec, report: Report) -> None:
-    """Add a note if critics without target nets have no batch normalisation either."""
+    """Add a note if critics have neither target nets nor batch normalisation."""
     key = "net" if agent.critic_net is None else "critic_net"
     net = getattr(agent, key)
     arcs = (getattr(net, "critic_arc", None), getattr(net, "arc", None))
@@ -158,7 +161,7 @@ def _redirected_search(search: dict[str, Any], net: NetSpec, draft: _Draft) -> d
             common = key.removeprefix("actor_")
             moved_to_common = common != key and getattr(resolved, common) == getattr(net, key)
             moved[(*NET, key)] = (*NET, common) if moved_to_common else None
-            if moved_to_common and common in net.model_fields_set:  # the actor's spec has replaced it
+            if moved_to_common and common in net.model_fields_set:  # the actor's spec has replaced the common spec
                 moved[(*NET, common)] = None
     return redirect_search(search, moved, draft.report)
 
@@ -315,9 +318,9 @@ def _resolve_optimizers(net: NetSpec, draft: _Draft) -> None:
 
 
 def derive_sizes(spec: Spec) -> Spec:
-    """Return the spec with values of absent minibatch_size and num_batches_per_epoch that fit the workers (PPO, PQN).
+    """Return the spec with values for absent minibatch_size and num_batches_per_epoch that fit the workers (PPO, PQN).
 
-    A dataset is then one rollout of every env, in minibatches of the given size, or of the size nearest to the default.
+    A dataset is then one rollout of every env, divided into minibatches of the given size, or of the size nearest to the default.
     """
     algorithm, sampler = spec.agent.algorithm, spec.meta.sampler
     if sampler is None or not isinstance(algorithm, EPOCHS):
@@ -367,7 +370,7 @@ _POLICY = {"init_fn": "orthogonal_", "actor_init_std": 0.01, "critic_init_std": 
 
 
 def complete(spec: Spec, images: bool, action_kind: str) -> Spec:
-    """Return a short spec with a net and recommended values of absent algorithm keys; any other spec unchanged.
+    """Add a net and recommended values of absent algorithm keys to a short spec; return any other spec unchanged.
 
     Args:
         images: whether the env's observations are images or contain images.

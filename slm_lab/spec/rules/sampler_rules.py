@@ -1,4 +1,4 @@
-"""Rules for meta.sampler: algorithms that rollout workers can collect for, and sizes that fit each other."""
+"""Rules for meta.sampler: supported algorithms, and sizes that must fit each other."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _check_replay(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
 
 
 def _check_sizes(spec: Spec, sampler: SamplerSpec, report: Report) -> None:
-    """Check that datasets consist of whole rollouts, in sync mode of whole rounds of all workers."""
+    """Check that datasets consist of complete rollouts, and in sync mode of complete rounds of all workers."""
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, ActorCriticSpec) and sampler.num_batches_per_epoch > 1:
         why = "ActorCritic takes one gradient step on the rollouts of all workers together"

@@ -12,7 +12,7 @@ LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
 OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
 """Optimizer → its arguments, except Lookahead, which wraps another optimizer."""
 LOOKAHEAD = ("optimizer", "k", "alpha")
-"""Lookahead's own arguments (arXiv:1907.08610): inner optimizer's name, steps, step size. Other arguments go to the inner optimizer."""
+"""Arguments of Lookahead itself (arXiv:1907.08610): name of the inner optimizer, steps, step size. The inner optimizer gets all others."""
 SCHEDULERS = NAMES["_schedulers"] | {"LinearToZero": "frame!", "LinearToMin": "frame! min_factor"}
 _RENORM = "eps momentum r_max d_max warmup_steps"
 LAYERS = NAMES["_layers"] | {
@@ -25,7 +25,7 @@ LAYERS = NAMES["_layers"] | {
 INIT_FUNCTIONS = {name: args for name, args in NAMES["_init_functions"].items() if "!" not in args}
 """Functions of torch.nn.init without required arguments."""
 GAINS = ("Identity", "Sigmoid", "Tanh", "ReLU", "LeakyReLU", "SELU")
-"""Activations for which torch.nn.init.calculate_gain knows a gain; Identity is its "linear"."""
+"""Activations for which torch.nn.init.calculate_gain returns a gain; it calls Identity "linear"."""
 
 _CALLABLE = "needs a function, which a spec cannot contain"
 _NOT_ALLOWED = {
@@ -44,7 +44,7 @@ OPTIMIZER_KEYS = ("optim_spec", "actor_optim_spec", "critic_optim_spec")
 
 
 def activation(name: str) -> str | None:
-    """Return the class name in torch.nn of an activation: leaky_relu, leakyrelu and LeakyReLU are the same."""
+    """Return the class name in torch.nn of an activation. leaky_relu, leakyrelu and LeakyReLU name the same activation."""
     plain = {known.lower(): known for known in ACTIVATIONS}
     return plain.get(name.lower().replace("_", "").replace("-", ""))
 
@@ -52,7 +52,7 @@ def activation(name: str) -> str | None:
 def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool = True) -> None:
     """Add a problem for each name or argument of the net at `location` that does not exist in torch.
 
-    Without `has_loss` (the algorithm learns no values) an unknown loss is a note: it is not used.
+    Args: has_loss: False if the algorithm learns no values; an unknown loss is then only a note, because it is not used.
     """
     for key in OPTIMIZER_KEYS:
         if (optim := getattr(net, key)) is not None:

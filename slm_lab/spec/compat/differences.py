@@ -39,8 +39,7 @@ SIZES = ("time_horizon", "minibatch_size")
 
 
 def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; add a note on the meaning of an old env
-    id."""
+    """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; add notes on old env ids."""
     _old_atari(value_at(raw, ("env",)), report)
     _playground(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):

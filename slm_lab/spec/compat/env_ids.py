@@ -25,7 +25,7 @@ KNOWN: dict[str, str] = _GENERATED["_known"]
 ATARI = frozenset[str](_GENERATED["_atari"])
 """Games X of ALE/X-v5."""
 LEGACY_ATARI = frozenset[str](_GENERATED["_atari_legacy"])
-"""Games X that ale-py also registers as X-v0, X-v4, XNoFrameskip-v0 and XNoFrameskip-v4. XDeterministic-v… no longer exists."""
+"""Games X that ale-py also registers as X-v0, X-v4, XNoFrameskip-v0 and XNoFrameskip-v4 (but not the older XDeterministic-v…)."""
 _VERSIONED = re.compile(r"(?P<base>[\w.]+?)-v(?P<version>\d{1,9})")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<id>\S+)")
 _NOT_SUPPORTED = frozenset({"Pusher-v4"})
@@ -382,7 +382,7 @@ def _registered_by(module: str) -> list[str]:
 
 
 _GONE = {"gridworld": "Unity", "tennis": "Unity", "2dball": "Unity", "3dball": "Unity"}
-"""Lower-case names of envs that only SLM Lab had → their origin."""
+"""Lower-case names of envs that SLM Lab had and that no longer exist → their origin."""
 
 
 def _gone(name: str) -> str:

@@ -123,8 +123,7 @@ def _choices(path: KeyPath, parents: list[Any]) -> list[str]:
 
 
 def _elsewhere(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
-    """Return a hint for an unknown key: its name in this package if another library uses the key, else the nearest key, else its
-    section."""
+    """Return a hint for an unknown key: its name in this package if it is from another library, else the nearest key or its section."""
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
     near = nearest(key, [name for parent in parents for name in parent.model_fields])

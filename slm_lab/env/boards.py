@@ -49,7 +49,7 @@ class BoardGame:
         return (*cells, PASS) if self.passes else cells
 
     def fits(self, info: EnvInfo) -> bool:
-        """Return whether observations and actions of an env are those of the game, with an action mask."""
+        """Return whether observations, including an action mask, and actions of an env have the form of this game."""
         moves = len(self.moves)
         is_of_game = info.action.kind == "discrete" and info.action.nvec[0] == moves and len(info.agents) == 2
         return is_of_game and has_board(info.observation, self.rows, self.columns, moves)

@@ -174,7 +174,7 @@ _KINDS: dict[type, str] = {
     list: "a list",
     dict: "an object",
 }
-"""Type of a default → what the option accepts, for messages."""
+"""Type of an option's default → description of accepted values, for messages."""
 
 
 def fitted_observation(space: spaces.Space[Any], key: str = "") -> spaces.Space[Any]:

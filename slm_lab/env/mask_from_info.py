@@ -19,7 +19,7 @@ MASK_KEYS = ("action_mask", "legal_action_mask")
 
 
 def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], action: spaces.Space[Any]) -> str | None:
-    """Return the entry of an observation that is the action mask; None if there is none. Args: wanted: env.action_mask."""
+    """Return the name of the entry of an observation that is the action mask; None if there is no mask. Args: wanted: env.action_mask."""
     if wanted is None:
         names = MASK_KEYS if number_of_choices(action) else ()
         return next((name for name in names if name in entries), None)
@@ -102,7 +102,7 @@ def check_masks(env: gym.Env[Any, Any], key: str | Literal[False] | None, info: 
 
 
 def undeclared_message(found: str) -> str:
-    """Return the message that info has an action mask of which the spec says nothing."""
+    """Return the message for an action mask in info if env.action_mask is not given."""
     return f"info has an action mask, {found!r}; set env.action_mask to {found!r} to use it, or to false to ignore it"
 
 

@@ -238,7 +238,7 @@ class Record(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def has_display() -> bool:
-    """Return whether a window can be opened here."""
+    """Return whether this process can open a window."""
     if sys.platform != "linux" or os.environ.get("WAYLAND_DISPLAY"):
         return True
     name = ctypes.util.find_library("X11")

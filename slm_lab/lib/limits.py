@@ -16,7 +16,7 @@ _GROUPS = Path("/proc/self/cgroup")
 
 
 def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
-    """Return the number of CPU cores that this process may use, at least 1; a fraction of a core counts as one.
+    """Return the number of CPU cores that this process may use, at least 1. A fraction of a core counts as a core.
 
     Args: root, groups: mount point of the control groups, and the file that lists the groups of this process.
     """

@@ -8,8 +8,8 @@ To change an array that other processes change too, a part uses a *section*: one
 arguments. In shared memory, `run` calls this method under a lock. If the store is in another process (experiment/cluster), `run` calls the
 method with the same name of the same part in that process, and updates this process's copies of the part's arrays.
 
-The memory is one anonymous file that every process maps. The file has no name, so nothing is left when the last process has ended. The
-locks are record locks of the operating system, which are released when their process dies.
+The memory is one anonymous file that every process maps. The file has no name, so that it is deleted when the last process ends. The locks
+are record locks of the operating system, which are released when the process that holds them dies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Combine = Literal["step", "merge", "single", "own"]
 """How the writes of several processes to one array combine:
 step: each process applies its gradient step in place; only if the store is locked, steps happen one at a time;
 merge: each process reads, adds its own data and writes, under the lock "statistics";
-single: one process writes at a time; a second process that wants to write meanwhile does nothing;
+single: one process writes at a time; if a second process wants to write at the same time, it skips its write;
 own: each process has its own row and writes only this row."""
 Lock = Literal["update", "statistics", "target", "allocate", "barrier", "gate", "snapshot", "save"]
 _LOCK_BYTES: dict[Lock, int] = {lock: number for number, lock in enumerate(get_args(Lock))}

@@ -34,7 +34,7 @@ class GradientMeter:
         self.trainer.set_train_mode(True)
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Add `weight` times the gradient of the loss to that of the next step; report the loss and other scalars."""
+        """Accumulate `weight` times the gradient of the loss for the next gradient step; report the loss and other scalars."""
         self._report(weight, {"loss": self.trainer.backward(loss, weight), **values})
 
     def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:

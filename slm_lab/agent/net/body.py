@@ -37,7 +37,7 @@ class Body(nn.Module):
     features: int
     """Size of the output."""
     state_size: int = 0
-    """Size of the hidden state; 0: none."""
+    """Size of the hidden state; 0: feed-forward."""
 
     def __init__(self, layers: nn.Sequential, features: int) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class ActionMask:
         return obs[..., self._columns] != 0
 
     def __call__(self, outputs: A, obs: A) -> A:
-        """Return outputs [..., P] in which those of invalid actions (among the first A, the discrete choices) are replaced by MASKED."""
+        """Return outputs [..., P] in which the outputs of invalid discrete choices (among the first A outputs) are replaced by MASKED."""
         return masked(outputs, self.valid(obs))
 
 

@@ -405,7 +405,7 @@ TORCH: dict[str, type[torch.optim.Optimizer]] = {
     for name in ("Adafactor", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 }
 FUSED = {"Adam", "AdamW", "SGD", "Adagrad"}
-"""Optimizers of torch.optim that have a fused kernel for the whole step."""
+"""Optimizers of torch.optim that have a fused kernel for a complete step."""
 
 
 def make_optimizer(name: str, params: Sequence[Tensor], grad: Tensor, lr: float, kwargs: dict[str, Any]) -> FlatOptimizer:

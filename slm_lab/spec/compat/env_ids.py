@@ -329,7 +329,7 @@ _OF_GYMNASIUM = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
 
 
 def _own_ids() -> list[str]:
-    """Return the ids that only EnvPool has and that are supported, without those of Gymnasium's suites."""
+    """Return the supported ids that only EnvPool has, i.e. without the suites that Gymnasium has too."""
     left_out = _OF_GYMNASIUM if _mends_myosuite() else (*_OF_GYMNASIUM, "myosuite")
     return [name for name, env in pool_envs().items() if env.suite not in left_out and not env.refusal]
 

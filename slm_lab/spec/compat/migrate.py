@@ -109,7 +109,7 @@ OTHER_NAMES = {
     "eval_freq": "meta.eval_frequency",
     "n_eval_episodes": "meta.rigorous_eval",
 }
-"""Name of a key in other libraries (Stable-Baselines3, CleanRL, RLlib, …) → path of the key here."""
+"""Name of a key in other libraries (Stable-Baselines3, CleanRL, RLlib, …) → path of the key in specs of this package."""
 
 OTHER_ALGORITHMS = {
     "A2C": "ActorCritic",
@@ -128,7 +128,7 @@ OTHER_ALGORITHMS = {
     "REINFORCE": "Reinforce",
     "VPG": "Reinforce",
 }
-"""Upper-case name of an algorithm in other libraries → the nearest algorithm here."""
+"""Upper-case name of an algorithm in other libraries → the nearest algorithm of this package."""
 
 
 def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _elsewhere(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> st
 
 
 def describe_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> str:
-    """Describe what is allowed at `path`."""
+    """Describe the values that are allowed at `path`."""
     parents = models_at(path[:-1], raw, root)
     if path and path[-1] == "name" and len(names := names_of(parents)) > 1:
         return _one_of(names) + (', or "package.module:Class"' if issubclass(parents[0], Component) else "")

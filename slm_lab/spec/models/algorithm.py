@@ -666,7 +666,8 @@ class TD3Spec(ReplayActorCriticSpec):
     policy_delay: Positive = 2
     """Critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.2
-    """Standard deviation of the noise of the target actor's actions (target policy smoothing), which range from −1 to 1; 0: none."""
+    """Standard deviation of the noise added to the target actor's actions (target policy smoothing). Actions range from −1 to 1. 0: no
+    noise."""
     target_noise_clip: NonNegative = 0.5
     """Maximum absolute value of the noise of the target actor's actions."""
 
@@ -684,7 +685,8 @@ class DDPGSpec(TD3Spec):
     policy_delay: Positive = 1
     """Critic updates per update of the actor and of the target networks."""
     target_noise: NonNegative = 0.0
-    """Standard deviation of the noise of the target actor's actions (target policy smoothing of TD3), which range from −1 to 1; 0: none."""
+    """Standard deviation of the noise added to the target actor's actions (target policy smoothing of TD3). Actions range from −1 to 1. 0:
+    no noise."""
 
 
 Algorithm = Annotated[

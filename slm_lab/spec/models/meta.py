@@ -93,9 +93,9 @@ class MetaSpec(SpecModel):
     observation statistics, where names and shapes match; with agent.policies each policy from that with its name; default: random
     weights."""
     demonstrations: str | None = None
-    """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set that Minari knows), or a folder or HDF5 file in
-    Minari's format; default: none. BC and IQL learn from it alone, off-policy algorithms from a memory and it
-    (memory.demonstration_fraction)."""
+    """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set of Minari), or a folder or HDF5 file in Minari's
+    format; default: none. BC and IQL learn only from the recorded episodes; off-policy algorithms learn from their replay buffer and the
+    recorded episodes (memory.demonstration_fraction)."""
     stall_notice: PositiveReal = 30.0
     """Print a notice if a Session or worker makes no progress for this many seconds."""
     stall_limit: PositiveReal | None = None
@@ -108,13 +108,13 @@ class MetaSpec(SpecModel):
     tracker that fails or blocks is switched off with a notice, and never affects the run."""
     start_method: StartMethod = "auto"
     """How child processes start. "forkserver": as copies of one process that has loaded torch and slm_lab, in about 0.02 s each, on Linux;
-    "spawn": each process loads them itself, in 2 s; "auto": "forkserver" where it can run. meta.run records the choice; results are the
-    same."""
+    "spawn": each process loads torch and slm_lab itself, in 2 s; "auto": "forkserver" if the system supports it. meta.run records the
+    choice; results are the same."""
     matmul: Literal["auto", "mkl", "onednn"] = "auto"
     """Library of the float32 matrix products of fully connected layers on the CPU. "onednn": oneDNN for products of at least 128 rows,
     inputs and outputs (512 on AMD processors with AVX-512 before Zen 5), MKL for others; "mkl": MKL for all; "auto": "onednn" on AMD
-    processors with AVX-512 (on Zen 5 it is twice as fast), elsewhere what torch uses by itself. meta.run records the choice; results differ
-    by rounding."""
+    processors with AVX-512 (on Zen 5 it is twice as fast), otherwise torch's default library. meta.run records the choice; results with
+    different libraries differ by rounding."""
     threads: Positive | Literal["auto"] = "auto"
     """Number of threads of an update on the CPU; acting uses one thread. "auto": for nets with convolutions, the number of cores per
     concurrent Session, at most 8; one thread for other nets, and if other processes learn or act at the same time (distributed, an
@@ -155,7 +155,7 @@ Factor = Annotated[float, Strict(), Field(gt=1)]
 class PBTSpec(SpecModel):
     """Population-based training (arXiv:1711.09846): replace the worst policies by copies of the best, and perturb hyperparameters.
 
-    Learning rate, entropy coefficient and, with optimize_gamma, gamma are perturbed; never those of policy 0 and of the best policies.
+    Learning rate, entropy coefficient and, with optimize_gamma, gamma are perturbed, but never for policy 0 and for the best policies.
     """
 
     period: Positive = 5_000_000

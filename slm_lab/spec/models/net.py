@@ -113,7 +113,7 @@ class NetSpec(Component):
     """Gain of the orthogonal initialisation of the critic's output layer."""
     clip_grad_val: PositiveReal | None = None
     """Clip gradients to this L2 norm. The gradients of actor and critic, and of each of several critics, are clipped separately, each by
-    its own norm; a shared net is clipped as one."""
+    its own norm. A net that actor and critic share is clipped by one norm."""
     loss_spec: LossSpec = LossSpec()
     """Loss of the value function."""
     optim_spec: OptimSpec = OptimSpec()
@@ -291,8 +291,8 @@ class TorchArcNetSpec(NetSpec):
 
     name: Literal["TorchArcNet"]
     arc: dict[str, Any] | None = None
-    """{modules, graph} of the body; output layers are added. Layers are those of torch.nn, including lazy ones, and BatchRenorm1d and
-    LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps}, WeightNormLinear and LazyWeightNormLinear, NormalTanh."""
+    """{modules, graph} of the body; output layers are added. Available are the layers of torch.nn, including lazy ones, and BatchRenorm1d
+    and LazyBatchRenorm1d {eps, momentum, r_max, d_max, warmup_steps}, WeightNormLinear and LazyWeightNormLinear, NormalTanh."""
     arc_file: str | None = None
     """YAML or JSON file with the arc, relative to the spec file or to the working directory; the saved spec contains the arc itself."""
     actor_arc: dict[str, Any] | None = None

@@ -99,9 +99,9 @@ class Spec(SpecModel):
     search: dict[str, Any] | None = None
     """Search space: "key__distribution": [arguments], nested like the spec (items of a list by position) or with dotted paths. The
     arguments of choice and grid_search are the values to try; a value that is an object may contain such keys itself, which are searched
-    only if this value is used. The arguments of uniform and loguniform are [low, high], of randint and lograndint [low, high) in whole
-    numbers, of randn and normal [mean, deviation]. With q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a
-    step: values are its multiples, high included. train does not use the search space."""
+    only if this value is used. The arguments of uniform and loguniform are [low, high], of randint and lograndint [low, high) in integers,
+    of randn and normal [mean, deviation]. With q (quniform, qloguniform, qrandint, qlograndint, qrandn), the last argument is a step:
+    values are multiples of the step, and high is included. train does not use the search space."""
 
     @model_validator(mode="after")
     def _explore(self) -> Spec:

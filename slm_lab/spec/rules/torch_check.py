@@ -115,7 +115,7 @@ def _check_optimizer(optim: OptimSpec, location: KeyPath, report: Report) -> Non
 
 
 def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: KeyPath, report: Report) -> None:
-    """Check the given arguments against the known arguments of `name`."""
+    """Check that the given arguments are arguments of the class `name`."""
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:

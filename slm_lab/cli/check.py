@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(words: list[str], arguments: Namespace) -> int:
-    """Validate one or all specs of a file; with --build also build their env and agent, and measure their speed."""
+    """Validate one spec or all specs of a file; with --build also build env and agent of each spec, and measure the speed."""
     if not words:
         raise UsageError("check: FILE is missing; expected check FILE [NAME]")
     if len(words) > 2:
@@ -77,7 +77,7 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
 
 
 def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
-    """Check env arguments of the specs of a file that `error` does not concern: print the valid names, return the problems found."""
+    """Check the env arguments of those specs in a file that have no problem in `error`. Print the valid names; return the problems."""
     from slm_lab.spec.load.files import spec_names
     from slm_lab.spec.load.loader import load, mark_sets
     from slm_lab.spec.report import SpecError
@@ -94,7 +94,7 @@ def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Pro
 
 
 def _argument_problems(specs: Sequence[Spec]) -> list[Problem]:
-    """Return the problems with ids, wrappers and constructor arguments of envs. Imports the modules of these envs."""
+    """Return the problems with the ids, wrappers and constructor arguments of the specs' envs. Imports the modules of these envs."""
     given = [spec for spec in specs if spec.env.kwargs or spec.env.wrappers or ":" in spec.env.name]
     if not given:
         return []
@@ -143,7 +143,7 @@ def _check_studies(file: str, names: list[str], arguments: Namespace) -> tuple[i
 
 
 def _study_time(file: str, name: str, specs: list[Spec], seeds: int, arguments: Namespace) -> tuple[float, int]:
-    """Build the env and agent of each spec; return the estimated seconds of all runs, and how many specs cannot be measured."""
+    """Build the env and agent of each spec; return the estimated time of all runs in seconds, and the number of unmeasured specs."""
     from slm_lab.experiment.plan import Plan
     from slm_lab.experiment.run.engine import expected_times
 
@@ -160,7 +160,7 @@ def _time_text(seconds: float, unknown: int) -> str:
 
 
 def _summary(differences: list[str]) -> str:
-    """Return one line about the differences from SLM Lab, for a file written for SLM Lab."""
+    """Return a line about the differences from SLM Lab, for a file that was written for SLM Lab."""
     if not differences:
         return "written for SLM Lab; means the same here"
     return f"written for SLM Lab; differs here: {', '.join(differences)} (docs/from_slm_lab.md)"

@@ -1,4 +1,4 @@
-"""Entry point: arguments → command → exit code."""
+"""Entry point of the command line: parses the arguments, runs the command, and returns the exit code."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from slm_lab.lib.system import unknown_feature
 
 INTERRUPTED = 130
 _END_SECONDS = 5.0
-"""Seconds from the end of the command to a forced exit, if Python still waits for threads."""
+"""Time in seconds after the end of the command at which the process is ended, if Python is still waiting for threads."""
 _HOOK_SECONDS = 120.0
 """Additional seconds for exit hooks, such as the upload of a tracker."""
 
 
 def console() -> NoReturn:
-    """Run the command line and end the process with the exit code, even if an env has left threads running."""
+    """Run the command line, and end the process with the exit code even if an env has left threads running."""
     prepare_streams()
     with suppress(RuntimeError, OSError, ValueError):  # there is no stderr
         faulthandler.enable()  # print a traceback if a simulator crashes this process
@@ -38,7 +38,7 @@ def console() -> NoReturn:
 
 
 def _end_after(seconds: float, code: int) -> None:
-    """End the process if it has not ended by itself: Python waits for non-daemon threads and runs exit hooks."""
+    """End the process after some time if it has not ended, since Python waits for non-daemon threads and runs exit hooks."""
     time.sleep(seconds)
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
     if not left:
@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     prepare_streams()
     delay_garbage_collection()
-    # when acting, numpy multiplies matrices so small that a second thread is slower (4 × 256 by 256 × 256: 93 µs against 15)
+    # the matrices that numpy multiplies to act are small, so a second thread makes it slower (4 × 256 by 256 × 256: 93 µs instead of 15)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with suppress(OSError):  # the current folder may be gone
+    with suppress(OSError):  # the current folder may have been removed
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:
             sys.path.append(here)  # for "package.module:Name" in a spec
     try:

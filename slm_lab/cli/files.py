@@ -1,4 +1,4 @@
-"""FILE and NAME on the command line."""
+"""Interpret the arguments FILE, NAME and MODE of the command line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Request(NamedTuple):
 
     file: str
     name: str | None
-    """None if only MODE@where is given, without FILE and NAME."""
+    """Name of the spec; None if only MODE@where is given, without FILE and NAME."""
     mode: str
     where: str
-    """Text after the mode's "@": a run folder or "latest"; empty without an "@"."""
+    """Text after the "@" of the mode: a run folder or "latest"; "" if there is no "@"."""
 
 
 def resolve_request(words: list[str]) -> Request:
@@ -41,13 +41,13 @@ def resolve_request(words: list[str]) -> Request:
 
 
 def _is_mode_at(word: str) -> bool:
-    """Return whether a word is MODE@where, perhaps misspelt, rather than a file."""
+    """Return whether a word has the form MODE@where (MODE may be misspelt) and is not a file."""
     mode, at, _ = word.partition("@")
     return bool(at) and (mode in MODES or bool(did_you_mean(mode, MODES))) and not Path(word).is_file()
 
 
 def _read_mode(word: str) -> tuple[str, str]:
-    """Return a MODE, and the text after its "@"."""
+    """Return the MODE and the text after its "@"."""
     mode, at, where = word.partition("@")
     forms = MODES.get(mode, "")
     if (where and f"{mode}@" in forms) or (not at and mode in forms.split(", ")):
@@ -81,7 +81,7 @@ def resolve_file_and_name(words: list[str]) -> tuple[str, str]:
 
 
 def check_file_argument(word: str) -> str:
-    """Return `word`; raise UsageError if it looks like a command or a spec's name rather than a file."""
+    """Return `word`. Raises UsageError if it looks like a command or the name of a spec, and not like a file."""
     if not word:
         raise UsageError("FILE is empty; expected a spec file, such as demo.json")
     with suppress(OSError):  # the name is too long
@@ -96,7 +96,7 @@ def check_file_argument(word: str) -> str:
 
 
 def _commands(mode: str) -> str:
-    """Return the forms of a mode with FILE and NAME, which are left out for continuing or playing a run, except for a study."""
+    """Return the command-line forms of a mode. FILE and NAME are left out in forms that continue or play a run, except for studies."""
     forms = MODES[mode].split(", ")
     return " or ".join(form if "@" in form and mode != "study" else f"FILE NAME {form}" for form in forms)
 
@@ -110,7 +110,7 @@ def _files_with(name: str) -> list[Path]:
 
 @contextmanager
 def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[None]:
-    """Add FILE, NAME and the origin of keys given by --set to a SpecError raised in the block, where env and agent are built."""
+    """Add FILE and NAME to a SpecError that is raised in the block, and mark the keys that were given by --set."""
     from slm_lab.spec.load.files import find_spec_file
     from slm_lab.spec.load.loader import mark_sets
     from slm_lab.spec.report import SpecError
@@ -122,22 +122,22 @@ def mark_set_keys(file: str, name: str | None, sets: Sequence[str]) -> Iterator[
 
 
 def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
-    """Return the words that name the same agent in another command: a folder, and the options that choose from it.
+    """Return the arguments with which another command uses the same agent: a folder, and the options that select a part of it.
 
-    Args: where: the folder as given, or "latest". root: the run folder that was found.
+    Args: where: the folder as the user has given it, or "latest". root: the run folder that was found.
     """
     from slm_lab.lib.files import shown
 
     folder = str(shown(root)) if where == "latest" else where
     options = {name: getattr(arguments, name) for name in ("checkpoint", "session", "trial", "entry", "env", "seed", "policy")}
-    if not Path(folder).exists():  # as found under the data folder
+    if not Path(folder).exists():  # it was found below the data folder
         options["data-dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir
     given = ((f"--{name}", str(value)) for name, value in options.items() if value is not None)
     return [folder, *(word for pair in given for word in pair)]
 
 
 def model_lines(name: str, data_dir: Path) -> str:
-    """Return lines that say how a model is played, loaded and uploaded."""
+    """Return lines that explain how a model is played, loaded and uploaded."""
     from slm_lab.experiment.files.named_model import models_dir
 
     other = data_dir != DATA_DIR

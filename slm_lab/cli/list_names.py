@@ -1,4 +1,4 @@
-"""`list [KIND] [--search WORD …]`: the shipped specs and studies, algorithms, nets, memories, and the envs that can be created here."""
+"""`list [KIND] [--search WORD …]`: list the shipped specs and studies, algorithms, nets, memories, and the envs that can be created."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     """A sentence below the row."""
     keywords: str = ""
     values: tuple[Any, ...] = ()
-    """The cells in JSON documents, if they are not text."""
+    """The cells for JSON documents, if some of them are not text."""
 
     def to_dict(self, kind: str) -> dict[str, Any]:
         """Return the entry for JSON."""
@@ -38,9 +38,9 @@ class Entry(NamedTuple):
 
 
 def list_names(words: list[str], arguments: Namespace) -> int:
-    """Print one list, or its entries that contain the words after KIND or --search.
+    """Print one list; if there are words after KIND or --search, print only the entries that contain these words.
 
-    Without KIND, print the number of entries of each list, or with --search the matches in all lists.
+    Without KIND, print the number of entries in each list or, with --search, the matching entries of all lists.
     """
     search = [word for given in (*words[1:], *(arguments.search or ())) for word in given.split()]
     words = words[:1]
@@ -61,7 +61,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
         raise UsageError(_no_results(search, found))
     if arguments.json:
         return print_json({kind: [entry.to_dict(kind) for entry in entries] for kind, entries in shown.items()})
-    if not search and "envs" in shown:  # names alone: 1,000 envs with their spaces are 2,500 lines
+    if not search and "envs" in shown:  # show only names, since 1,000 envs with their spaces are 2,500 lines
         shown["envs"] = [entry._replace(text="") for entry in shown["envs"] if not entry.text.startswith(_REFUSED)]
     width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 120))
     parts = [_table(entries, width, kind if len(kinds) > 1 else "") for kind, entries in shown.items() if entries]
@@ -73,7 +73,7 @@ def list_names(words: list[str], arguments: Namespace) -> int:
 
 
 def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
-    """Return the message for a search without results, with the name nearest to a word that no entry contains."""
+    """Return the message for a search without results. It contains the name most similar to a word that no entry contains."""
     from slm_lab.spec.report import nearest
 
     entries = [entry for of_kind in found.values() for entry in of_kind]
@@ -87,7 +87,7 @@ def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> 
 
 
 def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
-    """Return rows below their headings in aligned columns, or names side by side if entries have no other columns."""
+    """Return the entries in aligned columns below their headings; if the entries consist only of names, the names side by side."""
     lines, heading, names = list[str](), "", list[str]()
     shown = [entry for entry in entries if len(entry.cells) > 1]
     widths = [max(map(len, column)) for column in zip(*(entry.cells for entry in shown), strict=True)] if shown else []
@@ -137,7 +137,7 @@ def _studies() -> Iterator[Entry]:
 
 
 def _frames(frames: object) -> str:
-    """Return a number of frames in thousands or millions: 200k, 10M."""
+    """Format a number of frames in thousands or millions, such as 200k or 10M."""
     try:
         count = float(str(frames))
     except ValueError:
@@ -210,7 +210,7 @@ _ABOUT_ENVS = (
 
 
 def _pool_envs(missing: str | None) -> Iterator[Entry]:
-    """Yield an entry for each env that only EnvPool has, with the parts of its spaces; its other ids are search words."""
+    """Yield an entry for each env that exists only in EnvPool, with the parts of its spaces. Its other ids are search words."""
     from slm_lab.spec.compat.env_ids import pool_envs, pool_id
 
     for env in dict.fromkeys(pool_envs().values()):
@@ -249,7 +249,7 @@ COLUMNS = {
     "memories": ("name", "policy"),
     "envs": ("name",),
 }
-"""KIND → names of the cells of its entries, in JSON documents."""
+"""KIND → names of the cells of an entry in JSON documents."""
 KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "specs": (_specs, "specs that ship"),
     "studies": (_studies, "studies that ship"),
@@ -258,4 +258,4 @@ KINDS: dict[str, tuple[Callable[[], Iterator[Entry]], str]] = {
     "memories": (_memories, "memories (agent.memory.name)"),
     "envs": (_envs, "environments (env.name), installed ones first"),
 }
-"""KIND → function that yields its entries, and a description."""
+"""KIND → function that yields the entries, and description of the list."""

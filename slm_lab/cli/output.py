@@ -1,4 +1,4 @@
-"""stdout and stderr of the command line: writing must never crash, whatever the streams are connected to."""
+"""Write to stdout and stderr. Writing must never crash, whatever the streams are connected to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OK, FAILED = 0, 1
 
 
 def prepare_streams() -> None:
-    """Open the null device for each closed standard stream, and replace characters that a stream's encoding cannot represent."""
+    """Open the null device in place of each closed standard stream, and replace characters that the encoding of a stream lacks."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:  # closed by `>&-`: reopen it before another file gets its number
         os.set_inheritable(opened, True)
     os.close(opened)
@@ -29,7 +29,7 @@ def prepare_streams() -> None:
 
 
 def print_result(text: str) -> int:
-    """Write a command's result to stdout. Return FAILED if writing fails; a reader that closes the pipe early is not an error."""
+    """Write the result of a command to stdout. Returns FAILED if writing fails; it is not an error if a reader closes the pipe early."""
     screen = Screen(sys.stdout)
     screen.write(f"{text}\n")
     screen.flush()
@@ -40,7 +40,7 @@ def print_result(text: str) -> int:
 
 
 def print_json(content: Mapping[str, Any]) -> int:
-    """Write a command's result to stdout as one JSON document, the only text there; infinite numbers and NaN become null."""
+    """Write the result of a command to stdout as a single JSON document. Infinite numbers and NaN are written as null."""
     return print_result(json.dumps(finite(dict(content)), indent=2, ensure_ascii=False, allow_nan=False))
 
 

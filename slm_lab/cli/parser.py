@@ -1,4 +1,4 @@
-"""Commands, modes and options of the command line: the values of each option, and the options of each command."""
+"""Define the commands, modes and options of the command line."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Command(NamedTuple):
     """One command of the command line."""
 
     run: str
-    """"module:function", imported when the command runs: function(words, arguments) → exit code."""
+    """"module:function", imported when the command runs. The function is called as function(words, arguments) and returns the exit code."""
     usage: str
     options: tuple[str, ...]
-    """Accepted options, by their names in argparse's namespace."""
+    """Names of the accepted options in argparse's namespace."""
 
 
 MODE_OPTIONS = {
@@ -52,7 +52,7 @@ MODE_OPTIONS = {
     "search": ("confirm", "common_seeds"),
     "study": ("adopt", "until_decided", "max_seeds"),
 }
-"""Mode of `run` → the options that only this mode accepts."""
+"""Mode of `run` → options that only this mode accepts."""
 COMMANDS = {
     "run": Command(
         "slm_lab.cli.run:run",
@@ -116,7 +116,7 @@ _FORMS = {
         "model; FILE and NAME may be left out"
     },
 }
-"""Mode → its forms on the command line, and what they do."""
+"""Mode → form on the command line → description of what it does."""
 MODES = {mode: ", ".join(forms) for mode, forms in _FORMS.items()}
 """Mode → its forms on the command line."""
 DEMO = ("demo.json", "ppo_cartpole")
@@ -141,7 +141,7 @@ _ABOUT = {
     "new": "write a spec for an env",
     "help": "show the options of one command or mode",
 }
-"""Command → what it does, in the order of the help."""
+"""Command → description of what it does, in the order of the help."""
 _ARGUMENTS = {
     "FILE": "a spec file, as given or under slm_lab/spec/",
     "NAME": "a spec in it; optional if the file has only one",
@@ -153,7 +153,7 @@ _EXITS = (
 
 
 class UsageError(Exception):
-    """A wrong argument: exit code 2."""
+    """An argument is wrong. The exit code is 2."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -166,7 +166,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing if none has at least this similarity (0 to 1)."""
+    """Return `; did you mean 'x'?` with the most similar `known` word; "" if no word reaches the similarity `cutoff` (0 to 1)."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""
 
@@ -178,7 +178,7 @@ def _type(
     convert: Callable[[str], Any] = str,
     hint: Callable[[str], str] = lambda text: "",
 ) -> Callable[[str], Any]:
-    """Return the type of an option: a function that converts valid text, and raises an error with a hint for invalid text."""
+    """Return the type of an option, which is a function that converts valid text and raises an error with a hint for invalid text."""
 
     def parse(text: str) -> Any:
         if is_valid(text):
@@ -241,20 +241,20 @@ _TYPES = {
     "--data-dir": Path,
     "--out": Path,
 }
-"""Option → function that parses its value; values of other options are strings."""
+"""Option → function that parses its value. Values of all other options are strings."""
 
 
 class _Option(NamedTuple):
-    """An option. Without `metavar` it is a flag."""
+    """An option of the command line. An option without `metavar` is a flag."""
 
     flags: str
-    """Its names, separated by ", "."""
+    """Names of the option, separated by ", "."""
     metavar: str
     texts: Mapping[str, str]
     """Commands and modes that accept the option, separated by ", " → help text for them. The key "" stands for all commands and modes that
     accept the option."""
     how: Mapping[str, Any] = MappingProxyType({})
-    """Further arguments of add_argument."""
+    """Additional arguments for add_argument."""
 
     @property
     def dest(self) -> str:
@@ -391,7 +391,7 @@ _OPTIONS = (
 
 
 def make_parser(word: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of all commands; it stores positional arguments in `words`. With a command or mode: a parser for its help."""
+    """Return the parser of all commands, which stores positional arguments in `words`; given a command or mode, a parser for its help."""
     how: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = _Parser(description=_description(word), epilog="\n".join(textwrap.wrap(_EXITS, WIDTH)), **how)
     parser.usage = "\n       ".join(_wrapped_form(f"{parser.prog} {form}") for form in _usages(word)).replace("%", "%%")
@@ -412,14 +412,14 @@ def _usages(word: str | None) -> list[str]:
 
 
 def _wrapped_form(form: str) -> str:
-    """Return a form that fits the terminal after "usage: "; what is in brackets or braces stays in one line."""
+    """Wrap a form to fit the terminal after "usage: ". Lines are not broken inside brackets or braces."""
     whole = re.sub(r"\[[^][]*(\[[^][]*\][^][]*)*\]|\{[^}]*\}", lambda match: match[0].replace(" ", "\0"), form)
     lines = textwrap.wrap(whole, WIDTH - 7, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
     return "\n       ".join(lines).replace("\0", " ")
 
 
 def _description(word: str | None) -> str:
-    """Return the text about all commands, or about one command or mode; about `run` that of all modes."""
+    """Return the description of all commands, or of one command or mode. The description of `run` covers all modes."""
     if word is not None and word != "run":
         return _terms({word: _ABOUT[word]} if word in _ABOUT else _FORMS[word], 0)
     forms = {form: text for mode in _FORMS.values() for form, text in mode.items()}
@@ -429,7 +429,7 @@ def _description(word: str | None) -> str:
 
 
 def _terms(texts: Mapping[str, str], indent: int = 2) -> str:
-    """Return terms and their descriptions in two columns; a term that is too long has a line of its own."""
+    """Return terms and their descriptions in two columns. A term that is too long is on a separate line."""
     column = indent + 11
     lines = []
     for term, text in texts.items():
@@ -449,7 +449,7 @@ def _options_of(word: str | None) -> tuple[str, ...]:
 
 
 def check_options_apply(command: str, arguments: argparse.Namespace) -> None:
-    """Raise UsageError for a given option that `command` does not accept."""
+    """Raise UsageError if an option was given that `command` does not accept."""
     for option, value in vars(arguments).items():
         accepted = [name for name, row in COMMANDS.items() if option in row.options]
         given = option != "words" and value is not None and value is not False and value not in ([], DATA_DIR)

@@ -50,7 +50,7 @@ def export(words: list[str], arguments: Namespace) -> int:
 
 
 def doctor(words: list[str], arguments: Namespace) -> int:
-    """Print what is wrong with a run, ranked. The exit code is 0 whatever is found. Raises UserError for a run without rows."""
+    """Print the problems of a run, ranked. The exit code is 0 even if there are problems. Raises UserError if the run has no rows."""
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"
         raise UsageError(f"doctor: {given}; expected doctor {{run folder | latest}}")

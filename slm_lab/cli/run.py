@@ -1,4 +1,4 @@
-"""`run [FILE [NAME [MODE]]]`: train, search, run a study, or play a checkpoint; train@, search@ and study@ continue one."""
+"""`run [FILE [NAME [MODE]]]`: train, search, run a study, or play a checkpoint. train@, search@ and study@ continue an existing run."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _check_options(mode: str, where: str, arguments: Namespace) -> None:
 
 
 def _set_seed(mode: str, arguments: Namespace) -> None:
-    """Replace --seed by the --set argument that it stands for; enjoy selects a run by it."""
+    """Replace --seed by the equivalent --set argument. In mode enjoy, --seed is kept, since it selects a run."""
     if arguments.seed is None or mode == "enjoy":
         return
     from slm_lab.spec.load.loader import parse_sets
@@ -105,7 +105,7 @@ def _train(request: Request, arguments: Namespace) -> None:
 
 
 def _resume(request: Request, arguments: Namespace) -> None:
-    """Continue a run with its saved spec; FILE is only compared with the saved spec."""
+    """Continue a run with its saved spec. FILE, if given, is only compared with the saved spec."""
     from slm_lab.experiment.files.find import find_run
     from slm_lab.experiment.run.trial import Trial
 
@@ -116,7 +116,7 @@ def _resume(request: Request, arguments: Namespace) -> None:
 
 
 def _show_differences(request: Request, paths: RunPaths) -> None:
-    """Print the keys in which the spec given by FILE and NAME, if any, differs from the saved spec, which is used."""
+    """If FILE and NAME are given, print the keys in which that spec differs from the saved spec. The saved spec is used."""
     from slm_lab.experiment.session.resume import differences
     from slm_lab.lib.log import notice
     from slm_lab.lib.text import last_line
@@ -155,7 +155,7 @@ def _search(request: Request, arguments: Namespace) -> None:
 
 
 def _study(request: Request, arguments: Namespace) -> None:
-    """Run a study, or the missing runs of the study in a folder; FILE is read again.
+    """Run a study, or run the missing runs of the study in a folder. FILE is read again.
 
     Without --set, a continued study uses the --set arguments of its last start.
     """
@@ -181,7 +181,7 @@ def _study(request: Request, arguments: Namespace) -> None:
 
 
 def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
-    """Return the number of seeds at which --until-decided ends, by default that of the last start; None: no seeds are added."""
+    """Return the maximum number of seeds for --until-decided, by default that of the last start; None: no seeds are added."""
     from slm_lab.experiment.report.decision import MAX_SEEDS
     from slm_lab.lib.log import notice
 
@@ -195,7 +195,7 @@ def _max_seeds(arguments: Namespace, saved: int | None) -> int | None:
 
 
 def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace) -> int:
-    """Let a person play against a run, with moves from stdin."""
+    """Let a person play against the agent of a run. Moves are read from stdin."""
     from slm_lab.experiment.deploy.human import SEATS, play_human
 
     if arguments.human not in SEATS:
@@ -213,7 +213,7 @@ def _play_human(training: Training, options: EnjoyOptions, arguments: Namespace)
 
 
 def _enjoy(request: Request, arguments: Namespace) -> int:
-    """Play a run with its saved spec. FILE is only used to check NAME, which may be a name in FILE followed by values of variables."""
+    """Play a run with its saved spec. FILE is used only to check NAME, which may be a name in FILE followed by values of variables."""
     if arguments.jobs is not None:
         raise UsageError(f"--jobs {arguments.jobs} has no effect with enjoy: it plays in one process; remove it")
     if arguments.render and arguments.video:

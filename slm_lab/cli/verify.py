@@ -10,9 +10,9 @@ from slm_lab.cli.parser import UsageError
 
 
 def verify(words: list[str], arguments: Namespace) -> int:
-    """Train frames between two checkpoints of a run again, and compare rows and weights byte by byte.
+    """Train the frames between two checkpoints of a run again, and compare rows and weights byte by byte.
 
-    Exit code 1 if they differ, 2 if the run cannot be verified. The run's folder is only read.
+    The exit code is 1 if they differ, and 2 if the run cannot be verified. The run folder is only read.
     """
     if len(words) != 1:
         given = f"too many arguments after the run folder: {' '.join(words[1:])}" if words else "the run folder is missing"

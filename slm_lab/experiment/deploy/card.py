@@ -1,6 +1,6 @@
-"""Model cards: a Markdown file that says what a policy is, how it was trained and how to use it.
+"""Model cards: Markdown files that describe a policy, how it was trained, and how to use it.
 
-The YAML header is that of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards), including the results ("model-index").
+The YAML header has the format of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards) and includes results ("model-index").
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | 
     """Return the Markdown of a card.
 
     Args:
-        name: title of the card. exported: the exported file, if there is one.
-        is_named: whether `name` is that of a named model, which load_agent accepts.
+        name: title of the card.
+        exported: the exported file, if there is one.
+        is_named: whether `name` is the name of a model, so that load_agent accepts it.
     """
     parts = [_header(name, known), f"# {name}", _introduction(known), _return_text(known)]
     parts += [_table("Training", _training(known)), _table("Interface", _interface(known, agent)), "## Use"]
@@ -47,7 +48,10 @@ def model_card(name: str, known: Facts, agent: LoadedAgent, exported: Exports | 
 
 
 def write_card(path: Path, text: str) -> bool:
-    """Write a card, unless `path` exists and is not an unchanged card; return whether it was written. A failure causes a notice."""
+    """Write a card; return whether it was written. A failure causes a notice.
+
+    An existing file is replaced only if it is a card that has not been changed.
+    """
     try:
         if path.exists() and not _is_unchanged(path.read_bytes().decode(errors="replace")):
             notice(f"{path} was edited, or is not a model card; it is not overwritten")
@@ -65,13 +69,13 @@ def _is_unchanged(text: str) -> bool:
 
 
 def _header(name: str, known: Facts) -> str:
-    """Return the YAML header; strings are in JSON, which is valid YAML."""
+    """Return the YAML header. Strings are written as JSON, which is valid YAML."""
     spec = known.spec
     tags = ["reinforcement-learning", "deep-reinforcement-learning", "slm-lab", _env_id(spec), spec.agent.algorithm.name]
     lines = ["---", "library_name: slm-lab", "pipeline_tag: reinforcement-learning"]
     lines += ["# license: choose one, see https://huggingface.co/docs/hub/repositories-licenses", "tags:"]
     lines += [f"- {_quoted(tag)}" for tag in tags]
-    if known.mean_return is not None and spec.meta.self_play is None:  # against itself, it says nothing about the strength
+    if known.mean_return is not None and spec.meta.self_play is None:  # returns against itself do not measure the strength
         value, error, over = known.mean_return
         args = {"standard_error": error, "over": over, "frame": known.saved.get("frame")}
         env = _quoted(_env_id(spec))
@@ -189,5 +193,5 @@ def _quoted(text: str) -> str:
 
 
 def _code_text(text: str) -> str:
-    """Return text for `code` in a cell of a table."""
+    """Escape text for `code` in a table cell."""
     return re.sub(r"\s+", " ", text.replace("`", "'").replace("|", "\\|"))

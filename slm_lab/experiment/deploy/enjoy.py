@@ -51,11 +51,12 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError, show_path
 
 SMALLEST = 360
-"""Least number of rows of a video frame: smaller frames are enlarged by an integer factor, since H.264 blurs single pixels of colour."""
+"""Minimum height of a video frame in pixels. Smaller frames are enlarged by an integer factor, since H.264 blurs the colour of single
+pixels."""
 
 
 def load_ffmpeg() -> ModuleType:
-    """Return imageio_ffmpeg. Raises UserError if it, or ffmpeg itself, is missing."""
+    """Import and return imageio_ffmpeg. Raises UserError if the package or ffmpeg itself is missing."""
     install = "--video needs ffmpeg: pip install 'slm-lab[video]'"
     try:
         import imageio_ffmpeg
@@ -70,9 +71,9 @@ def load_ffmpeg() -> ModuleType:
 
 
 class VideoFile:
-    """Writes the frames of episodes to an MP4 file, which gets its final name on `close`.
+    """Writes the frames of episodes to an MP4 file. The file gets its final name when `close` is called.
 
-    Args: stop_after_frames: number of frames after which no further episode is recorded; None: all episodes are recorded.
+    Args: stop_after_frames: number of frames after which no new episode is recorded; None: all episodes are recorded.
     """
 
     def __init__(self, path: Path, stop_after_frames: int | None = None) -> None:
@@ -83,7 +84,7 @@ class VideoFile:
         self._begins = False
 
     def begin_episode(self) -> bool:
-        """Begin an episode; return whether it is to be recorded."""
+        """Begin an episode; return whether the episode will be recorded."""
         self._begins = self.stop_after_frames is None or self.frames < self.stop_after_frames
         return self._begins
 
@@ -124,15 +125,15 @@ class VideoFile:
 
 EPISODES = 10
 GAMES = 100
-"""Number of episodes against an opponent."""
+"""Default number of episodes against an opponent."""
 MAX_ENVS = 32
-"""Largest number of envs that run at a time."""
+"""Maximum number of parallel envs."""
 VIDEO_FRAMES = 1_000
-"""Without --episodes, a video ends with the episode in which this number of frames is reached."""
+"""Number of frames of a video. Without --episodes, the video ends with the episode in which this number is reached."""
 _TRAINING_KEYS = (
     "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "channels",
 )  # fmt: skip
-"""Keys of the env section that define how or on what a policy was trained; all other keys are used to build the env."""
+"""Keys of the env section that are fixed by the training of the policy. All other keys are used to build the env."""
 
 
 @dataclass(frozen=True)
@@ -140,33 +141,33 @@ class EnjoyOptions:
     """Options of mode enjoy."""
 
     episodes: int | None = None
-    """Number of episodes; None: EPISODES, against an opponent without rendering GAMES."""
+    """Number of episodes; None: GAMES against an opponent without rendering, else EPISODES."""
     deterministic: bool = False
-    """Take the mode of the action distribution instead of a sample, even if meta.eval_deterministic is false."""
+    """Whether to use the mode of the action distribution instead of a sample, even if meta.eval_deterministic is false."""
     show: Literal["screen", "video"] | None = None
-    """Open a window, or record an MP4 file in the run folder."""
+    """"screen": open a window; "video": record an MP4 file in the run folder; None: do not render."""
     which: CheckpointName = "best"
     session: int | None = None
-    """Number of the Session whose checkpoint is used; None: the Session with the best weights."""
+    """Index of the Session whose checkpoint is used; None: the Session with the best weights."""
     record: Path | None = None
     """File to which the episodes are written as a data set for meta.demonstrations."""
     replace: bool = False
-    """Whether `record` may exist."""
+    """Whether an existing file `record` may be replaced."""
     against: str | None = None
-    """Who plays for the other agents of the env, see find_opponent; None: each agent is played by its policy."""
+    """Opponent that plays for the other agents of the env, see find_opponent; None: each agent is played by its policy."""
     sets: Sequence[str] = ()
-    """`--set` arguments, limited to keys that build the env."""
+    """`--set` arguments. Only keys that are used to build the env are allowed."""
 
 
 class Games(NamedTuple):
     """Results of an env with several agents."""
 
     policy_of: dict[str, str]
-    """Name of each agent → who plays for it; "" for the only policy. Against an opponent: empty."""
+    """Name of an agent → name of the policy that plays for it ("" if there is only one policy). Empty against an opponent."""
     returns: list[np.ndarray]
-    """Returns of the agents in each game, [A]."""
+    """For each game, the returns of the agents, [A]."""
     scores: list[float]
-    """Against an opponent: the mean score of the own agents in each game, from 1, better than all others, to 0."""
+    """Against an opponent: for each game, the mean score of the policy's agents, from 0 to 1 (better than all other agents)."""
     opponent: str | None = None
 
 
@@ -175,7 +176,7 @@ class Played(NamedTuple):
 
     checkpoint: Location
     description: str
-    """What was loaded, in a line."""
+    """Description of the loaded agent in one line."""
     returns: list[float]
     """Sum of raw rewards of each episode."""
     video: VideoFile | None = None
@@ -188,7 +189,7 @@ class Played(NamedTuple):
 
 
 def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
-    """Play episodes with a checkpoint of a training, in its env or in another one with the same spaces.
+    """Play episodes with a checkpoint of a training, in the env of the training or in another env with the same spaces.
 
     The number of episodes per env is fixed in advance. A window or a video shows a single env. Raises SpecError or UserError.
     """
@@ -221,7 +222,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
 
 
 def _origin_of(training: Training, spec: Spec, agent: LoadedAgent) -> dict[str, Any]:
-    """Return what a data set tells about its origin."""
+    """Return the information about its origin that a data set contains."""
     return {"spec": spec.name, "digest": digest(*read_saved_spec(training.spec_file)), "checkpoint": agent.path.name}
 
 
@@ -233,7 +234,7 @@ def _play(
     options: EnjoyOptions,
     note: dict[str, Any],
 ) -> tuple[list[float], Games | None]:
-    """Return the returns of the episodes; with options.record write the episodes, and what is in `note`, to that file."""
+    """Play the episodes and return their returns. If options.record is set, write the episodes and `note` to that file."""
     seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
     usual = EPISODES if opponent is None or options.show is not None else GAMES
     episodes = usual if options.episodes is None else options.episodes
@@ -263,13 +264,13 @@ def _play(
 
 
 def make_player_env(spec: Spec, env_spec: EnvSpec, seed: int, num_envs: int) -> Env:
-    """Return an env to play in, whose observations are not normalised: each policy has its own statistics."""
+    """Return an env to play in. It does not normalise observations, since each policy has its own statistics."""
     raw = env_spec.model_copy(update={"normalize_obs": False, "clip_obs": None})
     return make_env(raw, seed, num_envs=num_envs, gamma=spec.agent.algorithm.gamma, training=False, threads=cores(), input=spec.agent.input)
 
 
 def _check_agents(env: Env, players: Sequence[PolicyPlayer], opponent: Opponent | None, options: EnjoyOptions) -> None:
-    """Raise UserError if options do not fit the number of agents of an env, or if an agent is not played."""
+    """Raise UserError if the options do not fit the number of agents of the env, or if no policy plays for an agent."""
     if not env.info.agents:
         if opponent is not None:
             raise UserError(f"--against {opponent.name} has no effect: {env.name} has one agent; remove it")
@@ -304,9 +305,9 @@ def env_section(spec: Spec, file: Path, sets: Sequence[str]) -> EnvSpec:
 
 
 def check_spaces(agents: Iterable[LoadedAgent], env: Env, spec: Spec, played: str, names: Collection[str] | None = None) -> None:
-    """Raise UserError if the spaces of the env differ from a policy's in more than their bounds.
+    """Raise UserError if the spaces of the env differ from those of a policy in more than their bounds.
 
-    Args: names: of the env's agents that the policies act for; None: all.
+    Args: names: names of the agents for which the policies act; None: all.
     """
     try:
         info = env.info.for_agents(env.info.agents if names is None else names) if env.info.groups else env.info

@@ -28,11 +28,11 @@ from slm_lab.experiment.plan import UserError
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 POLICIES: dict[Format, str] = {"onnx": "policy.onnx", "torch": "policy.pt2"}
-"""Name of the file in the folder of a named model."""
+"""Format → name of the exported file in the folder of a named model."""
 OBSERVATIONS = 1_000
 """Number of observations with which the exported file is checked."""
 TOLERANCE = 1e-4
-"""Largest allowed difference from the agent, relative to the largest value of the agent's outputs (at least 1)."""
+"""Maximum allowed difference from the agent's outputs, relative to the largest of these outputs (at least 1)."""
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 Outputs = list[np.ndarray]
 Run = Callable[[list[np.ndarray]], Outputs]
@@ -45,7 +45,7 @@ class Exported(NamedTuple):
     path: Path
     checkpoint: Location
     description: str
-    """What was exported, in a line."""
+    """Description of the exported agent in one line."""
     inputs: dict[str, str]
     """Name of each input → dtype and shape."""
     outputs: dict[str, str]
@@ -60,11 +60,13 @@ class Exported(NamedTuple):
 def export_training(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
 ) -> tuple[Exported, LoadedAgent]:
-    """Export the policy of a checkpoint: observation → deterministic action, including the normaliser and the action rule.
+    """Export the policy of a checkpoint as a function from observations to deterministic actions.
+
+    The function includes the observation normaliser and the action rule.
 
     Args:
-        format: "onnx" or "torch" (torch.export); None: by the suffix of `out`, else "onnx".
-        out: the output file; None: a file beside the checkpoint. The file is created, or replaced, only after the check.
+        format: "onnx" or "torch" (torch.export); None: determined by the suffix of `out`, by default "onnx".
+        out: the output file; None: a file beside the checkpoint. The file is created or replaced only after the check has succeeded.
         which, session: as in load_agent.
 
     Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
@@ -77,7 +79,7 @@ def export_training(
 
 
 def export_agent(agent: LoadedAgent, format: Format, path: Path) -> Exported:
-    """Write the policy of an agent to `path`, and check it. Raises UserError, see export_training; nothing is written then."""
+    """Write the policy of an agent to `path`, and check it. If this raises UserError (see export_training), nothing is written."""
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
     try:
         ports, differences = _write_checked(agent, format, temporary)
@@ -128,7 +130,7 @@ def summary(done: Exported) -> str:
 
 
 Ports = tuple[dict[str, str], dict[str, str]]
-"""Name → dtype and shape, of the inputs and of the outputs."""
+"""Two dicts, of the inputs and of the outputs: name → dtype and shape."""
 
 
 class _Example(NamedTuple):
@@ -140,10 +142,10 @@ class _Example(NamedTuple):
 
 
 def _write_checked(agent: LoadedAgent, format: Format, path: Path) -> tuple[Ports, tuple[float, float]]:
-    """Write the file and check it; return its ports and its differences from the agent. Raises UserError.
+    """Write the file and check it; return its inputs and outputs, and the differences from the agent. Raises UserError.
 
-    A trace takes 0.3 s, torch.export and the translation of its result 9 s, but a trace cannot contain control flow that depends on
-    numbers. The second way is used if the first one reports that it is not certain, or gives other actions.
+    A trace takes 0.3 s, and torch.export with the translation of its result 9 s, but a trace cannot contain control flow that depends on
+    values. torch.export is therefore used only if tracing reports a doubt, or if the traced policy gives different actions.
     """
     policy = ExportedPolicy(agent)
     example = _example(policy)
@@ -209,7 +211,7 @@ def _export_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:
 
 
 def _export_to_torch(policy: ExportedPolicy, example: _Example) -> bytes:
-    """Return the file of torch.export. It is made in memory: torch's own file writer aborts the process if the disk is full."""
+    """Return the content of the torch.export file. It is created in memory, since torch's file writer aborts if the disk is full."""
     content = BytesIO()
     torch.export.save(_exported_program(policy, example), content)
     return content.getvalue()
@@ -221,7 +223,7 @@ def _form(tensor: Tensor) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress log messages and warnings of torch's exporters: failures raise errors."""
+    """Suppress log messages and warnings of torch's exporters, whose failures raise errors."""
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""What is known about a trained policy from its spec and its checkpoint, for model cards and the list of models."""
+"""Collect information about a trained policy from its spec and its checkpoint, for model cards and the list of models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.spec.report import SpecError
 
 
 class Facts(NamedTuple):
-    """What is known about a trained policy."""
+    """Information about a trained policy."""
 
     spec: Spec
     digest: str
@@ -35,7 +35,7 @@ class Facts(NamedTuple):
 
     @property
     def mean_return(self) -> tuple[float, float | None, str] | None:
-        """Mean return, its standard error, and the episodes that it is over; None if no episode had ended."""
+        """Mean return, its standard error, and a description of the episodes; None if no episode had ended."""
         value = self.saved.get("current_return")
         if value is None:
             return None
@@ -45,7 +45,10 @@ class Facts(NamedTuple):
 
 
 def facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) -> Facts:
-    """Return what is known about a policy. Args: saved: entries of its checkpoint. Raises SpecError or UserError for a damaged spec."""
+    """Return information about a policy. Raises SpecError or UserError if its spec is damaged.
+
+    Args: saved: entries of the checkpoint.
+    """
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     name, body = read_saved_spec(training.spec_file)
     starts = body.get("meta", {}).get("run") or [{}]
@@ -69,7 +72,7 @@ def read_saved_spec(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def digest(name: str, body: Mapping[str, Any]) -> str:
-    """Return the digest of a saved spec: of everything but the record of its starts."""
+    """Return the digest of a saved spec, which covers the spec without meta.run."""
     meta = {key: value for key, value in body.get("meta", {}).items() if key != "run"}
     return hashlib.sha256(json.dumps({name: {**body, "meta": meta}}, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -77,7 +80,7 @@ def digest(name: str, body: Mapping[str, Any]) -> str:
 def list_models(data_dir: Path) -> list[dict[str, Any]]:
     """Return one row per model: name, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest, folder.
 
-    The row of a model that cannot be read has `name`, `folder` and `problem`.
+    If a model cannot be read, its row contains only name, folder and problem.
     """
     return [_row(name, data_dir) for name in model_names(data_dir)]
 

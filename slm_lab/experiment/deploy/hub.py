@@ -1,7 +1,7 @@
 """Named models in repositories of the Hugging Face Hub: `push` and `pull`.
 
-A downloaded model is data of a stranger. Only files with the names of named_model.FILES are downloaded, and none that could contain a
-pickle: weights are a safetensors file. A spec that names modules, which would be imported, is refused unless the user trusts it.
+A downloaded model is untrusted data. Only files whose names are in PULLED are downloaded, none of which contains a pickle; the weights are
+a safetensors file. A spec that names modules is refused unless the user trusts it, since these modules would be imported.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.spec.report import KeyPath, show_path
 
 PULLED = (WEIGHTS, SPEC, "policy.onnx", CARD)
-"""Files that are downloaded: torch.export.load may unpickle policy.pt2, which can be made from the weights instead."""
+"""Files that are downloaded. policy.pt2 is not, since torch.export.load may unpickle it; it can be exported again from the weights."""
 LARGEST = {WEIGHTS: 2**31, "policy.onnx": 2**31, SPEC: 2**20, CARD: 2**20}
-"""Size in bytes above which a file is not downloaded."""
+"""Maximum size in bytes of each file that is downloaded."""
 _PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".zip", ".joblib")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _CODE = re.compile(r"\S+:\S+")
@@ -41,9 +41,9 @@ _WHY = {
 def push(name: str, repo: str, data_dir: Path, *, private: bool = False) -> str:
     """Upload a named model to a repository, which is created if it does not exist; return a summary.
 
-    Args: private: create a private repository; an existing one must be private.
+    Args: private: whether a new repository is private. An existing repository must then be private too.
 
-    Raises UserError: no such model, no token, no network, no permission, a public repository with `private`.
+    Raises UserError if there is no such model, token, network or permission, or if the repository is public although `private` is set.
     """
     model = named_model(name, data_dir)
     _check_repo(repo)
@@ -70,11 +70,12 @@ def pull(where: str, data_dir: Path, name: str | None = None, *, replace: bool =
 
     Args:
         where: USER/REPO, or USER/REPO@REVISION (a branch, tag or commit).
-        name: name of the model; None: that of the repository.
-        replace: replace an existing model of this name.
-        trust_code: accept a spec that names modules, which are imported when the model is loaded.
+        name: name of the model; None: the name of the repository.
+        replace: whether to replace an existing model with this name.
+        trust_code: whether to accept a spec that names modules, which are imported when the model is loaded.
 
-    Raises UserError: no such repository, no network, not a model of slm_lab, or a damaged or unsafe one. Nothing is registered then.
+    Raises UserError if there is no such repository or no network, or if the model is not of slm_lab, damaged or unsafe. In these cases no
+    model is registered.
     """
     repo, _, revision = where.partition("@")
     _check_repo(repo)
@@ -168,7 +169,7 @@ def _download(hub: ModuleType, repo: str, revision: str, file: str, folder: Path
 
 
 def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
-    """Load a downloaded model; return what it is. Raises UserError if it is damaged, of another version or unsafe."""
+    """Load a downloaded model; return its description. Raises UserError if it is damaged, unsafe, or of another version."""
     from slm_lab.experiment.deploy.facts import read_saved_spec
     from slm_lab.experiment.deploy.load import load_trained
 

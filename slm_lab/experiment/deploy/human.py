@@ -1,4 +1,4 @@
-"""A person plays a board game against a trained agent in the terminal."""
+"""Let a person play a board game against a trained agent in the terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _End(Exception):
 
 
 def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str, read: Read, write: Write) -> None:
-    """Play games of a person against a training, until all are played or the person ends them. Raises SpecError or UserError."""
+    """Play games between a person and a trained agent until all are played, or until the person quits. Raises SpecError or UserError."""
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     env_spec = env_section(spec, training.spec_file, options.sets)
     name = env_spec.name.rpartition(":")[2]
@@ -59,7 +59,7 @@ def play_human(training: Training, options: EnjoyOptions, plan: Plan, seat: str,
 
 
 def joint_acts(players: list[PolicyPlayer], env: Env, deterministic: bool) -> Act:
-    """Return a function that acts for all agents of an env: each by its policy, or by the only one."""
+    """Return a function that acts for all agents of an env, by the policy of each agent or by the only policy."""
     rng = np.random.default_rng()
     if len(players) == 1:  # also for the other agent, whose moves are then not used
         return policy_act(players[0].agent, rng, deterministic)
@@ -77,7 +77,7 @@ class _HumanGames:
         self.results = {"won": 0, "drawn": 0, "lost": 0}
 
     def play(self, games: int, seat: str, rng: np.random.Generator) -> None:
-        """Play games, and say how many the person has won, unless one game is all."""
+        """Play games, and print how many of them the person has won, unless there is only one game."""
         try:
             for _ in range(games):
                 is_first = bool(rng.integers(2)) if seat == "random" else seat == "first"

@@ -1,4 +1,4 @@
-"""A trained agent from a run folder: `agent = load_agent(folder); action, state = agent.act(obs)`."""
+"""Load a trained agent from a run folder: `agent = load_agent(folder); action, state = agent.act(obs)`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,14 @@ class LoadedAgent:
     """A trained policy with its observation normaliser and the spaces of its env. No env is needed to use it.
 
     Attributes:
-        policy: the policy. normalizers: its observation normaliser. observation_space, action_space: Gymnasium spaces of one env.
-        path: the loaded checkpoint. description: what the agent is, in a line. saved: the entries of the checkpoint that acting needs.
-        spaces: the agent's spaces, and the functions between them and the env's.
-        layouts: how each entry of an observation is converted; None for an entry that is not a Box.
+        policy: the policy.
+        normalizers: the observation normaliser of the policy.
+        observation_space, action_space: Gymnasium spaces of a single env.
+        path: the loaded checkpoint.
+        description: description of the agent in one line.
+        saved: the entries of the checkpoint that are needed to act.
+        spaces: the agent's spaces, and the functions that convert between them and the spaces of the env.
+        layouts: for each entry of an observation, how it is converted; None for an entry that is not a Box.
     """
 
     def __init__(
@@ -55,7 +59,7 @@ class LoadedAgent:
 
     @property
     def acting_space(self) -> gym.Space[Any]:
-        """The observation space without the entries that only the critic read, which an acting agent does not need."""
+        """The observation space without the entries that only the critic uses, which are not needed to act."""
         space, uses = self.observation_space, self.spaces.uses
         if "critic" not in uses.values():
             return space
@@ -72,9 +76,9 @@ class LoadedAgent:
             obs: an element of `observation_space` (of the env after env.wrappers), or a batch of elements with a leading axis. If
                 env.obs_keys keeps one part of a Dict or Tuple, the whole observation is accepted too.
             state: hidden state [N, S] of a recurrent net after the previous observation; None at the start of an episode.
-            deterministic: take the mode of the distribution instead of a sample.
+            deterministic: whether to use the mode of the action distribution instead of a sample.
 
-        Returns: the action (or actions), and the hidden state (None for a policy without memory).
+        Returns: the action (or actions), and the hidden state (None if the policy is not recurrent).
         """
         if self._obs_key is not None and isinstance(obs, Mapping | tuple) and not _has_parts_of(self.observation_space, obs):
             obs = obs[self._obs_key] if isinstance(obs, Mapping) else obs[int(self._obs_key)]
@@ -111,22 +115,24 @@ def load_agent(
     Args:
         folder: the folder of a run, search or study, or the name of a model below data/models (or its folder).
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
-        session: number of the Session (with num_policies of meta.sampler, of the table, see RunPaths.session_df); None: that with the best
-            weights.
-        trial: trial of a search; None: the best one, of those that were confirmed if there are any.
-        entry, env, seed: run of a study; None: the best one (of a study in several envs, `env` is required).
-        policy: name of the policy in agent.policies; required if there are several.
+        session: index of the Session; with num_policies of meta.sampler, number of the table (see RunPaths.session_df). None: the Session
+            with the best weights.
+        trial: index of a trial of a search; None: the best confirmed trial or, if no trial was confirmed, the best trial.
+        entry, env, seed: select a run of a study; None: the best run (if the study has several envs, `env` is required).
+        policy: name of the policy in agent.policies; required if there are several policies.
 
-    Raises UserError if there is no such folder or name, no such trial, run or policy, or no usable checkpoint.
+    Raises UserError if the folder, model, trial, run or policy does not exist, or if there is no usable checkpoint.
     """
     return load_trained(find_training(folder, None, Path("data"), Choice(trial, entry, env, seed, policy)), which, session, device)
 
 
 def load_trained(training: Training, which: CheckpointName = "best", session: int | None = None, device: str = "cpu") -> LoadedAgent:
-    """Load the agent of a training from a checkpoint. Args: session: None: the Session with the best weights, see bundle.rank.
+    """Load the agent of a training from a checkpoint.
 
-    An unusable checkpoint causes only a notice if another checkpoint is usable. Raises UserError if none is, or if the training has
-    several policies and none is chosen.
+    If a checkpoint is unusable but another one is usable, there is only a notice. Raises UserError if no checkpoint is usable, or if the
+    training has several policies and none of them is chosen.
+
+    Args: session: index of the Session; None: the Session with the best weights, see bundle.rank.
     """
     if training.policy is None and len(names := training.policies) > 1:
         raise UserError(f"{training.paths.root} has several policies; choose one of {', '.join(names)} (--policy, or policy=…)")
@@ -148,9 +154,9 @@ def load_trained(training: Training, which: CheckpointName = "best", session: in
 
 
 def build_loaded_agent(spec: Spec, path: Location, bundle: dict[str, Any], device: str = "cpu", name: str = "") -> LoadedAgent:
-    """Build the agent of a spec with the weights of a checkpoint. Args: name: of its training in a search or study.
+    """Build the agent of a spec with the weights of a checkpoint. Raises BundleError if the weights do not fit the spec.
 
-    Raises BundleError if the weights do not fit the spec.
+    Args: name: name of the training in its search or study.
     """
     if "weights" not in bundle:
         raise state.BundleError(f"{path} has no weights")
@@ -187,14 +193,14 @@ def _description(spec: Spec, path: Location, bundle: Mapping[str, Any], name: st
 
 
 def _problems_text(problems: Sequence[str], training: Training, session: int | None) -> str:
-    """Return the reasons why no checkpoint is usable, and a readable checkpoint; "" without problems."""
+    """Return a text with the reasons why no checkpoint is usable, and the name of a readable one; "" if there are no problems."""
     index = None if session is None else _tables(training, session)[0]
     other = readable_checkpoint(training.paths, index, training.trial) if problems else None
     return "; ".join([*problems, *([] if other is None else [f"this one can be read: {other}"])])
 
 
 def _no_checkpoint(training: Training, which: CheckpointName, session: int | None) -> str:
-    """Return the message that a checkpoint does not exist, with the existing ones."""
+    """Return the message that a checkpoint does not exist, with a list of the existing checkpoints."""
     paths, trial = training.paths, training.trial
     if not (of_any := checkpoints(paths, None, trial)):
         return f"no checkpoint in {paths.checkpoint_dir}"
@@ -209,7 +215,7 @@ def _no_checkpoint(training: Training, which: CheckpointName, session: int | Non
 def _checkpoints(
     training: Training, which: CheckpointName, session: int | None, problems: list[str]
 ) -> list[tuple[Location, dict[str, Any]]]:
-    """Return the readable checkpoints of a training, best first; add the reasons why others cannot be read to `problems`."""
+    """Return the readable checkpoints of a training, best first. The reasons why others cannot be read are added to `problems`."""
     found, paths, trial = [], training.paths, training.trial
     for index in _tables(training, session):
         path = paths.checkpoint(index, which, trial)
@@ -226,7 +232,7 @@ def _checkpoints(
 
 
 def _tables(training: Training, session: int | None) -> list[int]:
-    """Return the numbers of the Sessions, or policies, whose checkpoints may be used."""
+    """Return the numbers of the tables (of Sessions or their policies) whose checkpoints may be used."""
     if not (names := training.policies):
         return training.paths.sessions(t=training.trial) if session is None else [session]
     policy = 0 if training.policy is None else names.index(training.policy)

@@ -1,4 +1,4 @@
-"""Who plays in envs with several agents: the policies of a training, and opponents of other kinds."""
+"""Players in envs with several agents: the policies of a training, and opponents."""
 
 from __future__ import annotations
 
@@ -28,23 +28,21 @@ RANDOM = "random"
 
 
 class PolicyPlayer(NamedTuple):
-    """A trained policy, and the agents that it acts for."""
+    """A trained policy, and the agents for which it acts."""
 
     agent: LoadedAgent
     policy: str | None = None
-    """Its name in agent.policies; None: the only one."""
+    """Name of the policy in agent.policies; None: it is the only policy."""
     agents: tuple[str, ...] | None = None
-    """Names of its agents; None: all."""
+    """Names of the agents for which the policy acts; None: all agents."""
 
 
 def load_players(
     training: Training, spec: Spec, which: CheckpointName = "best", session: int | None = None, device: str = "cpu"
 ) -> list[PolicyPlayer]:
-    """Load the policies of a training: all of one Session, or the one that the training names.
+    """Load all policies of one Session of a training, or only the policy that was chosen (Training.policy). Raises UserError.
 
-    Args: session: None: that whose worst policy ranks highest, see bundle.rank.
-
-    Raises UserError.
+    Args: session: index of the Session; None: the Session whose worst policy ranks highest, see bundle.rank.
     """
     policies = spec.agent.policies
     if policies is None:
@@ -61,7 +59,7 @@ def load_players(
 
 
 def best_session(training: Training, which: CheckpointName) -> int | None:
-    """Return the Session whose worst policy ranks highest; None if none has checkpoints of all policies."""
+    """Return the Session whose worst policy ranks highest; None if no Session has checkpoints of all policies."""
     paths, count, ranks = training.paths, len(training.policies), dict[int, tuple[int, float]]()
     for session in sorted({index // count for index in paths.sessions(t=training.trial)}):
         with suppress(state.BundleError, OSError):
@@ -80,7 +78,7 @@ def policy_act(agent: LoadedAgent, rng: np.random.Generator, deterministic: bool
 
 
 def scripted_act(player: Player) -> Act:
-    """Return a function that lets a scripted player act for the rows whose turn it is."""
+    """Return a function by which a scripted player acts for the rows that act in the current step."""
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
         rows = np.arange(len(obs_N)) if acts_N is None else np.flatnonzero(acts_N)
@@ -99,11 +97,11 @@ def random_act(env: Env, rows: np.ndarray) -> Act:
 
 
 Parts = list[tuple[np.ndarray, Act]]
-"""Rows, int64 [K] → who acts for them."""
+"""(rows, int64 [K]; function that acts for these rows) for each player."""
 
 
 def policy_parts(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
-    """Return which policy acts for which of the given rows, without those that no policy acts for."""
+    """Return which policy acts for which of the given rows. Rows for which no policy acts are left out."""
     parts: Parts = []
     for player in players:
         own = rows if player.agents is None else np.intersect1d(rows, env.info.rows_of(player.agents))
@@ -115,16 +113,16 @@ def policy_parts(players: Sequence[PolicyPlayer], env: Env, rows: np.ndarray, rn
 
 @dataclass(frozen=True)
 class Opponent:
-    """Who plays for the agents that the policy does not play for: random actions, a scripted player, or the policies of another run."""
+    """The player for the agents for which the policy does not play: random actions, a scripted player, or the policies of another run."""
 
     name: str
-    """As given."""
+    """Name of the opponent as the user has given it."""
     path: str | None = None
     """Class of a scripted player, "package.module:Class"."""
     players: tuple[PolicyPlayer, ...] = ()
 
     def parts(self, env: Env, rows: np.ndarray, rng: np.random.Generator, deterministic: bool) -> Parts:
-        """Return who acts for which of the given rows. Raises UserError."""
+        """Return which player acts for which of the given rows. Raises UserError if the opponent does not fit the env."""
         if self.path is not None:
             return self._scripted(self.path, env, rows, rng)
         if not self.players:
@@ -135,7 +133,7 @@ class Opponent:
         return parts
 
     def _scripted(self, path: str, env: Env, rows: np.ndarray, rng: np.random.Generator) -> Parts:
-        """Return the rows of a scripted player: one for each group of agents with equal spaces."""
+        """Return the parts of scripted players, with one player for each group of agents that have equal spaces."""
         parts: Parts = []
         for info in env.info.groups or (env.info,):
             try:
@@ -148,9 +146,9 @@ class Opponent:
 
 
 def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
-    """Return the opponent with a name: random, a class of slm_lab.env.board_players, "package.module:Class", or a run or model.
+    """Return the opponent with this name. Raises UserError if there is none.
 
-    Raises UserError.
+    Args: name: "random", a class of slm_lab.env.board_players, "package.module:Class", or a run or model.
     """
     from slm_lab.spec.load.loader import load_spec
 
@@ -171,7 +169,10 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
 
 
 def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
-    """Return the rows that a training plays for against others, bool [N]: those of its policies, or one agent of each env in turn."""
+    """Return the rows for which a training plays in games against an opponent, bool [N].
+
+    These are the rows of its policies' agents or, if a policy plays for all agents, one agent of each env, in turn.
+    """
     num_agents, own_N = len(env.info.agents), np.zeros(env.info.num_envs, np.bool_)
     for player in players:
         if player.agents is not None:
@@ -185,7 +186,7 @@ def own_agents(env: Env, players: Sequence[PolicyPlayer]) -> np.ndarray:
 class Results:
     """Collects the returns of all agents in each game.
 
-    Args: num_agents: A, number of agents of each env.
+    Args: num_agents: A, number of agents per env.
     """
 
     def __init__(self, num_rows: int, num_agents: int) -> None:
@@ -193,13 +194,13 @@ class Results:
         self._returns: list[list[float]] = [[] for _ in range(num_rows)]
 
     def add(self, obs_N: np.ndarray, action_N: np.ndarray, step: VecStep, counts_N: np.ndarray) -> None:
-        """Add the episodes that end in a step; the signature is that of evaluate.Record."""
+        """Add the episodes that end in a step. The arguments are those of evaluate.Record."""
         for episode in step.episodes:
             if counts_N[episode.env]:
                 self._returns[episode.env].append(episode.total_reward)
 
     def games(self) -> list[tuple[int, np.ndarray]]:
-        """Return the index of the env and the returns of the agents, [A], of each game that ended for all agents."""
+        """Return (index of the env, returns [A] of its agents) for each game that has ended for all agents."""
         found = []
         for first in range(0, len(self._returns), self.num_agents):
             of_env = zip(*self._returns[first : first + self.num_agents], strict=False)
@@ -208,7 +209,7 @@ class Results:
 
 
 def check_all_played(players: Sequence[PolicyPlayer], env: Env, name: str) -> None:
-    """Raise UserError if some agents of an env have no policy."""
+    """Raise UserError if no policy plays for some agents of an env."""
     played: set[Any] = {agent for player in players for agent in player.agents or env.info.agents}
     if missing := [agent for agent in env.info.agents if agent not in played]:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Export with a model card, to a file or under a name."""
+"""Export a policy with a model card, to a file or as a named model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from slm_lab.lib.files import indented_json, replace_file
 from slm_lab.lib.log import notice
 
 _PRIVATE = ("command", "host", "checkpoints")
-"""Entries of meta.run that are not copied to a model, which may be published: they name a machine, its folders and users."""
+"""Entries of meta.run that are not copied to a model, since models may be published and these entries name a machine, folders and users."""
 
 
 def export(
@@ -43,13 +43,13 @@ def export(
     seed: int | None = None,
     policy: str | None = None,
 ) -> Exported:
-    """Export the policy of a checkpoint to a file with a model card beside it, or under a name.
+    """Export the policy of a checkpoint to a file with a model card beside it, or as a named model.
 
     Args:
         folder, which, session, trial, entry, env, seed, policy: as in `load_agent`.
         format, out: as in `export_training`.
-        name: register the policy as data/models/{name}, which `load_agent` accepts, see `register`; excludes `out`.
-        replace: replace an existing model of this name.
+        name: name under which the policy is registered in data/models/{name}, so that `load_agent` accepts the name; excludes `out`.
+        replace: whether to replace an existing model with this name.
 
     Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
     """
@@ -67,9 +67,9 @@ def export(
 def export_with_card(
     training: Training, format: Format | None = None, out: Path | None = None, which: CheckpointName = "best", session: int | None = None
 ) -> Exported:
-    """Export as `export_training` does, and write a model card beside the file: its name with the suffix .md.
+    """Export as `export_training` does, and write a model card beside the file, with the same name and the suffix .md.
 
-    A card that was edited, or another file of that name, stays as it is, with a notice.
+    If a card that was edited or another file with this name exists, it is kept, and there is a notice.
     """
     done, agent = export_training(training, format, out, which, session)
     if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
@@ -89,10 +89,10 @@ def register(
     *,
     replace: bool = False,
 ) -> Exported:
-    """Export a policy under a name: write weights, spec, exported policy and model card to a folder below `data_dir`/models.
+    """Register a policy as a named model: write weights, spec, exported policy and model card to a folder below `data_dir`/models.
 
-    A policy that cannot be exported is registered without an exported file, with a notice; the result then has the path of the weights.
-    Raises UserError if the name cannot be used, or if there is no usable checkpoint; nothing is written then.
+    If the policy cannot be exported, it is registered without an exported file, with a notice, and the result contains the path of the
+    weights. If UserError is raised, because the name cannot be used or there is no usable checkpoint, nothing is written.
     """
     check_free(name, data_dir, replace)
     agent = load_trained(training, which, session)
@@ -112,7 +112,7 @@ def register(
 
 
 def _exported(agent: LoadedAgent, format: Format | None, folder: Path) -> Exported:
-    """Export to the folder of a model. A failure is an error if the user chose the format, else a notice."""
+    """Export to the folder of a model. A failure is an error if the user has chosen the format; otherwise it causes a notice."""
     chosen = format_of(None, format)
     try:
         check_packages(chosen)
@@ -129,7 +129,7 @@ def _exports(done: Exported) -> Exports:
 
 
 def _public_spec(file: Path) -> bytes:
-    """Return the saved spec without the entries of meta.run that name a machine or a person's folders."""
+    """Return the saved spec without those entries of meta.run that name a machine, folders or users."""
     name, body = read_saved_spec(file)
     meta = dict(body.get("meta", {}))
     if isinstance(starts := meta.get("run"), list):

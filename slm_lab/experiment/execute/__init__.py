@@ -1,1 +1,1 @@
-"""Start and watch processes: on this machine (`local`) or on a Ray cluster (`ray`)."""
+"""Start and monitor processes, on this machine (`local`) or on a Ray cluster (`ray`)."""

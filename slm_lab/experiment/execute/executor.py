@@ -1,7 +1,7 @@
-"""Interface for starting and watching processes, on this machine and on a cluster.
+"""Interface for starting and monitoring processes, on this machine and on a cluster.
 
-A task is a function, `target(context, *args)`, that runs in its own process. Wherever it runs, it exchanges messages with the process that
-started it, shows progress by heartbeats, and can be requested to stop. Implementations: LocalExecutor, RayExecutor.
+A task is a function, `target(context, *args)`, that runs in a separate process. It exchanges messages with the process that started it,
+shows progress by heartbeats, and can be requested to stop. Implementations: LocalExecutor, RayExecutor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Target = Callable[..., None]
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources that a task occupies on its node. Local tasks share the machine: the caller limits how many run at a time."""
+    """Resources that a task reserves on its node. On this machine nothing is reserved; the caller limits the number of concurrent tasks."""
 
     cores: float = 1.0
     gpus: float = 0.0
@@ -36,8 +36,8 @@ class Context(ABC):
 
     Attributes:
         restart: number of processes of this task that ended before this one.
-        stop: requested by the executor, or when the executor's process has ended.
-        heartbeat: heartbeat of this process; `beat(phase)` is its method.
+        stop: the stop request, which the executor sets; it is also set when the executor's process has ended.
+        heartbeat: heartbeat of this process, with the method `beat(phase)`.
         on_signal: callback for signals (Task.signal), called in another thread. The target sets it; by default it does nothing. It must not
             raise.
     """
@@ -47,14 +47,14 @@ class Context(ABC):
         self.beat = self.heartbeat.beat
         self.on_signal: Callable[[Any], None] = lambda signal: None
         self.orders: SimpleQueue[Any] = SimpleQueue()
-        """Orders that have arrived; None after the last order."""
+        """Queue of the orders that have arrived; None follows the last order."""
 
     @abstractmethod
     def send(self, kind: str, *content: Any) -> None:
         """Send a message, from any thread."""
 
     def receive(self) -> Any:
-        """Wait for the next order (Task.send), in the phase "waiting", and return it; None if a stop is requested and no order is left."""
+        """Wait for the next order (Task.send), in the phase "waiting"; return it, or None if a stop is requested and no order is left."""
         self.beat(WAITING)
         order = self.orders.get()
         if order is None:
@@ -62,7 +62,7 @@ class Context(ABC):
         return order
 
     def request_stop(self) -> None:
-        """Request a stop, after which no order arrives."""
+        """Request a stop; no orders arrive after it."""
         self.stop.requested = True
         self.orders.put(None)
 
@@ -77,7 +77,8 @@ class Task(ABC):
     Attributes:
         restart: number of processes of this task that ended before the current one.
         inbox: events that have arrived but were not yielded yet; Died comes last.
-        deadline, kill_reason: time at which the process is killed, in seconds of monotonic(), and the reason given in Died then.
+        deadline: time at which the process will be killed, in seconds of monotonic().
+        kill_reason: reason that Died then contains.
     """
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
@@ -87,25 +88,27 @@ class Task(ABC):
 
     @abstractmethod
     def send(self, order: Any) -> None:
-        """Send an order, which `Context.receive` returns. Without effect if the process has ended."""
+        """Send an order, which `Context.receive` returns. No effect if the process has ended."""
 
     @abstractmethod
     def signal(self, content: Any) -> bool:
-        """Call `Context.on_signal` immediately, even while the target is busy. Return False, without effect, if the last one is not
-        delivered."""
+        """Call `Context.on_signal` in the process immediately, even while the target is busy.
+
+        Returns False, without effect, if the previous signal has not been delivered yet.
+        """
 
     @abstractmethod
     def stop(self, grace: float) -> None:
         """Request a stop; the process is killed if it has not ended within `grace` seconds."""
 
     def limit_deadline(self, seconds: float) -> None:
-        """Set the deadline to `seconds` from now, unless it is earlier already."""
+        """Set the deadline to `seconds` from now, unless the current deadline is earlier."""
         if time.monotonic() + seconds < self.deadline:
             self.deadline, self.kill_reason = time.monotonic() + seconds, f"did not end within {seconds:.0f} seconds"
 
 
 class Message(NamedTuple):
-    """A message from a task. The message ("failed", cause) means that its target has raised an exception."""
+    """A message from a task. The message ("failed", cause) means that the target has raised an exception."""
 
     task: Any
     kind: str
@@ -113,7 +116,7 @@ class Message(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process of a task has ended, for any reason, and so have the processes that it started."""
+    """The process of a task and all processes that it started have ended, for any reason."""
 
     task: Any
     reason: str
@@ -123,7 +126,7 @@ class Died(NamedTuple):
     code: int | None = None
     """Exit code, negative for a signal; None if it is not known."""
     lost: bool = False
-    """Whether its node is gone; the task itself has not failed then."""
+    """Whether the process ended because its node was lost. In this case the task itself has not failed."""
 
     @property
     def text(self) -> str:
@@ -146,10 +149,10 @@ Event = Message | Died | Stalled
 
 
 class Executor(ABC):
-    """Owns the tasks of one run. Only one thread may use it at a time, except for `wake`."""
+    """Owns the tasks of one run. Only one thread at a time may call its methods, except `wake`."""
 
     task_type: ClassVar[type[Any]]
-    """Class of its tasks."""
+    """Class of the tasks of this executor."""
 
     def __init__(self) -> None:
         self.tasks: list[Any] = []
@@ -185,9 +188,9 @@ class Executor(ABC):
         """Start a process for a task."""
 
     def events(self, timeout: float) -> Iterator[Event]:
-        """Wait at most `timeout` seconds for events and yield them, for each task its messages first.
+        """Wait at most `timeout` seconds for events and yield them. The messages of a task precede its other events.
 
-        The caller may restart, stop and kill tasks meanwhile.
+        The caller may restart, stop and kill tasks during the iteration.
         """
         self._wait(timeout)
         for task in list(self.tasks):
@@ -208,11 +211,11 @@ class Executor(ABC):
             task.inbox.append(Died(task, task.kill_reason, ""))
 
     def wake(self) -> None:
-        """Make `events` in another thread return soon: the running call, or else the next one."""
+        """Make a call of `events` in another thread return soon: the running call or, if there is none, the next call."""
         self._woken.set()
 
     def share(self, content: Any) -> Any:
-        """Return an object for `Task.send` and `Task.signal` of several tasks that replaces `content`; it is sent once to each node."""
+        """Return an object that replaces `content` in `Task.send` and `Task.signal`, and that is sent only once to each node."""
         return content
 
     def stop(self, grace: float) -> None:
@@ -229,7 +232,7 @@ class Executor(ABC):
 
     @abstractmethod
     def _end(self, task: Any) -> None:
-        """Kill the process of a task, and all processes that it started, if it has not ended."""
+        """Kill the process of a task and all processes that it started, unless it has ended."""
 
     def close(self) -> None:
         """Kill all tasks."""
@@ -238,8 +241,11 @@ class Executor(ABC):
 
 
 def run_task(executor: Executor, name: str, target: Target, *args: Any, stop: Stop) -> Sequence[Message]:
-    """Run a single task to its end and return its messages. Raises UserError or SpecError if it sends ("user_error", error),
-    TaskFailed if it fails, KeyboardInterrupt if a stop is requested."""
+    """Run a single task until it ends, and return its messages.
+
+    Raises UserError or SpecError if the task sends ("user_error", error), TaskFailed if it fails, and KeyboardInterrupt if a stop is
+    requested.
+    """
     messages: list[Message] = []
     task = executor.start(name, target, *args)
     while True:

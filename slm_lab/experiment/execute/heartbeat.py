@@ -1,4 +1,4 @@
-"""Heartbeats: the current phase of a process, which another process can read without its cooperation.
+"""Heartbeats: another process can read the current phase of a process without its cooperation.
 
 A beat writes eight bytes to shared memory: the number of beats and the phase.
 """
@@ -18,22 +18,22 @@ from slm_lab.lib.system import has
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
 USER_CODE = frozenset({BUILDING, RESETTING, STEPPING, EVALUATING, CLOSING})
-"""Phases spent in an env, which may block; an interruption in these phases leaves nothing half written."""
+"""Phases in which the code of an env runs, which may block. An interruption in these phases leaves no partially written files."""
 HEARTBEAT_BYTES = 8
 
 
 class Heartbeat:
-    """Heartbeat in the shared memory of file `fd`; by default in memory of this process alone.
+    """A heartbeat in the shared memory of file `fd`; by default in private memory of this process.
 
     Attributes:
-        beat: `beat(phase)`, called often by the process itself; a call takes 0.1 µs.
+        beat: `beat(phase)`, which the process itself calls often; a call takes 0.1 µs.
     """
 
     def __init__(self, fd: int = -1) -> None:
         cell: Any = memoryview(mmap.mmap(fd, HEARTBEAT_BYTES)).cast("q")
         self._cell = cell
         cell[0] = BUILDING
-        beats = count(len(PHASES), len(PHASES))  # a power of two: the phase is in the lowest bits
+        beats = count(len(PHASES), len(PHASES))  # in steps of a power of two, since the lowest bits contain the phase
 
         def beat(phase: int) -> None:
             cell[0] = next(beats) | phase
@@ -47,12 +47,12 @@ class Heartbeat:
 
     @property
     def value(self) -> int:
-        """Number that changes with every beat."""
+        """A number that changes with each beat."""
         return int(self._cell[0])
 
     @property
     def phase(self) -> int:
-        """Phase of the last beat; BUILDING before the first."""
+        """Phase of the last beat; BUILDING before the first beat."""
         return int(self._cell[0]) % len(PHASES)
 
 
@@ -78,7 +78,7 @@ StallLevel = Literal["notice", "limit"]
 
 
 class StallTimer:
-    """Measures how long a heartbeat has not changed."""
+    """Measures the time for which a heartbeat has not changed."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self.heartbeat = heartbeat
@@ -86,16 +86,19 @@ class StallTimer:
         self._reported = 0
 
     def seconds(self) -> float:
-        """Return the seconds since a call last saw the heartbeat change; 0 in the phase "waiting", which has no limit."""
+        """Return the seconds since a call first observed the current heartbeat; 0 in the phase "waiting", which has no limit."""
         value, now = self.heartbeat.value, time.monotonic()
         if value != self._value or self.heartbeat.phase == WAITING:
             self._value, self._since = value, now
         return now - self._since
 
     def stall(self, notice: float | None, limit: float | None) -> tuple[float, str, StallLevel] | None:
-        """Return seconds, phase and level of a stall not returned yet, of at least `notice` or `limit` seconds (None: no limit); else None.
+        """Return (seconds, phase, level) of a new stall of at least `notice` or `limit` seconds; None if there is none.
 
-        Before the first beat only `notice` applies: loading torch may take long on a busy machine.
+        A stall is returned once per level. Before the first beat only `notice` applies, since importing torch may take long on a busy
+        machine.
+
+        Args: notice, limit: None: no limit.
         """
         seconds, before = self.seconds(), self._reported
         over = self.heartbeat.value and seconds >= (limit or math.inf)

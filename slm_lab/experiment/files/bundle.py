@@ -1,4 +1,4 @@
-"""Checkpoints: one bundle of all state, written atomically: a reader sees the old bundle or the new one, never a partial file.
+"""Checkpoints. A checkpoint is a bundle of all state and is written atomically: a reader never sees a partially written file.
 
 A bundle is a file of torch.save (a ZIP archive), followed by a header, which can be read without the archive (`read_header`), and by a
 seal with the CRC-32 of all bytes before it (`_SEAL`), since torch does not verify the checksums inside the archive. Programs that read
@@ -35,7 +35,7 @@ HEADER = (
     *("version", "frame", "frames", "wall_t", "done", "lost", "tables", "spec"),
     *("current_return", "current_return_se", "current_epi", "mode", "elo"),
 )
-"""Entries of a bundle that are repeated in its header, if the bundle has them."""
+"""Entries of a bundle that are repeated in its header, if the bundle contains them."""
 
 PLAYABLE = (
     *("version", "weights", "normalizers", "spaces", "explore_var", "frame", "global_frame"),
@@ -44,26 +44,28 @@ PLAYABLE = (
 """Entries of a bundle that are needed to act and to describe the agent."""
 
 ENOUGH_EPISODES = 5
-"""Number of training episodes from which the best weights are chosen by their current return; with fewer, the estimate is too uncertain."""
+"""Minimum number of training episodes for the current return by which the best weights are chosen; with fewer episodes the estimate is too
+uncertain."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
 _HEADER_END = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8})")
-"""The end of the header: its size and CRC-32."""
+"""Matches the end of the header, which contains the size and the CRC-32 of the header."""
 _HEADER_END_BYTES = len("01234567 01234567")
 _HEADER_BYTES = 60_000
-"""Size above which the header is omitted: readers of ZIP archives search for the end of the archive in the last 64 KiB of a file."""
+"""Size in bytes above which the header is omitted, since readers of ZIP archives search for the end of the archive only in the last 64 KiB
+of a file."""
 _CHUNK = 2**20
 _IN_MEMORY = 2**28
 """Size in bytes above which the copy of a stored file is kept in a temporary file instead of in memory."""
 
 
 class BundleError(UserError):
-    """A checkpoint cannot be used; the message names the file and says why."""
+    """A checkpoint cannot be used. The message contains the file and the reason."""
 
 
 class DamagedError(BundleError):
-    """A checkpoint is not as it was written."""
+    """A checkpoint is damaged: its content is not the one that was written."""
 
 
 class _Sealed:
@@ -121,16 +123,17 @@ def _write(bundle: dict[str, Any], file: IO[bytes]) -> None:
         sealed.seal(_header_of(bundle))
     except RuntimeError as error:
         if isinstance(error.__context__, OSError):
-            raise error.__context__ from None  # a full disk, which torch.save reports as "unexpected pos"
+            raise error.__context__ from None  # the disk is full, which torch.save reports as "unexpected pos"
         raise
 
 
 def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
-    """Read a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or from another program or version.
+    """Load a bundle onto the CPU. Raises BundleError if the file is missing, damaged, or from another program or version.
 
     Every byte is checked first, so that corrupted data is never used; torch then reads the file from the system's cache.
-    With `mapped`, tensors are read from the file when they are used, so it must not be overwritten in place (`save` replaces the file). No
-    effect on a StoredPath.
+
+    Args: mapped: whether tensors are read from the file only when they are used. The file must then not be overwritten in place (`save`
+        replaces the file). No effect on a StoredPath.
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):
@@ -145,9 +148,9 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
-    """Return the entries of a bundle that are in HEADER, without reading the tensors. Raises BundleError like `load`.
+    """Return the entries HEADER of a bundle, without reading the tensors. Raises BundleError as `load` does.
 
-    Args: check: check every byte of the file, like `load`.
+    Args: check: whether to check every byte of the file, as `load` does.
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):
@@ -199,7 +202,7 @@ def _bundle_errors(path: Location) -> Iterator[None]:
 
 
 def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
-    """Return `bundle`, a bundle or its header. Raises BundleError if it is neither, or has another version."""
+    """Return the argument, which must be a bundle or the header of a bundle. Raises BundleError if it is not, or has another version."""
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] != VERSION:
@@ -210,7 +213,7 @@ def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Location) -> Iterator[IO[bytes]]:
-    """Open a file for random access reading; a stored file is copied first, so that it is transferred only once and as a whole."""
+    """Open a file for random access reading. The file of a StoredPath is copied first, so that it is transferred only once."""
     if not isinstance(path, StoredPath):
         with path.open("rb") as file:
             yield file
@@ -222,9 +225,9 @@ def _opened(path: Location) -> Iterator[IO[bytes]]:
 
 
 def _check(file: IO[bytes], path: Location) -> None:
-    """Raise BundleError if a file written by `save` has changed since; set the position to the beginning of the file.
+    """Raise BundleError if a file has changed since `save` wrote it. Sets the position to the beginning of the file.
 
-    If the seal is missing (such versions are rejected later) or does not match, the checksums inside the archive are compared.
+    If the seal is missing (files of such versions are rejected later) or does not match, the checksums inside the archive are compared.
     """
     size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
     file.seek(size)
@@ -246,7 +249,7 @@ def _crc(file: IO[bytes], size: int) -> int:
 
 
 def _damaged_member(file: IO[bytes]) -> str | None:
-    """Return the text for a message that names the damaged member of a ZIP archive; None if no member is damaged."""
+    """Return the part of an error message that names the damaged member of a ZIP archive; None if no member is damaged."""
     try:
         with zipfile.ZipFile(file) as archive:
             bad = archive.testzip()
@@ -280,12 +283,15 @@ def set_rng_state(state: dict[str, Any], device: str) -> None:
 
 
 def to_tensors(tree: Any) -> Any:
-    """Convert each array in nested dicts, lists and tuples to a tensor, which a bundle can contain."""
+    """Convert each array in nested dicts, lists and tuples to a tensor, since a bundle can contain only tensors."""
     return _mapped(tree, np.ndarray, lambda array: _torch().from_numpy(array))
 
 
 def to_arrays(tree: Any) -> Any:
-    """Convert each tensor in nested dicts, lists and tuples to an array: processes send arrays as bytes (a tensor needs a descriptor)."""
+    """Convert each tensor in nested dicts, lists and tuples to an array.
+
+    Arrays are sent to other processes as bytes, while a tensor would need a file descriptor.
+    """
     return _mapped(tree, _torch().Tensor, lambda tensor: tensor.numpy().copy())
 
 
@@ -305,11 +311,13 @@ def _torch() -> Any:
 
 
 def rank(weights: Mapping[str, Any] | None) -> tuple[int, float]:
-    """Return a key to sort saved weights by: current return in evaluation, then over ENOUGH_EPISODES or more training episodes, then fewer.
+    """Return a sort key for saved weights, by which better weights rank higher.
 
-    Weights of self-play are sorted by the Elo rating of the newest snapshot, if snapshots were rated.
+    Weights with a current return from evaluation rank highest, then weights with one from at least ENOUGH_EPISODES training episodes, then
+    weights with one from fewer episodes; within each group, a higher current return ranks higher. Weights of self-play are ranked by the
+    Elo rating of the newest snapshot, if snapshots were rated.
 
-    Args: weights: a bundle or its header; None ranks lowest, with weights saved before any episode ended.
+    Args: weights: a bundle or its header. None ranks lowest, together with weights that were saved before the end of the first episode.
     """
     elo = None if weights is None else weights.get("elo")
     if elo is not None and math.isfinite(elo):

@@ -1,4 +1,4 @@
-"""Find the run, and the checkpoint of it, that the user specified."""
+"""Find the run and the checkpoint that the user has specified."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ from slm_lab.spec.load.files import spec_names
 from slm_lab.spec.report import nearest
 
 CheckpointName = str | int
-"""A checkpoint: "best", "last", or the frame of a numbered one."""
+"""Name of a checkpoint: "best", "last", or the frame of a numbered checkpoint."""
 _STAMPED = re.compile(r".+_(\d{4}_\d{2}_\d{2}_\d{6})")
 
 
 def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the run in a folder (as given, or under the data folder), or the latest run of train of `spec_name` (of all specs if None).
+    """Return the run in a folder (a path, or a name below the data folder), or the latest run of mode train.
 
-    Raises UserError; SpecError if the saved spec of the folder cannot be read.
+    Raises UserError if there is no such run, or SpecError if the saved spec in the folder cannot be read.
+
+    Args: spec_name: name of the spec of the latest run; None: any spec.
     """
     return _find_any(where, data_dir) if spec_name is None else _find(where, spec_name, data_dir)
 
@@ -55,13 +57,13 @@ def newest_run(data_dir: Path) -> RunPaths:
 
 
 def notify_if_unfinished(paths: RunPaths) -> None:
-    """Print a notice if the process of a run ended before the run was finished."""
+    """Print a notice if the process of a run has ended before the run was finished."""
     if (text := unfinished(paths.root, paths.lock)) is not None:
         notice(text)
 
 
 def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
-    """Return the search in a folder, or the latest search; otherwise like `find_run`."""
+    """Return the search in a folder, or the latest search. Arguments and errors are as for `find_run`."""
     if where != "latest":
         return find_run(where, spec_name, data_dir)
     for folder in _newest_first(data_dir):
@@ -108,7 +110,7 @@ def _find_any(where: str, data_dir: Path) -> RunPaths:
 
 
 def _newest_of_train(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None, str]:
-    """Return the newest run of train, or None and what the user can do instead."""
+    """Return the newest run of mode train; if there is none, return None and advice for the error message."""
     other: Path | None = None
     for paths in newest_first:
         if paths.is_of_train:
@@ -118,7 +120,7 @@ def _newest_of_train(newest_first: Iterable[RunPaths]) -> tuple[RunPaths | None,
 
 
 def _newest_first(data_dir: Path) -> list[Path]:
-    """Return the folders with a start time in their names, newest first."""
+    """Return the folders whose names contain a start time, newest first."""
     try:
         folders = [path for path in data_dir.iterdir() if path.is_dir()]
     except OSError:
@@ -141,7 +143,7 @@ def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> 
 
 
 def readable_checkpoint(paths: RunPaths, session: int | None = None, trial: int = 0) -> Location | None:
-    """Return a readable checkpoint of all Sessions, or of one Session: "best" if possible, else "last", else a numbered one."""
+    """Return a readable checkpoint of one Session, or of any Session: "best" if possible, else "last", else a numbered checkpoint."""
     for which in sorted(checkpoints(paths, session, trial), key=lambda which: (which.isdecimal(), -int(which) if which.isdecimal() else 0)):
         for index in paths.sessions(t=trial) if session is None else [session]:
             path = paths.checkpoint(index, which, trial)
@@ -158,7 +160,7 @@ def _files(folder: Location) -> list[Location]:
 
 
 class Choice(NamedTuple):
-    """Which training of a search or of a study to use, None: the best; and which of its policies (agent.policies), None: not chosen."""
+    """The choice of a training in a search or study (None: the best one) and of one of its policies in agent.policies (None: no choice)."""
 
     trial: int | None = None
     entry: str | None = None
@@ -178,15 +180,15 @@ class Training:
     paths: RunPaths
     trial: int = 0
     name: str = ""
-    """What it is in its search or study, such as "trial 3"; "" for a run of train."""
+    """Name of the training in its search or study, such as "trial 3"; "" for a run of mode train."""
     of_search: bool = False
-    """Whether it is a trial of a search, whose values are in a spec of its own."""
+    """Whether the training is a trial of a search; a trial has a separate spec file with its values."""
     policy: str | None = None
-    """Name of the policy to use, of those of agent.policies; None: not chosen."""
+    """Name of the policy in agent.policies that is used; None: no policy was chosen."""
 
     @property
     def spec_file(self) -> Path:
-        """The spec that it trained."""
+        """The file of the spec that was trained."""
         return self.paths.trial_spec(self.trial) if self.of_search else self.paths.spec
 
     @property
@@ -195,7 +197,7 @@ class Training:
 
     @property
     def policies(self) -> list[str]:
-        """Names of the policies of agent.policies; empty without this key, and for a model, which is one policy."""
+        """Names of the policies in agent.policies; empty without this key, and for a named model, which has a single policy."""
         if isinstance(self.paths, ModelPaths):
             return []
         with suppress(OSError, ValueError, AttributeError):
@@ -205,11 +207,12 @@ class Training:
 
 
 def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice = BEST) -> Training:
-    """Return the training that `where` and `choice` name: a run folder, or the folder of a search or study, or "latest" (of train), or the
-    name or folder of a model (a folder of results takes precedence over a name).
+    """Return the training that `where` and `choice` refer to. Raises UserError if there is none, or if `choice` does not fit the folder.
 
-    Of a search the best confirmed trial is used, or else the best trial; of a study the run with the highest current return. Raises
-    UserError if there is none, or if `choice` does not fit the folder.
+    By default, the best confirmed trial of a search is used, or else its best trial; of a study, the run with the highest current return.
+
+    Args: where: the folder of a run, search or study; "latest" (the latest run of mode train); or the name or folder of a model. A folder
+        takes precedence over the name of a model.
     """
     found = _find_training(where, spec_name, data_dir, choice)
     if choice.policy is None:
@@ -253,7 +256,7 @@ def _of_train(paths: RunPaths, trial: int | None) -> Training:
 
 
 def _of_search(paths: RunPaths, trial: int | None) -> Training:
-    """Return a trial of a search, or of its confirmations; if the trial was confirmed, the confirmation."""
+    """Return a trial of a search or of its confirmations. If the trial was confirmed, its confirmation is returned."""
     confirmed = RunPaths(paths.confirmation, paths.spec_name)
     if paths.search_state.is_file():
         search = SearchState.load(paths.search_state)
@@ -302,7 +305,7 @@ def _of_study(study: StudyPaths, name: str | None, choice: Choice) -> Training:
 
 
 def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths]]:
-    """Yield entry, env and seed of each run of a study that did not fail, and its folder."""
+    """Yield, for each run of a study that did not fail, a dict with entry, env and seed, and the paths of the run."""
     for folder in sorted(study.runs.iterdir()) if study.runs.is_dir() else ():
         run = RunFolder(folder)
         with suppress(OSError, ValueError, KeyError, TypeError):
@@ -314,7 +317,7 @@ def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths
 
 
 def _best_rank(paths: RunPaths, trial: int = 0) -> tuple[int, float]:
-    """Return the rank of the best weights of a training over its Sessions, see bundle.rank."""
+    """Return the rank of the best weights among all Sessions of a training, see bundle.rank."""
     ranks = [state.rank(None)]
     for index in paths.sessions(t=trial):
         with suppress(state.BundleError, OSError):
@@ -326,8 +329,9 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
     """Return a checkpoint file and its content.
 
     Args:
-        where: the file itself, the folder of a run, search or study (its best checkpoint is used), or the name or folder of a model.
-        policy: of a training with agent.policies, the name of one; other trainings have weights for every policy.
+        where: a checkpoint file; the folder of a run, search or study, of which the best checkpoint is used; or the name or folder of a
+            model.
+        policy: name of the policy, if the training has several (agent.policies). The weights of other trainings fit every policy.
 
     Raises UserError.
     """
@@ -343,7 +347,7 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
 
 
 def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Location, dict[str, Any]]:
-    """Return the best checkpoint of a training, or of one of its policies, and its content."""
+    """Return the best checkpoint of a training, or of one of its policies, and the content of this checkpoint."""
     try:
         training = find_training(where, None, data_dir)
     except UserError as error:
@@ -361,7 +365,7 @@ def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Loca
 
 
 def _index_of(policy: str | None, names: Sequence[str], where: Location) -> int:
-    """Return the index of a policy among those of agent.policies. Raises UserError."""
+    """Return the index of a policy in agent.policies. Raises UserError if the policy does not exist."""
     if policy in names:
         return names.index(policy)
     if policy is None:

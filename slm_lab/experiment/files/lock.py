@@ -1,4 +1,4 @@
-"""The lock of a run folder: one run at a time writes to it."""
+"""The lock of a run folder, by which only one process at a time writes to the folder."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ ENDED = "was killed or exited"
 
 
 class _FileLock:
-    """A lock of the system (flock), which is released when the process that holds it ends, even if it is killed.
+    """A lock of the operating system (flock), which is released when the process that holds the lock ends, even if it is killed.
 
-    The file names the process that holds the lock, or held it last. Without support by the system or file system, nothing is locked.
+    The lock file contains the process that holds the lock, or that held it last. If the system or file system does not support locks,
+    nothing is locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +35,7 @@ class _FileLock:
         self._file = os.fstat(self.fd)
 
     def acquire(self, seconds: float = 0.0) -> bool:
-        """Wait up to `seconds` for the lock; return whether it was acquired."""
+        """Wait at most `seconds` seconds for the lock; return whether it was acquired."""
         deadline = time.monotonic() + seconds
         while not _lock(self.fd):
             if time.monotonic() > deadline:
@@ -44,13 +45,13 @@ class _FileLock:
 
     @property
     def holder(self) -> dict[str, Any]:
-        """The process that holds the lock, or was killed while holding it."""
+        """The process that holds the lock, or that was killed while it held the lock."""
         return _holder(self.fd)
 
     @holder.setter
     def holder(self, holder: dict[str, Any]) -> None:
         content = json.dumps(holder).encode() if holder else b""
-        with suppress(OSError):  # a full disk: the lock is valid nevertheless
+        with suppress(OSError):  # the disk is full; the lock is still valid
             os.ftruncate(self.fd, 0)
             os.lseek(self.fd, 0, os.SEEK_SET)  # not pwrite, which Windows lacks
             os.write(self.fd, content)
@@ -72,7 +73,7 @@ class _FileLock:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the descriptor still refers to the lock: an env may have closed it, and its number may be reused by another file."""
+        """Whether the descriptor still refers to the lock file. An env may have closed it, so that another file has its number."""
         try:
             return os.path.samestat(os.fstat(self.fd), self._file)
         except OSError:
@@ -80,9 +81,11 @@ class _FileLock:
 
 
 class RunLock(_FileLock):
-    """Held by the process that trains a run (or other `what`). Waits until the Sessions of a killed process have saved and ended.
+    """The lock of a run, held by the process that trains it. Acquiring the lock waits until Sessions of a killed process have ended.
 
-    Raises UserError if another process holds the lock, OSError if the file cannot be created.
+    Raises UserError if another process holds the lock, or OSError if the lock file cannot be created.
+
+    Args: what: word for messages, if the folder does not belong to a run.
     """
 
     def __init__(self, path: Path, what: str = "run") -> None:
@@ -91,7 +94,7 @@ class RunLock(_FileLock):
             if not self.acquire(0.3):  # `in_use`, called by another process, holds the lock briefly
                 raise UserError(f"the {what} in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
-            """The previous process, if it did not release the lock."""
+            """The process that held the lock last, if it did not release the lock; else None."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):
                 self._wait_for(other)
         except BaseException:
@@ -116,7 +119,7 @@ class RunLock(_FileLock):
 
 
 class SessionLock(_FileLock):
-    """Held by the process of a Session, or of a trial of a search: it may outlive a killed parent by some seconds."""
+    """The lock of a Session or of a trial of a search, held by its process, which may outlive a killed parent by some seconds."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -125,10 +128,10 @@ class SessionLock(_FileLock):
 
 @contextmanager
 def mark_in_use(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder itself, which `in_use` sees, until the end of the block. Does nothing where folders cannot be locked."""
+    """Lock a folder itself while the block runs, so that `in_use` returns True for it. No effect on systems that cannot lock folders."""
     try:
         fd = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
+    except OSError:  # Windows cannot open folders
         yield
         return
     try:
@@ -139,7 +142,10 @@ def mark_in_use(folder: Path) -> Iterator[None]:
 
 
 def in_use(path: Path) -> bool:
-    """Return whether a process holds the lock of a run folder, given its lock file, or a folder that `mark_in_use` locks."""
+    """Return whether a process holds a lock.
+
+    Args: path: the lock file of a run folder, or a folder that `mark_in_use` locks.
+    """
     try:
         fd = os.open(path, os.O_RDONLY)
     except OSError:  # no lock file: a run of SLM Lab
@@ -151,7 +157,7 @@ def in_use(path: Path) -> bool:
 
 
 def unfinished(root: Path, lock: Path) -> str | None:
-    """Return a notice if the process of a run has ended without releasing the lock of its folder, else None."""
+    """Return a notice if the process of a run has ended without releasing the lock of the run folder; else None."""
     try:
         with lock.open("rb") as file:
             holder = _holder(file.fileno())
@@ -171,7 +177,7 @@ def _holder(fd: int) -> dict[str, Any]:
 
 
 def _lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock a file without waiting; return whether it is locked. Returns True on a system without such locks."""
+    """Lock a file without waiting; return whether it was locked. Always returns True on systems without such locks."""
     if not has("fcntl"):
         return True
     import fcntl

@@ -36,12 +36,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 _LEFT_OVER_SECONDS = 3_600.0
-"""Age at which a temporary folder that no process uses is deleted; not at once, since some file systems have no locks."""
+"""Age in seconds after which an unused temporary folder is deleted. It is not deleted immediately, since on file systems without locks it
+may be in use."""
 
 
 @dataclass(frozen=True)
 class ModelPaths(RunPaths):
-    """The files of a named model, read like those of a run with one session and one checkpoint."""
+    """The paths of a named model, which can be read like a run with one Session and one checkpoint."""
 
     spec = FileIn(SPEC)
     model_dir = FileIn("")
@@ -52,7 +53,7 @@ class ModelPaths(RunPaths):
         return self.root
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
-        """The weights; a path that does not exist for another session or checkpoint than the only one."""
+        """The file of the weights. For any other Session or checkpoint, the returned path does not exist."""
         return self.weights if (s, which) == (0, "best") else self.root / f"s{s}_{which}{SUFFIX}"
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
@@ -64,7 +65,7 @@ class ModelPaths(RunPaths):
 
     @property
     def policy(self) -> Path | None:
-        """The exported policy, if there is one."""
+        """The file of the exported policy; None if there is none."""
         return next((self.root / name for name in POLICIES if (self.root / name).is_file()), None)
 
 
@@ -73,7 +74,7 @@ def models_dir(data_dir: Path) -> Path:
 
 
 def model_in(folder: Path) -> ModelPaths | None:
-    """Return the paths of the model in a folder; None if it is not the folder of a model. Raises SpecError for a damaged spec."""
+    """Return the paths of the model in a folder; None if the folder does not contain a model. Raises SpecError if its spec is damaged."""
     if not all((folder / name).is_file() for name in (WEIGHTS, SPEC)):
         return None
     return ModelPaths(folder, spec_names(folder / SPEC)[0])
@@ -90,7 +91,7 @@ def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
 
 
 def check_no_model(where: str | Path, data_dir: Path) -> None:
-    """Raise UserError if `where` is the name or the folder of a model, which has no rows; the error names the run that it is from."""
+    """Raise UserError if `where` is the name or folder of a model, since a model has no rows. The message names the original run."""
     if not where or where == "latest" or (model := find_model(where, data_dir)) is None:
         return
     source = ""
@@ -109,12 +110,12 @@ def model_names(data_dir: Path) -> list[str]:
 
 
 def near_model(where: str, data_dir: Path) -> str:
-    """Return "; did you mean …?" for the nearest name of a model, or ""."""
+    """Return "; did you mean …?" with the most similar name of a model; "" if no name is similar."""
     return nearest(where, model_names(data_dir))
 
 
 def named_model(name: str, data_dir: Path) -> ModelPaths:
-    """Return the model with a name. Raises UserError if there is none."""
+    """Return the model with this name. Raises UserError if it does not exist."""
     check_name(name)
     if (model := model_in(models_dir(data_dir) / name)) is None:
         raise UserError(f"no model '{name}' in {models_dir(data_dir)}{near_model(name, data_dir)}; slm-lab models lists them")
@@ -122,14 +123,14 @@ def named_model(name: str, data_dir: Path) -> ModelPaths:
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if a model cannot have this name."""
+    """Raise UserError if the name is not valid for a model."""
     if not _NAME.fullmatch(name) or ".." in name or name == "latest":
         rule = "expected letters, digits, '.', '_' and '-', at most 96, the first a letter or digit, without '..'; 'latest' is reserved"
         raise UserError(f"invalid name of a model {name!r}; {rule}")
 
 
 def check_free(name: str, data_dir: Path, replace: bool) -> None:
-    """Raise UserError if a new model cannot get this name."""
+    """Raise UserError if the name cannot be used for a new model."""
     check_name(name)
     if run_paths_in(data_dir / name) or study_in(data_dir / name):
         raise UserError(f"the name '{name}' is taken: {data_dir / name} is a folder of results, which takes precedence over a name")
@@ -139,11 +140,11 @@ def check_free(name: str, data_dir: Path, replace: bool) -> None:
 
 @contextmanager
 def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
-    """Yield a temporary folder, which becomes the model `name` if the block succeeds and is deleted otherwise.
+    """Yield a temporary folder. If the block succeeds, this folder becomes the model `name`; otherwise it is deleted.
 
-    Args: replace: replace an existing model; files in its folder that are not those of a model are kept.
+    Args: replace: whether an existing model is replaced. Other files in the folder of that model are kept.
 
-    Raises UserError if the name cannot be used; OSError.
+    Raises UserError if the name cannot be used, or OSError.
     """
     check_free(name, data_dir, replace)
     folder = models_dir(data_dir) / name
@@ -163,7 +164,7 @@ def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
 
 
 def _remove_left_over(models: Path) -> None:
-    """Delete temporary folders of killed processes: no process uses them, and they are old."""
+    """Delete temporary folders of killed processes, which are old and not used by any process."""
     for path in models.glob(".*.tmp"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > _LEFT_OVER_SECONDS and not in_use(path):
@@ -171,7 +172,7 @@ def _remove_left_over(models: Path) -> None:
 
 
 def _replace(folder: Path, new: Path) -> None:
-    """Replace the folder of a model; if this fails, the old one stays."""
+    """Replace the folder of a model. If this fails, the old folder is kept."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     folder.rename(old)

@@ -1,4 +1,4 @@
-"""All file names under the data folder: of runs, comparisons and studies.
+"""The names of all files below the data folder: files of runs, comparisons and studies.
 
 {name}_{time}/               of a study
   {name}_study.json          the study of the last start
@@ -35,7 +35,10 @@ def file_stem(spec_name: str) -> str:
 
 
 class FileIn:
-    """Descriptor for the path of a file or folder in the owner's folder `root`; "{stem}" in its name is replaced by the owner's `stem`."""
+    """Descriptor that returns the path of a file or folder inside the owner's folder `root`.
+
+    "{stem}" in the name is replaced by the owner's `stem`.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +49,7 @@ class FileIn:
 
 
 def number_of_policies(body: Mapping[str, Any]) -> int:
-    """Return the number of policies of each Session in a saved spec, which may be damaged."""
+    """Return the number of policies per Session of a saved spec. The spec may be damaged."""
     try:
         return len(body["agent"]["policies"])
     except (KeyError, TypeError):
@@ -58,7 +61,7 @@ def number_of_policies(body: Mapping[str, Any]) -> int:
 
 
 def policy_names(body: Mapping[str, Any]) -> list[str]:
-    """Return the names of the policies of each Session in a saved spec: those of agent.policies, or else their numbers."""
+    """Return the names of the policies in each Session of a saved spec: the names in agent.policies, or else numbers."""
     try:
         return [str(name) for name in dict(body["agent"]["policies"])]
     except (KeyError, TypeError, ValueError):
@@ -67,10 +70,11 @@ def policy_names(body: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The files of one run. `root` is the run's folder, `spec_name` the spec's name; t counts trials, s Sessions.
+    """The paths of the files of one run.
 
-    If a Session trains P policies (agent.policies, or num_policies of meta.sampler), the files of each policy (tables, graphs, checkpoints)
-    have the number s · P + p and the name s{s}_p{p}.
+    `root` is the run folder and `spec_name` the name of the spec. In arguments, t is the index of a trial and s the index of a Session. If
+    each Session trains P policies (agent.policies, or num_policies of meta.sampler), the files of policy p of Session s (tables, graphs,
+    checkpoints) have the number s · P + p, which is passed as s, and s{s}_p{p} in their names.
     """
 
     root: Path
@@ -81,11 +85,11 @@ class RunPaths:
     log_dir = FileIn("log")
     model_dir = FileIn("model")
     spec = FileIn("{stem}_spec.json")
-    """The resolved spec, loadable again."""
+    """The resolved spec, which can be loaded again."""
     report = FileIn("report.html")
     """The page with all results of the run, or of the search."""
     lock = FileIn(".lock")
-    """Locked while a process trains the run; names that process."""
+    """Lock file. It is locked while a process trains the run, and contains that process."""
 
     # ---- of a search
     search_state = FileIn("{stem}_search_state.json")
@@ -95,24 +99,24 @@ class RunPaths:
     importance = FileIn("{stem}_importance.json")
     """Importance of each searched key."""
     best_spec = FileIn("{stem}_best_spec.json")
-    """The spec of the best trial, loadable again."""
+    """The spec of the best trial, which can be loaded again."""
     search_log = FileIn("log/{stem}_search.log")
-    """What the search prints."""
+    """Output of the search."""
     confirmation = FileIn("confirm")
-    """Folder of the run that trains the best trials again; a trial has the same number in it."""
+    """Folder of the run that trains the best trials again. A trial has the same number there as in the search."""
 
     @property
     def stem(self) -> str:
         return file_stem(self.spec_name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state including values from the saved spec: a process on another machine may have no access to the run folder."""
+        """Return the state, including values from the saved spec, since a process on another machine may not be able to read the spec."""
         known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
         return {**self.__dict__, **known}
 
     @cached_property
     def policies(self) -> int:
-        """Number of policies of each Session in the saved spec; 1 before the spec is saved."""
+        """Number of policies per Session according to the saved spec; 1 before the spec is saved."""
         try:
             return number_of_policies(self._saved_spec())
         except (OSError, ValueError):
@@ -165,15 +169,15 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_graph_{what}_vs_frames.{ext}"
 
     def experiment_graph(self, what: str, ext: str) -> Path:
-        """Figure of a search; `what` is its content, "" for metrics over keys."""
+        """Figure of a search. `what` is its content; "" for metrics over keys."""
         return self.root / f"{self.stem}_experiment_graph{f'_{what}' if what else ''}.{ext}"
 
     def multi_trial_graph(self, what: str, ext: str) -> Path:
-        """Graph of `what` (mean_returns, mean_returns_ma) of all trials of a search over frames."""
+        """Graph over frames with all trials of a search; `what` is mean_returns or mean_returns_ma."""
         return self.root / f"{self.stem}_multi_trial_graph_{what}_vs_frames.{ext}"
 
     def session_df(self, s: int, mode: DataMode = "train", t: int = 0) -> Path:
-        """The table of rows (CSV) of a Session, or of a policy."""
+        """The rows of a Session or of one of its policies (CSV)."""
         return self.info_dir / f"{self.stem}_t{t}_{self._of(s)}_session_df_{mode}.csv"
 
     def session_metrics(self, s: int, t: int = 0) -> Path:
@@ -183,7 +187,7 @@ class RunPaths:
         return self.graph_dir / f"{self.stem}_t{t}_{self._of(s)}_session_graph_{mode}_{what}_vs_frames.{ext}"
 
     def timeline(self, s: int, t: int = 0) -> Path:
-        """Activities of each sampler process in a window of a few iterations (CSV: process, kind, begin, end, in seconds)."""
+        """Activities of the sampler processes during a few iterations (CSV: process, kind, begin and end in seconds)."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
 
     def timeline_graph(self, s: int, ext: str, t: int = 0) -> Path:
@@ -206,28 +210,31 @@ class RunPaths:
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_tensorboard"
 
     def tracker(self, s: int, name: str, ext: str, t: int = 0) -> Path:
-        """What a tracker (meta.track) of a Session, or of a policy, has saved (json), what it prints (log), and its lock (lock)."""
+        """File of a tracker (meta.track) of a Session or of one of its policies: saved state (json), output (log) or lock (lock)."""
         return self.log_dir / f"{self.stem}_t{t}_{self._of(s)}_{name}.{ext}"
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
-        """The state of a Session with all its policies (last; previous: the one before), or weights of a policy (best, or at a frame)."""
+        """The checkpoint file of a Session or of one of its policies.
+
+        "last" and "previous" are the last two states of a Session with all its policies; "best" or a frame are weights of one policy.
+        """
         name = f"s{s // self.policies}" if which in ("last", "previous") else self._of(s)
         return self.checkpoint_dir / f"{self.stem}_t{t}_{name}_ckpt-{which}.pt"
 
     def trial_checkpoint(self, t: int = 0) -> Location:
-        """The arrays that the Sessions share (meta.distributed)."""
+        """The checkpoint file of the arrays that the Sessions share (meta.distributed)."""
         return self.checkpoint_dir / f"{self.stem}_t{t}_ckpt-last.pt"
 
     def session_lock(self, s: int, t: int = 0) -> Path:
-        """Locked while a separate process trains a Session."""
+        """Lock file, which is locked while a separate process trains a Session."""
         return self.root / (f".lock_t{t}_s{s}" if t else f".lock_s{s}")
 
     def trial_lock(self, t: int) -> Path:
-        """Locked while a process runs a trial of a search."""
+        """Lock file, which is locked while a process runs a trial of a search."""
         return self.root / f".lock_t{t}"
 
     def trial_log(self, t: int = 0) -> Path:
-        """What a trial prints."""
+        """Output of a trial."""
         return self.log_dir / f"{self.stem}_t{t}.log"
 
     def checkpoints(self, t: int) -> list[Path]:
@@ -236,24 +243,24 @@ class RunPaths:
         return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
 
     def _tables(self, mode: DataMode) -> set[tuple[int, int]]:
-        """Return the trial and the number of the Session, or policy, of each table."""
+        """Return (index of the trial, number of the table) for each existing table, see events.Row."""
         pattern = re.compile(re.escape(f"{self.stem}_t") + rf"(\d+)_s(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
         found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
         return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in found if match}
 
     def trials(self) -> list[int]:
-        """Return the indices of the trials in which a Session has a table."""
+        """Return the indices of the trials that have a table."""
         return sorted({trial for trial, _ in self._tables("train")})
 
     @property
     def holds_trials(self) -> bool:
-        """Whether this is the folder of a search, or of its confirmation, whose trials have different values."""
+        """Whether this is the folder of a search or of its confirmations, in which trials have different values."""
         is_confirmation = self.root.name == "confirm" and any(self.root.parent.glob("*_search_state.json"))
         return self.search_state.exists() or is_confirmation or len(self.trials()) > 1
 
     @property
     def is_of_train(self) -> bool:
-        """Whether this is the folder of a run of train, not of dev or a search."""
+        """Whether this is the folder of a run of mode train, and not of mode dev or of a search."""
         try:
             starts = self._saved_meta().get("run") or [{}]
             return starts[0].get("mode", "train") == "train" and not self.holds_trials
@@ -261,13 +268,13 @@ class RunPaths:
             return not self.holds_trials
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
-        """Return the numbers of the Sessions, or of their policies, that have a table."""
+        """Return the numbers of the existing tables, see events.Row. With one policy, these are the indices of the Sessions."""
         return sorted(index for trial, index in self._tables(mode) if trial == t)
 
 
 @dataclass(frozen=True)
 class ComparisonPaths:
-    """The files of a comparison of runs, in the folder `root`."""
+    """The paths of a comparison of runs, in the folder `root`."""
 
     root: Path
 
@@ -277,7 +284,7 @@ class ComparisonPaths:
         return self.root / f"compare_table.{ext}"
 
     def graph(self, what: str, ext: str, axis: str = "frames") -> Path:
-        """Graph of `what` (mean_returns, grad_norm, …) over `axis`; "": without an axis in its name."""
+        """Graph of a quantity, such as mean_returns or grad_norm, over `axis`; if `axis` is "", the file name contains no axis."""
         return self.root / f"compare_graph_{what}{f'_vs_{axis}' if axis else ''}.{ext}"
 
 
@@ -293,7 +300,7 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
 
 
 def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
-    """Create the folder of a comparison: `out`, which may exist already, or a new folder under the data folder. Raises OSError."""
+    """Create the folder of a comparison: `out`, which may already exist, or a new folder below the data folder. Raises OSError."""
     if out is None:
         return ComparisonPaths(new_folder(data_dir, "compare"))
     out.mkdir(parents=True, exist_ok=True)
@@ -301,7 +308,7 @@ def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
 
 
 def new_folder(data_dir: Path, name: str) -> Path:
-    """Create and return a new folder with the time in its name. If a folder of this second exists, the next free second is used.
+    """Create and return a new folder whose name contains the time. If a folder with this second exists, the next free second is used.
 
     Raises OSError.
     """
@@ -324,18 +331,18 @@ def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
 
 
 def not_a_run(folder: Path | str) -> str:
-    """Return an error message that says why a folder is not a run folder."""
+    """Return an error message with the reason why a folder is not a run folder."""
     return f"'{folder}' is not a run folder: it {'has no *_spec.json' if Path(folder).is_dir() else 'does not exist'}"
 
 
 def run_paths_in(folder: Path) -> RunPaths | None:
-    """Return the paths of the run in this folder, identified by its spec file; None if it is not a run folder."""
+    """Return the paths of the run in a folder, which is recognised by its spec file; None if it is not a run folder."""
     specs = sorted((path.name for path in folder.glob("*_spec.json")), key=len)  # the names of trial specs are longer
     return RunPaths(folder, specs[0].removesuffix("_spec.json")) if specs else None
 
 
 def imported_run(folder: Path, spec_name: str) -> RunPaths:
-    """Return the paths of the output of retro_analyze for a run folder of SLM Lab, in a subfolder since the file names are the same."""
+    """Return the paths for the output of retro_analyze on a run folder of SLM Lab. They are in a subfolder, since file names are equal."""
     return RunPaths(folder / "retro_analyze", spec_name)
 
 
@@ -345,17 +352,17 @@ def runs(data_dir: Path, spec_name: str) -> list[Path]:
 
 
 def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
-    """Return the names, as used in file names, of runs whose specs are `spec_name` with the values of variables appended."""
+    """Return the names (as in file names) of the runs whose spec names consist of `spec_name` and the values of variables."""
     pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
     found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
     return sorted({match[1] for match in found if match})
 
 
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
-    """Return whether a run folder belongs to another spec with the same name in file names: "a b" and "a+b" both become a_b."""
+    """Return whether a run folder belongs to another spec whose name in file names is equal, as "a b" and "a+b" both become a_b."""
     try:
         return spec_name not in json.loads(RunPaths(folder, spec_name).spec.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not written yet, or damaged: reported when it is loaded
+    except (OSError, ValueError):  # the spec is not written yet, or is damaged, which is reported when it is loaded
         return False
 
 
@@ -364,20 +371,20 @@ SUFFIX = "_study.json"
 
 @dataclass(frozen=True)
 class StudyPaths:
-    """The files of the study `name` in the folder `root`."""
+    """The paths of the study `name` in the folder `root`."""
 
     root: Path
     name: str
     results_folder: Path | None = None
-    """Folder of the results, if not in the folder of the study."""
+    """Folder of the results; None: a subfolder of the folder of the study."""
 
     study = FileIn(f"{{stem}}{SUFFIX}")
     lock = FileIn(".lock")
-    """Locked while a process runs the study; names that process."""
+    """Lock file. It is locked while a process runs the study, and contains that process."""
     runs = FileIn("runs")
     outdated_runs = FileIn("aside")
     log = FileIn("{stem}_study.log")
-    """What the study prints."""
+    """Output of the study."""
     report = FileIn("report.html")
     """The page with all results of the study."""
 
@@ -386,7 +393,7 @@ class StudyPaths:
         return file_stem(self.name)
 
     def lock_of(self, run: str) -> Path:
-        """Locked while a process trains a run: it may outlive a killed study by some seconds."""
+        """Lock file, which is locked while a process trains a run. That process may outlive a killed study by some seconds."""
         return self.root / f".lock_{run}"
 
     @property
@@ -413,10 +420,10 @@ class RunFolder:
     identity = FileIn("study_run.json")
     """Identity of the run: entry, env, random_seed, digest, settings and spec_version."""
     log = FileIn("log.txt")
-    """What the run prints."""
+    """Output of the run."""
 
     def starts(self) -> list[RunPaths]:
-        """Return the run folders in it, oldest first: more than one if an earlier one failed."""
+        """Return the paths of the run folders inside this folder, oldest first. There are several if an earlier start failed."""
         found = (run_paths_in(folder) for folder in sorted(self.root.iterdir()) if folder.is_dir())
         return [paths for paths in found if paths is not None]
 
@@ -433,7 +440,7 @@ def study_in(folder: Path) -> StudyPaths | None:
 
 
 def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
-    """Return the study in a folder (as given, or under the data folder), or the latest one of this name. Raises UserError."""
+    """Return the study in a folder (a path, or a name below the data folder), or the latest study with this name. Raises UserError."""
     if where == "latest":
         stem = file_stem(name)
         found = [path for path in stamped_folders(data_dir, stem) if (path / f"{stem}{SUFFIX}").is_file()]
@@ -451,7 +458,7 @@ def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
 
 
 def about_study(paths: StudyPaths) -> dict[str, Any]:
-    """Return the version, source and `--set` arguments of the last start of a study; {} if only its results exist.
+    """Return the version, source and `--set` arguments of the last start of a study; {} if only the results of the study exist.
 
     Raises UserError if the study file cannot be read.
     """

@@ -20,8 +20,10 @@ _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
 
 def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[str, Any]:
-    """Return the code version, package versions, spec version, machine, command and mode of a run that begins now, and the `choices` made
-    for the machine (env backend, library of matrix products, threads)."""
+    """Return the code version, package versions, spec version, machine, command and mode of a run that begins now.
+
+    Args: choices: settings that were chosen for this machine (env backend, library of matrix products, threads), which are included.
+    """
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -54,7 +56,7 @@ def _git(checkout: Path, *arguments: str) -> str | None:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of slm_lab, Python and the packages that results depend on."""
+    """Return the versions of slm_lab, of Python, and of the packages on which results depend."""
     found = {"slm_lab": slm_lab.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -15,7 +15,7 @@ from slm_lab.spec.load.search_space import Values
 
 VERSION = 1
 TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]
-"""waiting: proposed, or to be retried; stopped: by the scheduler."""
+"""Status of a trial. "waiting": the trial was proposed or will be retried. "stopped": the scheduler has stopped it."""
 
 
 @dataclass
@@ -26,18 +26,18 @@ class TrialState:
     values: Values
     status: TrialStatus = "waiting"
     failures: int = 0
-    """Number of starts that failed."""
+    """Number of failed starts."""
     frame: int = 0
-    """The last frame that every Session has reached."""
+    """The last frame that all Sessions have reached."""
     seconds: float = 0.0
     """Run time in seconds, over all starts."""
     metric: float | None = None
-    """The search metric: from the last report, or, after the trial has ended, from its metrics."""
+    """The search metric, from the last report or, after the trial has ended, from its metrics."""
     metrics: dict[str, Any] = field(default_factory=dict)
     cause: str = ""
-    """Why the trial failed."""
+    """Reason why the trial failed."""
     take_over: int | None = None
-    """Trial whose checkpoints it continues from at its next start (population-based training)."""
+    """Index of the trial from whose checkpoints this trial continues at its next start (population-based training)."""
 
     @property
     def ended(self) -> bool:
@@ -45,14 +45,14 @@ class TrialState:
 
 
 def best_first(trials: Iterable[TrialState]) -> list[TrialState]:
-    """Return the trials that have a metric and did not fail: finished ones before stopped ones, each best first."""
+    """Return the trials that have a metric and did not fail: first the finished trials, then the stopped ones, each sorted best first."""
     known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
     return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
 
 
 @dataclass
 class SearchState:
-    """The trials of a search, and the other state that is needed to continue it."""
+    """The trials of a search, and all other state that is needed to continue the search."""
 
     metric: str
     """Name of the metric that is maximised."""
@@ -65,10 +65,10 @@ class SearchState:
     exploits: list[dict[str, Any]] = field(default_factory=list)
     """Exploits of population-based training: trial, frame, the trial whose state was copied, and the new values."""
     exhausted: bool = False
-    """The proposer has nothing left to propose."""
+    """Whether the proposer has no values left to propose."""
     proposer: dict[str, Any] = field(default_factory=dict)
     confirm: int = 0
-    """Number of best trials to train again."""
+    """Number of the best trials that are trained again."""
     confirm_seed: int | None = None
     """The random_seed of the confirmations."""
     confirmations: list[TrialState] = field(default_factory=list)
@@ -80,7 +80,7 @@ class SearchState:
 
     @classmethod
     def load(cls, path: Path) -> SearchState:
-        """Read the state. Raises UserError if the file is damaged or of another version."""
+        """Read the state. Raises UserError if the file is damaged or has another version."""
         try:
             content = _decoded(without_checksum(json.loads(path.read_text(encoding="utf-8"))))
             version = content.pop("version")

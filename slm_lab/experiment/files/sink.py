@@ -21,14 +21,14 @@ from slm_lab.lib.log import NotWritable, notice
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 CheckpointKind = Literal["last", "best"] | int
-"""last: the state of a Session; best: the best weights of a policy; a number: its weights at that frame."""
+"""Kind of checkpoint. "last": state of a Session; "best": best weights of a policy; a number: weights of a policy at that frame."""
 Spans = list[tuple[str, str, float, float]]
 """(process, kind of work, begin, end) in seconds."""
 Position = dict[str, tuple[int, int]]
 """Name of a table → its size in bytes and the CRC-32 of its content."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
 _KEPT_BYTES = 2**28
-"""Maximum size of a previous checkpoint that is kept."""
+"""Maximum size in bytes of a previous checkpoint that is kept."""
 
 
 class RunSink:
@@ -38,20 +38,23 @@ class RunSink:
         """Receive an event."""
 
     def open(self, table: int) -> None:
-        """Prepare for the rows of a table: the trackers start."""
+        """Prepare for the rows of a table, for example by starting its trackers."""
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
         """Save a bundle of tensors and plain Python objects atomically. Raises OSError."""
 
     def save_shared(self, bundle: dict[str, Any]) -> None:
-        """Save the arrays that several Sessions share atomically. Raises OSError."""
+        """Atomically save the arrays that several Sessions share. Raises OSError."""
 
     def position(self, session: int) -> Position:
-        """Write the tables of a Session to disk, and return their current ends, for `rewind`. Raises OSError."""
+        """Write the tables of a Session to disk, and return the positions of their ends for `rewind`. Raises OSError."""
         return {}
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
-        """Truncate the tables of a Session, which must not be open, to `position`, or if None to the rows up to `frame`. Raises OSError."""
+        """Truncate the tables of a Session to `position` or, if it is None, to the rows up to `frame`. Raises OSError.
+
+        The tables must not be open.
+        """
 
     def rows(self, table: int, mode: Mode) -> list[dict[str, str]]:
         """Return the complete rows of a table, as text."""
@@ -61,14 +64,17 @@ class RunSink:
         """Append a row to an additional table of a Session."""
 
     def timeline(self, session: int, spans: Spans) -> None:
-        """Save the activities of each process of a Session in a time window. Raises OSError."""
+        """Save the activities of each process of a Session during a time window. Raises OSError."""
 
     def close(self, status: Status = "done") -> None:
-        """Close all files. Args: status: how the Session ended, for its trackers."""
+        """Close all files.
+
+        Args: status: how the Session ended, for its trackers.
+        """
 
 
 class MemorySink(RunSink):
-    """Stores rows in memory, and no state: the default of `Session.run`."""
+    """Stores rows in memory and does not store state; the default of `Session.run`."""
 
     def __init__(self) -> None:
         self.row_events: list[Row] = []
@@ -83,9 +89,9 @@ class MemorySink(RunSink):
 
 
 class LocalSink(RunSink):
-    """Writes rows to CSV and to trackers, and state to checkpoints in a run folder; passes all other events to `forward`.
+    """Writes rows to CSV files and to trackers, writes state to checkpoints in a run folder, and passes all other events to `forward`.
 
-    A row is appended as soon as it is received, in a fixed format: equal numbers give equal bytes.
+    A row is appended as soon as it is received. The format is fixed, so that equal numbers give equal bytes.
 
     Args: track: names of the trackers, see meta.track.
     """
@@ -129,7 +135,7 @@ class LocalSink(RunSink):
         if not path.exists():
             return 0, 0
         with path.open("rb") as file:
-            content = file.read(path.stat().st_size)  # size 0 if it is not a file on a disk, which may never end
+            content = file.read(path.stat().st_size)  # the size is 0 if it is not a regular file; reading such a file may never end
         return len(content), zlib.crc32(content)
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
@@ -137,7 +143,7 @@ class LocalSink(RunSink):
             cut_table(path, frame if position is None else None, 0 if position is None else position[path.name][0])
 
     def _paths(self, session: int) -> list[Path]:
-        """Return the tables of a Session: training and evaluation of each policy, population-based training and snapshots."""
+        """Return the tables of a Session: training and evaluation rows of each policy, population-based training, and snapshots."""
         paths, policies = self.paths, self.paths.policies
         indices = range(session * policies, (session + 1) * policies)
         modes: tuple[Mode, ...] = ("train", "eval")
@@ -182,13 +188,13 @@ class CsvTable:
     """A CSV file to which rows are appended.
 
     Attributes:
-        columns: the given columns, or those of an existing file.
-        size, crc: size of the content in bytes, and its CRC-32.
+        columns: the given columns or, if the file exists already, its columns.
+        size, crc: size in bytes and CRC-32 of the content.
     """
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.file: IO[bytes] = path.open("ab+")
-        size = self.file.seek(0, os.SEEK_END)  # 0 if it is not a file on a disk, which may never end
+        size = self.file.seek(0, os.SEEK_END)  # 0 if it is not a regular file; reading such a file may never end
         self.file.seek(0)
         content = self.file.read(size)
         self.size, self.crc = len(content), zlib.crc32(content)
@@ -210,17 +216,17 @@ class CsvTable:
         try:
             os.fsync(self.file.fileno())
         except OSError as error:
-            if error.errno != errno.EINVAL:  # not a file on a disk
+            if error.errno != errno.EINVAL:  # it is not a regular file
                 raise
 
 
 def _keep_previous(last: Path, previous: Location, bundle: Mapping[str, Any]) -> None:
-    """Keep the state from before `bundle`, from which `verify` trains the end of a run again, under another name of the same file.
+    """Keep the state before `bundle` as a hard link, so that `verify` can train the end of a run again from this state.
 
-    Nothing is copied. States from which training does not continue exactly, or of more than 256 MB, are not kept.
+    Nothing is copied. States from which training does not continue exactly, and states of more than 256 MiB, are not kept.
     """
     temporary = last.with_name(f".{last.name}.previous.tmp")
-    with suppress(OSError, state.BundleError):  # no such file yet, or a file system without hard links
+    with suppress(OSError, state.BundleError):  # there is no such file yet, or the file system has no hard links
         header = state.read_header(last)
         if header.get("lost") != [] or header["frames"] == bundle.get("frames") or last.stat().st_size > _KEPT_BYTES:
             return
@@ -234,7 +240,7 @@ _L = TypeVar("_L", bound=Location)
 
 @contextmanager
 def _writing(path: _L) -> Iterator[_L]:
-    """Raise NotWritable for an error that means that the folder is read-only."""
+    """Convert an error that means that the folder is read-only to NotWritable."""
     try:
         yield path
     except OSError as error:
@@ -244,7 +250,7 @@ def _writing(path: _L) -> Iterator[_L]:
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table ([] if it is missing). Remove an incomplete last line, left by a killed process. Raises OSError."""
+    """Return the rows of a table; [] if it is missing. An incomplete last line of a killed process is removed. Raises OSError."""
     if not path.exists():
         return []
     with path.open("rb+") as file:
@@ -257,7 +263,7 @@ def complete_rows(path: Path) -> list[dict[str, str]]:
 
 
 def is_damaged(path: Path, size: int, crc: int) -> bool:
-    """Return whether the first `size` bytes of a table do not match `crc`; False if it is missing or shorter. Raises OSError."""
+    """Return whether the first `size` bytes of a table do not match `crc`; False if the table is missing or shorter. Raises OSError."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -266,9 +272,9 @@ def is_damaged(path: Path, size: int, crc: int) -> bool:
 
 
 def cut_table(path: Path, frame: int | None, size: int = 0) -> None:
-    """Truncate a table to its rows up to `frame`, or to `size` bytes; delete it if no rows remain. Raises OSError.
+    """Truncate a table to its rows up to `frame` or to `size` bytes; delete the table if no rows remain. Raises OSError.
 
-    A table shorter than `size` has lost rows, which cannot be restored: print a notice and keep its complete rows.
+    If the table is shorter than `size`, rows were lost and cannot be restored; a notice is printed, and the complete rows are kept.
     """
     if not path.exists():
         if size:

@@ -1,4 +1,4 @@
-"""Files at a URL of any file system that fsspec supports (s3://, gs://, file://, …): the part of pathlib.Path that checkpoints need.
+"""Files at a URL of any file system that fsspec supports (s3://, gs://, file://, …), with the methods of pathlib.Path for checkpoints.
 
 fsspec is a dependency of torch. The package of a protocol (s3fs, gcsfs, adlfs, …) is imported when a URL with that protocol is used.
 """
@@ -37,7 +37,7 @@ class StoredPath:
         return StoredPath(self.url.rstrip("/").rpartition("/")[0]) / name
 
     def exists(self) -> bool:
-        """Return whether the file exists. Errors of the store are raised, so that they do not make a Session start from the beginning."""
+        """Return whether the file exists. Errors of the store are raised, since otherwise a Session would start from the beginning."""
         with _os_errors():
             files, path = self._files()
             try:
@@ -68,11 +68,11 @@ class StoredPath:
             yield file
 
     def replace(self, write: Callable[[IO[bytes]], object]) -> None:
-        """Replace the content of the file with the output of `write`; a reader sees the old content or the new, never a part.
+        """Replace the content of the file with the output of `write`. A reader sees the old content or the new content, never a part.
 
-        A hidden file in the same folder (created if missing) is written and then moved. File systems rename it; object stores copy it on
-        the server and replace an object as a whole. A process that is killed while writing leaves the hidden file, which the next call
-        overwrites.
+        The content is first written to a hidden file in the same folder (created if missing), which is then moved. File systems rename the
+        hidden file; object stores copy it on the server and replace the object atomically. A process that is killed while writing leaves
+        the hidden file behind, and the next call overwrites it.
         """
         with _os_errors():
             files, path = self._files()
@@ -106,7 +106,7 @@ class StoredPath:
             files.rm(path)
 
     def _files(self) -> tuple[Any, str]:
-        """Return the file system, with its cache cleared since other processes may have changed files, and the path in it."""
+        """Return the file system and the path in it. The cache is cleared, since other processes may have changed files."""
         import fsspec
 
         protocol = self.url.partition("::" if "::" in self.url else "://")[0]
@@ -121,7 +121,7 @@ class StoredPath:
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Convert any other error of a store to OSError: no package for the protocol, no credentials, …"""
+    """Convert other errors of a store (such as a missing package for the protocol, or missing credentials) to OSError."""
     try:
         yield
     except OSError:
@@ -131,7 +131,7 @@ def _os_errors() -> Iterator[None]:
 
 
 def _opened(files: Any, path: str) -> Any:
-    """Open a file for writing; create its folder if missing. The folder's parent must exist, so that no bucket is created."""
+    """Open a file for writing; create its folder if it is missing. The parent of the folder must exist, so that no bucket is created."""
     try:
         return files.open(path, "wb")
     except FileNotFoundError:

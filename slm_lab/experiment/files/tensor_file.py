@@ -1,4 +1,4 @@
-"""Nested dicts of tensors and plain values as a safetensors file, which can be read without unpickling anything.
+"""Save nested dicts of tensors and plain values as a safetensors file, which can be loaded without unpickling.
 
 Format: https://huggingface.co/docs/safetensors: the size of the header (8 bytes, little-endian), the header (JSON: name of each tensor →
 dtype, shape, offsets), and the bytes of the tensors. The plain values, and the places of the tensors between them, are JSON in the
@@ -33,14 +33,14 @@ _DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-"""Type in the file → type of torch."""
+"""Name of a data type in the file → torch dtype."""
 _LARGEST_HEADER = 2**24
 _TENSOR = "$tensor"
-"""Key of a dict that stands for the tensor with this name."""
+"""Key of a dict that is a placeholder for a tensor; the value is the name of the tensor."""
 
 
 class TensorFileError(ValueError):
-    """A file is damaged or has another format; the message completes a sentence that begins with its name."""
+    """A file is damaged or has another format. The message completes a sentence that begins with the file name."""
 
 
 def save(path: Path, tree: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ def save(path: Path, tree: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read what `save` wrote; every byte is checked first. Raises TensorFileError or OSError."""
+    """Load a file that `save` has written, after checking every byte. Raises TensorFileError or OSError."""
     data = path.read_bytes()
     header = _header(data[:8], data[8:], len(data))
     table = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -74,7 +74,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_values(path: Path) -> dict[str, Any]:
-    """Read the values that are not tensors (tensors are {"$tensor": name}). Raises TensorFileError or OSError."""
+    """Load only the values that are not tensors; each tensor is replaced by {"$tensor": name}. Raises TensorFileError or OSError."""
     with path.open("rb") as file:
         prefix = file.read(8)
         size = min(_size(prefix), _LARGEST_HEADER)
@@ -82,7 +82,7 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _taken_out(tree: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the tree with its tensors replaced by their names, and add them to `tensors`."""
+    """Return the tree with each tensor replaced by a placeholder, and add the tensors to `tensors`."""
     match tree:
         case dict():
             return {key: _taken_out(value, f"{path}.{key}" if path else str(key), tensors) for key, value in tree.items()}
@@ -153,7 +153,7 @@ def _header(prefix: bytes, rest: bytes, total: int) -> dict[str, Any]:
 
 
 def _values(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `save` wrote beside the tensors."""
+    """Return the values that `save` has stored in addition to the tensors."""
     try:
         content = json.loads(header["__metadata__"]["slm_lab"])
         values = without_checksum({"crc32": None, **content})  # raises an error for a content without checksum

@@ -1,9 +1,9 @@
-"""Experiment trackers (meta.track): this module sends a Session's rows to processes of slm_lab.experiment.track.
+"""Experiment trackers (meta.track): send the rows of a Session to processes of slm_lab.experiment.track.
 
-Each table has one process per tracker. A tracker's library therefore uses neither the random generators, the threads nor the signal
-handlers of a Session, and a tracker that fails or blocks cannot stop the Session: rows that its process does not read are kept here, and
-after a failure, or if a row is not taken for _HANG_SECONDS, the tracker is switched off with one notice. The process goes on by itself
-after the last row, for at most END_SECONDS; `wait_for_trackers` waits for it.
+Each tracker has a separate process for each table. The library of a tracker therefore does not affect the random generators, threads and
+signal handlers of a Session, and a tracker that fails or blocks cannot stop the Session. Rows that the tracker process has not read yet are
+kept here. If a tracker fails, or does not take a row for _HANG_SECONDS, it is switched off with a notice. After the last row, the tracker
+process continues to run on its own for at most END_SECONDS; `wait_for_trackers` waits for it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ with suppress(ImportError):  # Windows, where check_installed refuses trackers
     import fcntl
 
 MODULE = "slm_lab.experiment.track.tracker_process"
-"""Run by each process."""
+"""Name of the module that each tracker process runs."""
 _HANG_SECONDS = 120.0
 """Seconds after which a tracker that has not taken a row is switched off."""
 END_SECONDS = 120.0
-"""Seconds that a process has after the last row, such as for an upload."""
+"""Maximum time in seconds for a process to finish after the last row, for example an upload."""
 _WRITE_SECONDS = 5.0
-"""Seconds that the last rows may wait for a process that still starts."""
+"""Maximum time in seconds that the last rows wait for a process that is still starting."""
 _SHOW_SECONDS = 2.0
-"""Seconds after which `wait_for_trackers` says what it waits for."""
+"""Seconds after which `wait_for_trackers` prints what it is waiting for."""
 _KINDS = {
     "return": ("total_reward", "total_reward_ma", "return_new", "current_return", "current_return_se", "worker_reward"),
     "episode": ("epi", "epi_new", "current_epi"),
@@ -51,13 +51,13 @@ _KINDS = {
     "schedule": ("lr", "explore_var", "entropy_coef"),
 }
 _KIND = {column: kind for kind, columns in _KINDS.items() for column in columns}
-"""Column → kind; the others, such as loss, entropy and an algorithm's diagnostics, are of the kind "loss"."""
+"""Column → kind. All other columns, such as loss, entropy and the diagnostics of algorithms, have the kind "loss"."""
 _OF_EVALUATION = ("return", "episode")
-"""Kinds of columns that describe an evaluation; its other columns repeat those of training rows."""
+"""Kinds of columns in an evaluation row that describe the evaluation; the other columns repeat those of training rows."""
 
 
 def check_installed(spec_name: str, meta: MetaSpec) -> None:
-    """Raise SpecError with a problem for each tracker of meta.track whose library is not installed, or if the system lacks locks."""
+    """Raise SpecError with a problem for each tracker in meta.track whose library is not installed, or if the system has no locks."""
     if meta.track and not has("fcntl"):
         raise SpecError(spec_name, [Problem("meta.track", "requires Linux or macOS; use []")])
     missing = [(index, name) for index, name in enumerate(meta.track) if find_spec(name) is None]
@@ -67,7 +67,7 @@ def check_installed(spec_name: str, meta: MetaSpec) -> None:
 
 
 def tagged(row: Row) -> dict[str, float]:
-    """Return the known finite values of a row by tag: "return/total_reward", "loss/entropy", "eval/total_reward"."""
+    """Return the finite values of a row as a dict with tags such as "return/total_reward", "loss/entropy" and "eval/total_reward"."""
     tags = {}
     for column, value in {**row.values, **row.scalars}.items():
         kind = "info" if column.startswith("info_") else _KIND.get(column, "loss")
@@ -81,12 +81,12 @@ def tagged(row: Row) -> dict[str, float]:
 
 
 def step_of(row: Row) -> int:
-    """Return the frame of a row, in a distributed run the global frame."""
+    """Return the frame of a row; in a distributed run, the global frame."""
     return int(row.values.get("global_frame") or row.values["frame"] or 0)
 
 
 class Trackers:
-    """The trackers of one table: those that `names` lists. Creating it starts their processes."""
+    """The trackers `names` of one table. The constructor starts their processes."""
 
     def __init__(self, names: Iterable[str], paths: RunPaths, table: int, trial: int = 0) -> None:
         self.links = [TrackerLink(name, paths, table, trial) for name in dict.fromkeys(names)]
@@ -99,7 +99,7 @@ class Trackers:
                 link.send(message)
 
     def end(self, status: Status) -> None:
-        """Send to each tracker how the Session ended."""
+        """Inform each tracker how the Session ended."""
         for link in self.links:
             link.end(status)
 
@@ -111,7 +111,7 @@ class TrackerLink:
         self.name, self.log = name, paths.tracker(table, name, "log", trial)
         self._rows, self._read = bytearray(), bytearray()
         self._waiting: deque[float] = deque()
-        """Time at which each row was sent that the tracker has not taken."""
+        """For each row that the tracker has not taken yet: time at which it was sent."""
         self._process: subprocess.Popen[bytes] | None = None
         about = {"tracker": name, "root": str(paths.root.absolute()), "spec": paths.spec_name, "table": table, "trial": trial}
         try:
@@ -120,12 +120,12 @@ class TrackerLink:
             self._switch_off(f"its process cannot be started: {error.strerror or error}")
 
     def _start(self, about: Mapping[str, Any]) -> None:
-        """Start the process, and send it which table it tracks. Raises OSError."""
+        """Start the process, and send it a description of the table that it tracks. Raises OSError."""
         package = str(Path(slm_lab.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with self.log.open("ab") as log, self.log.open("ab") as lock:
             locked = lock.fileno()
-            fcntl.flock(locked, fcntl.LOCK_SH)  # before the process runs, so that `wait_for_trackers` does not miss it
+            fcntl.flock(locked, fcntl.LOCK_SH)  # locked before the process runs, so that `wait_for_trackers` finds it
             self._process = subprocess.Popen(
                 [sys.executable, "-m", MODULE],
                 stdin=subprocess.PIPE,
@@ -148,7 +148,7 @@ class TrackerLink:
         return self._process.stdin.fileno(), self._process.stdout.fileno()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a row. Switch the tracker off if it has failed, or has not taken an earlier row for too long."""
+        """Send a row. The tracker is switched off if it has failed, or if it has not taken an earlier row for too long."""
         self._receive()
         if self._waiting and time.monotonic() - self._waiting[0] > _HANG_SECONDS:
             self._switch_off(f"it has not taken a row for {_HANG_SECONDS:g} s")
@@ -157,7 +157,7 @@ class TrackerLink:
             self._write(message)
 
     def end(self, status: Status) -> None:
-        """Send how the Session ended, and close the connection: the process goes on by itself."""
+        """Send how the Session ended, and close the connection; the process then continues to run on its own."""
         self._receive()
         if self._process is not None:
             self._write({"end": status})
@@ -168,7 +168,7 @@ class TrackerLink:
         self._close()
 
     def _write(self, message: Mapping[str, Any] | None = None) -> None:
-        """Write what the pipe has space for, without waiting."""
+        """Write as much as fits into the pipe, without waiting."""
         if message is not None:
             self._rows += json.dumps(message).encode() + b"\n"
         try:
@@ -180,7 +180,7 @@ class TrackerLink:
             self._rows.clear()
 
     def _receive(self) -> None:
-        """Read what the process has sent: a line for each row, and a reason if it has failed."""
+        """Read the messages of the process: a line for each row that it has taken, and the reason if it has failed."""
         ended = False
         with suppress(BlockingIOError):
             while self._process is not None and not ended:
@@ -218,7 +218,7 @@ def switched_off(name: str, reason: str, log: Path) -> str:
 
 
 def wait_for_trackers(paths: RunPaths, trial: int, names: Sequence[str], tables: Iterable[int]) -> None:
-    """Wait until the processes of all trackers have ended, at most about END_SECONDS; print a notice for each that failed at its end."""
+    """Wait at most about END_SECONDS until all tracker processes have ended; print a notice for each process that failed at its end."""
     begin, said = time.monotonic(), False
     for name, table in product(dict.fromkeys(names), tables):
         log = paths.tracker(table, name, "log", trial)
@@ -232,7 +232,10 @@ def wait_for_trackers(paths: RunPaths, trial: int, names: Sequence[str], tables:
 
 
 def read_state(file: Path) -> dict[str, Any]:
-    """Return what a tracker has saved: the id of its run, the last step of each mode, and a reason if it failed; {} without a file."""
+    """Return the saved state of a tracker: the id of its run, the last step of each mode, and the reason if it failed.
+
+    Returns {} if there is no file.
+    """
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -240,7 +243,7 @@ def read_state(file: Path) -> dict[str, Any]:
 
 
 def is_running(log: Path) -> bool:
-    """Return whether a process of a tracker is running: it shares a lock on its log (flock)."""
+    """Return whether a process of a tracker is running, in which case it holds a shared lock on its log (flock)."""
     try:
         with log.open("rb") as opened:
             fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,16 +255,16 @@ def is_running(log: Path) -> bool:
 
 
 def take_turn(fd: int | None) -> None:
-    """Wait until no other process has the turn (lockf, which is independent of flock), and take it until this process ends.
+    """Wait for an exclusive lock (lockf, which is independent of flock), and hold it until this process ends.
 
-    The process of an earlier start of the run, which may still be uploading, has it. Returns after END_SECONDS in any case, and at once on
-    a file system without locks.
+    The lock may be held by the process of an earlier start of the run that is still uploading. Returns after END_SECONDS at the latest, and
+    immediately on a file system without locks.
     """
     deadline = time.monotonic() + END_SECONDS
     while fd is not None and time.monotonic() < deadline:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # it is taken: POSIX allows both EAGAIN and EACCES
+        except (BlockingIOError, PermissionError):  # another process holds the lock; POSIX allows both EAGAIN and EACCES
             time.sleep(0.1)
         except OSError:  # such as ENOLCK
             return

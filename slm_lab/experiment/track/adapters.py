@@ -1,4 +1,4 @@
-"""One adapter per tracker. Each creates one run per table: grouped by trial, search or study, with the spec as its configuration.
+"""Adapters to experiment trackers. An adapter creates a run for each table, grouped by trial, search or study, with the spec as config.
 
 Names of projects and servers come from the environment variables of each library (WANDB_PROJECT, MLFLOW_TRACKING_URI, TRACKIO_PROJECT, …);
 the project is otherwise "slm_lab".
@@ -26,19 +26,19 @@ Scalar = str | int | float | bool
 
 
 class _Owner(NamedTuple):
-    """The trial, search or study that a run belongs to."""
+    """The trial, search or study to which a run belongs."""
 
     group: str
     """Name of the folder of the trial, search or study."""
     prefix: str
-    """What distinguishes the run from others of the group, without its Session."""
+    """Name that distinguishes the run from others in its group, without the Session."""
     folder: Path
     """The folder of the trial, search or study."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """One table of a run folder."""
+    """The table of a run folder that is tracked as one run."""
 
     paths: RunPaths
     trial: int = 0
@@ -46,14 +46,14 @@ class TrackedRun:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The saved spec, without its record of starts."""
+        """The saved spec without meta.run."""
         ((_, body),) = json.loads(self.paths.trial_spec(self.trial).read_text(encoding="utf-8")).items()
         meta = {key: value for key, value in body["meta"].items() if key != "run"}
         return {**body, "meta": meta, "name": self.paths.spec_name}
 
     @cached_property
     def settings(self) -> dict[str, Scalar]:
-        """The keys of the spec by path; lists as JSON; without keys that are null."""
+        """Path of a key of the spec → value. Lists are converted to JSON, and keys whose value is null are left out."""
         found = dict(flat(self.spec))
         return {key: value if isinstance(value, Scalar) else json.dumps(value) for key, value in found.items() if value is not None}
 
@@ -73,18 +73,18 @@ class TrackedRun:
 
     @property
     def of_trial(self) -> str:
-        """Name of the trial, or of the run of a study: its Sessions differ only in their seeds."""
+        """Name of the trial or of the run of a study, whose Sessions differ only in their seeds."""
         return f"{self.group}_{self.owner.prefix}".rstrip("_")
 
     @property
     def name(self) -> str:
-        """Name of the run: with its group, since trackers also list runs without their groups."""
+        """Name of the run. It contains the group, since trackers also list runs without their groups."""
         session, policy = divmod(self.table, self.paths.policies)
         return f"{self.of_trial}_s{session}" + (f"_p{policy}" if self.paths.policies > 1 else "")
 
 
 class Adapter(ABC):
-    """A tracker. Every method may raise anything: the tracker is then switched off."""
+    """Base class of adapters. If a method raises any exception, the tracker is switched off."""
 
     @abstractmethod
     def start(self, run: TrackedRun, known: str | None) -> str:
@@ -92,7 +92,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Track the values of a row by tag, see `tagged`."""
+        """Track the values of a row, given as tag → value, see `tagged`."""
 
     @abstractmethod
     def end(self, status: Status, metrics: Mapping[str, float]) -> None:
@@ -130,7 +130,7 @@ class MLflow(Adapter):
 
     _STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
     _PARAM_LETTERS, _PARAMS = 500, 100
-    """Maximum letters of a value, and number of values in one request, that every server accepts."""
+    """Maximum length of a value, and maximum number of values per request, that all servers accept."""
 
     def start(self, run: TrackedRun, known: str | None) -> str:
         from mlflow.tracking import MlflowClient
@@ -180,7 +180,7 @@ def _mlflow_name(tag: str) -> str:
 
 
 class Trackio(Adapter):
-    """Trackio. It writes to its local folder (TRACKIO_DIR), which `trackio show` displays; TRACKIO_SPACE_ID: to a Hugging Face Space."""
+    """Trackio. It writes to a local folder (TRACKIO_DIR) that `trackio show` displays; with TRACKIO_SPACE_ID, to a Hugging Face Space."""
 
     def start(self, run: TrackedRun, known: str | None) -> str:
         import trackio
@@ -241,7 +241,7 @@ class TensorBoard(Adapter):
 
 
 def _text(tag: str, text: str) -> Any:
-    """Return a summary for the page TEXT of TensorBoard."""
+    """Return a summary for the TEXT page of TensorBoard."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -254,9 +254,9 @@ def _text(tag: str, text: str) -> Any:
 
 
 def _session_start(settings: Mapping[str, Scalar], group: str) -> Any:
-    """Return the summary that begins a run on the page HPARAMS of TensorBoard, which shows runs of one group in one row.
+    """Return the summary that begins a run on the HPARAMS page of TensorBoard, which shows all runs of a group in one row.
 
-    Without a summary of the experiment, TensorBoard takes hparams and metrics from all runs, those that differ first.
+    If there is no summary of the experiment, TensorBoard collects hparams and metrics from all runs and shows the differing ones first.
     """
     from tensorboard.plugins.hparams import metadata, plugin_data_pb2
 
@@ -284,4 +284,4 @@ def _of_hparams(tag: str, **content: Any) -> Any:
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"wandb": Wandb, "mlflow": MLflow, "trackio": Trackio, "tensorboard": TensorBoard}
-"""Name in meta.track → adapter."""
+"""Name of a tracker in meta.track → class of its adapter."""

@@ -1,4 +1,4 @@
-"""The final metrics of one table, as in its metrics file."""
+"""Compute the final metrics of one table, as in its metrics file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def summary(paths: RunPaths, trial: int = 0, table: int = 0) -> dict[str, float]:
-    """Return the known metrics of a Session, or of one of its policies; {} before its first row.
+    """Return the defined metrics of a Session or of one of its policies; {} before its first row.
 
-    With meta.rigorous_eval they are computed from evaluation; else only the current return is that of the last evaluation, if it is recent.
-    The metrics of strength are left out for a worker of a shared net, and if the
-    random baseline of the env is not known yet. Raises SpecError or UserError if the saved spec cannot be read.
+    With meta.rigorous_eval, the metrics are computed from evaluation rows. Otherwise only the current return is that of the last
+    evaluation, if this is recent. The strength metrics are left out for a worker of a shared net, and if the random baseline of the env has
+    not been measured yet. Raises SpecError or UserError if the saved spec cannot be read.
     """
     spec = load_spec(paths.trial_spec(trial), paths.spec_name, for_search=False)
     mode: DataMode = "eval" if spec.meta.rigorous_eval else "train"

@@ -1,7 +1,8 @@
 """The process of one tracker of one table; see files/trackers.py for the other side.
 
-stdin: a line that names the table, a line for each row, and a line with the status of the Session. stdout: an empty line for each row that
-the tracker has taken, or a line with the reason of a failure. What the tracker's library prints is appended to a log file.
+stdin receives a line that describes the table, a line for each row, and a line with the status of the Session. To stdout the process writes
+an empty line for each row that the tracker has taken, or a line with the reason of a failure. Output of the tracker's library is appended to
+a log file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from slm_lab.lib.system import has
 
 
 def main() -> None:
-    """Continue in the background as a process without a parent, and track until the Session ends."""
+    """Continue as a background process that is detached from its parent, and track until the Session ends."""
     if has("fork") and os.fork():
         os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -40,17 +41,20 @@ def main() -> None:
 
 
 class _Tracking:
-    """Gives the messages of a Session to an adapter. Args: replies: descriptor of the pipe to the Session."""
+    """Passes the messages of a Session to an adapter.
+
+    Args: replies: descriptor of the pipe to the Session.
+    """
 
     def __init__(self, replies: int) -> None:
         self.replies = replies
         self.messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self.file = Path()
         self.state: dict[str, Any] = {}
-        """What is saved in `file`, see files.trackers.read_state."""
+        """The state that is saved in `file`, see files.trackers.read_state."""
 
     def read(self, lines: Iterable[bytes]) -> None:
-        """Queue the messages until the Session has ended; if its library blocks then, end this process after some time."""
+        """Queue the messages until the Session has ended. If the tracker's library blocks after that, end this process after some time."""
         limit, message = 0.0, dict[str, Any]()
         for line in lines:
             with suppress(ValueError):  # an incomplete line of a killed process
@@ -58,7 +62,7 @@ class _Tracking:
                 if "file" in message:
                     self.file, limit = Path(message.pop("file")), message.pop("limit")
                 self.messages.put(message)
-        if "end" not in message:  # the Session's process was killed, or has switched the tracker off
+        if "end" not in message:  # the process of the Session was killed, or it has switched off the tracker
             self.messages.put({"end": "failed"})
         time.sleep(limit)
         self._failed(f"it did not finish within {limit:g} s")

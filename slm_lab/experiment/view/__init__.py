@@ -1,1 +1,1 @@
-"""Local page of the runs in a data folder: `slm-lab view`."""
+"""`slm-lab view`: a local web page that shows the runs in a data folder."""

@@ -1,4 +1,4 @@
-"""What the page of a comparison shows: curves and statistics of each setting, and the specs of the runs side by side."""
+"""Content of the page of a comparison: curves and statistics of each setting, and the specs of the runs side by side."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
     """Return the content of a comparison: curves and statistics of each setting, and the specs side by side.
 
     Args:
-        words: "TRIAL:PATH" of a trial, or ":PATH" of a run, of the best trial of a search, or of all runs of a study.
+        words: "TRIAL:PATH" for a trial; ":PATH" for a run, the best trial of a search, or all runs of a study.
         by: column of the horizontal axis.
     """
     if by not in AXES:
@@ -38,7 +38,7 @@ def compare(words: Sequence[str], by: str, data: DataFolder) -> Content:
 
 
 def _chosen(word: str, data: DataFolder) -> list[tuple[Found, int]]:
-    """Return the run folders and trials that a word names."""
+    """Return the run folders and trials to which a word refers."""
     trial, _, path = word.partition(":")
     if trial and not (trial.isascii() and trial.isdecimal() and len(trial) < 9):
         raise NotServed(f"invalid run '{word}'; expected TRIAL:PATH or :PATH", 400)
@@ -86,7 +86,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
-    """Return the curves of a setting and the statistics of its seeds. Curves are over the seeds that are compared."""
+    """Return the curves of a setting and the statistics of its seeds. The curves are those of the compared seeds."""
     summary, seeds = summarize(setting, None, metric), setting.seeds
     aligned = setting.aligned(metric, by)
     chosen = evenly(len(aligned.frame), _POINTS)
@@ -118,7 +118,7 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 def _specs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the keys of the specs, each with its values in the runs, and whether they differ; seeds and provenance are left out."""
+    """Return each key of the specs with its values in the runs, and whether these differ. Seeds and provenance are left out."""
     bodies = [run.settings() | {f"meta.{key}": run.spec.get("meta", {}).get(key) for key in _SEEDS} for run in runs]
     keys = sorted({key for body in bodies for key in body})
     rows = []

@@ -1,6 +1,7 @@
-"""What the pages of a run, a search and a study show.
+"""Content of the pages of a run, a search and a study.
 
-Each function returns the version of the files (a text that changes with them) and a function that computes the content.
+Each of the functions run, search and study returns the version of the files (a text that changes when the files change) and a function that
+computes the content.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _CURVES = 300
 
 
 def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> str:
-    """Return a text that changes with the names, sizes and times of the files in some folders of a run, and with its lock."""
+    """Return a text that changes with the names, sizes and times of the files in some folders of a run, and with the lock of the run."""
     state: list[object] = [in_use(found.folder / ".lock")]
     for name in folders:
         try:
             with os.scandir(found.folder / name) as entries:
                 files = ((entry.name, entry.stat()) for entry in entries if entry.is_file())
                 state += sorted((file, status.st_size, status.st_mtime_ns) for file, status in files)
-        except OSError:  # the folder does not exist, or not any more
+        except OSError:  # the folder does not exist
             state.append(False)
     return f"{zlib.crc32(repr(state).encode()):08x}"
 
@@ -69,7 +70,7 @@ def run(found: Found, trial: int, data: DataFolder) -> Content:
 
 
 def _without_links(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the data of a report without links to files, which are not served."""
+    """Return the data of a report without links to files, since the files are not served."""
     settings = dict(report["settings"])
     if settings["previous"] is not None:
         settings["previous"] = settings["previous"] | {"href": None}
@@ -82,7 +83,7 @@ def relative(folder: Path, data: DataFolder) -> str:
 
 
 def log_folders(found: Found) -> tuple[str, ...]:
-    """Return the folders, relative to a run folder, in which its logs are; the log of a run of a study is beside its folder."""
+    """Return the folders with the logs of a run, relative to the run folder. The log of a run of a study is beside its run folder."""
     of_study = RunFolder(found.folder.parent).identity.is_file()
     return ("log", "..") if of_study else ("log",)
 
@@ -116,11 +117,11 @@ def _time(path: Path) -> float:
 
 
 def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
-    """Return a part of a log: text, and its begin, end and the size of the file in bytes.
+    """Return a part of a log, of at most _LOG_BYTES: the text, its begin and end, and the size of the file, in bytes.
 
     Args:
-        after: byte at which the part begins; None, or if the file has become shorter than that: the last _LOG_BYTES before the end.
-        before: byte at which the part ends; None: the end of the file. A part has at most _LOG_BYTES.
+        after: byte at which the part begins. If it is None, or if the file is shorter, the part consists of the last _LOG_BYTES.
+        before: byte at which the part ends; None: the end of the file.
     """
     with file.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -130,7 +131,7 @@ def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
             begin, end = after, min(after + _LOG_BYTES, size)
         opened.seek(begin)
         content = opened.read(end - begin)
-    skipped = content.find(b"\n") + 1 if begin and after is None else 0  # begin with a whole line
+    skipped = content.find(b"\n") + 1 if begin and after is None else 0  # begin with a complete line
     content = content[skipped:]
     text = content.decode("utf-8", errors="replace")
     return {"text": text, "begin": begin + skipped, "end": begin + skipped + len(content), "size": size}
@@ -169,7 +170,7 @@ def search(found: Found, data: DataFolder) -> Content:
 
 
 def _searched(found: Found) -> list[str]:
-    """Return the searched keys of a saved spec: paths, with the distribution after two underscores."""
+    """Return the searched keys of a saved spec as paths, followed by two underscores and the distribution."""
     ((_, body),) = json.loads(found.paths.spec.read_text(encoding="utf-8")).items()
     return list(_leaves(body.get("search") or {}))
 
@@ -183,7 +184,7 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _searched_key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the path of a searched key, whether its axis is logarithmic, and its options if it is not a number."""
+    """Return the path of a searched key, whether its axis is logarithmic, and its options if its values are not numbers."""
     path, _, distribution = name.rpartition("__")
     path = path or name
     values = [one["values"][path] for one in trials if path in one["values"]]

@@ -1,9 +1,9 @@
-"""Entries of the list of runs: what is known about a run, search or study from the few files that tell it.
+"""Entries of the list of runs. An entry summarises a run, search or study, and is read from only a few files.
 
-An entry is a dict for JSON: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame, progress (0
-to 1), eta and seconds (that are left, and that it trained), value and error (the current return and its standard error, or with measure
-"Elo" the rating in self-play; of a search the metric of its best trial, of a study the score of its best entry), best (this trial or
-entry), began and, of a search or study, ended (seconds since 1970).
+An entry is a dict for JSON with these keys: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame, max_frame,
+progress (0 to 1), eta (remaining seconds), seconds (of training so far), value and error (the current return and its standard error; with
+measure "Elo", the rating in self-play; for a search, the metric of the best trial; for a study, the score of the best entry), best (that
+trial or entry), began and, for a search or study, ended (in seconds since 1970).
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ _WHOLE = 65_536
 _POINTS = 40
 """Number of points of a sparkline."""
 _ACTIVE_SECONDS = 120.0
-"""A table that has not grown for this time does not count for the remaining time."""
+"""Time in seconds. A table that has not grown for this time is ignored in the estimate of the remaining time."""
 
 
 def entry_of(found: Found, trial: int = 0) -> Entry:
-    """Return the entry of a folder, or of a trial in it. If it cannot be read, its status is "unreadable", and its text says why."""
+    """Return the entry of a folder, or of a trial in the folder.
+
+    If it cannot be read, the status of the entry is "unreadable", and its text is the reason.
+    """
     entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
     try:
         if found.kind == "run":
             return entry | _run(Run(found.paths, trial) if trial else _ListedRun(found.paths))
         return entry | (_search if found.kind == "search" else _study)(found)
-    except Exception as error:  # whatever a damaged folder contains, the list shows the others
+    except Exception as error:  # a damaged folder may cause any error; the list must show the other folders
         return entry | {"status": "unreadable", "text": str(error) or type(error).__name__}
 
 
@@ -53,7 +56,7 @@ def entry_of(found: Found, trial: int = 0) -> Entry:
 
 
 class _ListedRun(Run):
-    """A Run whose spec is read without looking for trials of a search in its folder: a list has a thousand runs."""
+    """A Run whose spec is read without searching its folder for trials, since a list may have a thousand runs."""
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
@@ -79,7 +82,7 @@ def _run(run: Run) -> Entry:
 
 
 def _rating(run: Run) -> Entry:
-    """Return the Elo rating of a run in self-play, in which the return depends on the opponents; nothing for other runs."""
+    """Return the Elo rating if the run uses self-play, in which the return depends on the opponents; {} for other runs."""
     if run.spec.get("meta", {}).get("self_play") is None:
         return {}
     rows = [_last_row(path) for path in tables(run)]
@@ -103,7 +106,7 @@ def _state(run: Run, entry: Entry) -> Entry:
 
 
 def about(run: Run) -> Entry:
-    """Return what the spec of a run tells, and its status."""
+    """Return the information from the spec of a run, and the status of the run."""
     env, meta, agent = (run.spec.get(part, {}) for part in ("env", "meta", "agent"))
     return {
         "name": run.name,
@@ -146,7 +149,7 @@ def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
 
 
 def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
-    """Return the seconds until all tables reach `target` frames, at the speed of those that grow, or until `limit` seconds of training."""
+    """Return the seconds until all tables reach `target` frames or `limit` seconds of training, at the speed of the growing tables."""
     left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]
     speed = sum(row.get("fps", 0.0) for row, rest in zip(rows, left, strict=True) if rest and row.get("active"))
     until_limit = [limit - row["wall_t"] for row in rows if "wall_t" in row]
@@ -160,7 +163,7 @@ def _is_recent(evaluation: Mapping[str, float], row: Mapping[str, float]) -> boo
 
 
 def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[str, Any]:
-    """Return the current return of a table: of its last evaluation, or else of its last row."""
+    """Return the current return of a table, from its last evaluation or else from its last row."""
     if "total_reward" in evaluation:
         return {"current_return": evaluation["total_reward"], "current_return_se": evaluation.get("current_return_se")}
     value = row.get("current_return", None if "current_epi" in row else row.get("total_reward"))
@@ -168,13 +171,13 @@ def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[s
 
 
 def _first_table(run: Run) -> str:
-    """Return the path of the training table of Session 0, which RunPaths finds by reading the spec again."""
+    """Return the path of the training table of Session 0. (RunPaths would read the spec again.)"""
     policy = "_p0" if run.policies > 1 else ""
     return f"{run.paths.info_dir}/{run.paths.stem}_t{run.trial}_s0{policy}_session_df_train.csv"
 
 
 def _last_row(path: Path | str) -> dict[str, float]:
-    """Return the last row of a table as numbers, and `active` (whether it grew lately); {} without a row."""
+    """Return the last row of a table as numbers, and "active" (whether the table has grown recently); {} without a row."""
     row = last_row(path)
     if row:
         row["active"] = float(time.time() - (_modified(path) or 0.0) < _ACTIVE_SECONDS)
@@ -240,7 +243,7 @@ def _study(found: Found) -> Entry:
 
 
 def _best_entry(study: StudyPaths) -> Entry:
-    """Return the label and score of the entry with the highest score; nothing without a table, or with several envs."""
+    """Return the label and score of the entry with the highest score; {} if there is no table, or if the study has several envs."""
     rows = (read_json(study.table("json")) or {}).get("rows") or []
     scored = [row for row in rows if row.get("score") is not None]
     if not scored or len({row.get("env") for row in rows}) > 1:
@@ -250,7 +253,7 @@ def _best_entry(study: StudyPaths) -> Entry:
 
 
 def _study_spec(study: StudyPaths) -> tuple[str, dict[str, Any]]:
-    """Return the name and the content of a study as saved."""
+    """Return the name and the content of the saved study file."""
     content = json.loads(study.study.read_text(encoding="utf-8"))
     return next((name, body["study"]) for name, body in content.items() if isinstance(body, dict) and "study" in body)
 
@@ -274,8 +277,10 @@ def stamped(name: str) -> float | None:
 
 
 def sparkline(found: Found) -> list[list[float]]:
-    """Return the current return of a run at a few frames, as [share of max_frame, return], averaged over its tables; of a search, the
-    metrics of its trials in order, and of a study nothing.
+    """Return the points of a sparkline.
+
+    For a run: [fraction of max_frame, current return] at a few frames, averaged over its tables. For a search: the metrics of its trials in
+    order. For a study: [].
     """
     if found.kind == "study":
         return []
@@ -286,7 +291,7 @@ def sparkline(found: Found) -> list[list[float]]:
 
 
 def sparkline_of(run: Run) -> list[list[float]]:
-    """Return the current return of a trial, like `sparkline`."""
+    """Return the points of a sparkline of a run or trial, see `sparkline`."""
     target = int(run.spec.get("env", {}).get("max_frame") or 0)
     if run.spec.get("meta", {}).get("distributed"):
         target //= max(int(run.spec["meta"].get("max_session", 1)), 1)
@@ -295,7 +300,7 @@ def sparkline_of(run: Run) -> list[list[float]]:
 
 
 def tables(run: Run) -> Iterable[Path]:
-    """Return the training tables that the spec of a run names."""
+    """Return the paths of the training tables that a run has according to its spec."""
     indices = range(int(run.spec.get("meta", {}).get("max_session", 1)) * run.policies)
     return (run.paths.session_df(index, "train", run.trial) for index in indices)
 

@@ -1,6 +1,6 @@
-"""The data folder of the view: which folders are runs, and which of their files may be read.
+"""The data folder of the view: find the folders of runs, and determine which of their files may be read.
 
-Requests name a folder by its path below the data folder. Nothing outside the data folder is read, also not through a symbolic link.
+Requests contain the path of a folder below the data folder. Nothing outside the data folder is read, not even through a symbolic link.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from slm_lab.experiment.files.paths import SUFFIX, RunFolder, RunPaths, StudyPat
 
 Kind = Literal["run", "search", "study"]
 _READ = ("", "info", "log", "video")
-"""Folders inside a run folder whose files are read."""
+"""Subfolders of a run folder whose files may be read."""
 _NOT_READ = ("graph", "model")
 _SPEC, _SEARCH = "_spec.json", "_search_state.json"
 
 
 class NotServed(Exception):
-    """A request for something that is not shown. Args: text: the reason. status: of the response."""
+    """A request cannot be answered.
+
+    Args: text: the reason. status: HTTP status of the response.
+    """
 
     def __init__(self, text: str, status: int = 404) -> None:
         super().__init__(text)
@@ -30,7 +33,7 @@ class NotServed(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    """The folder of a run, search or study. `stem`: the spec's or study's name in its file names."""
+    """The folder of a run, search or study. `stem` is the name of the spec or study as it occurs in file names."""
 
     folder: Path
     kind: Kind
@@ -52,7 +55,7 @@ class DataFolder:
         self.root = root.resolve()
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names of the folders in the data folder, without hidden ones and those that lead out of it."""
+        """Yield the names of the folders in the data folder, except hidden folders and links that lead out of the data folder."""
         try:
             with os.scandir(self.root) as entries:
                 for entry in entries:
@@ -74,12 +77,12 @@ class DataFolder:
         try:
             if folder.is_dir() and not self.leads_out(folder):
                 return folder
-        except OSError:  # a name that is too long, a folder without permission
+        except OSError:  # the name is too long, or there is no permission
             pass
         raise NotServed(f"there is no folder '{path}' in {self.root}; it may have been deleted")
 
     def find(self, path: str) -> Found:
-        """Return the run, search or study in the folder `path`. Raises NotServed if there is none or it has unsafe files."""
+        """Return the run, search or study in the folder `path`. Raises NotServed if there is none, or if it contains unsafe files."""
         folder = self.folder(path)
         found = found_in(folder)
         if found is None:
@@ -117,7 +120,7 @@ class DataFolder:
 
 
 def found_in(folder: Path) -> Found | None:
-    """Return the run, search or study in a folder, identified by the names of its files; None if there is none."""
+    """Return the run, search or study in a folder, which is recognised by the names of its files; None if there is none."""
     try:
         names = sorted(os.listdir(folder), key=len)
     except OSError:
@@ -133,7 +136,7 @@ def found_in(folder: Path) -> Found | None:
 
 
 def runs_of_study(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
-    """Yield the name of each run of a study that has begun, and its last run folder."""
+    """Yield, for each run of a study that has begun, its name and the paths of its last run folder."""
     try:
         folders = sorted(study.runs.iterdir())
     except OSError:

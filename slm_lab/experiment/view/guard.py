@@ -1,9 +1,10 @@
-"""Protection of a server on the loopback address from pages of other sites, which a browser on this machine may show.
+"""Protect a server on the loopback address against pages of other sites that a browser on this machine may show.
 
-- DNS rebinding: a page of evil.example, whose name suddenly leads to 127.0.0.1, sends requests with its own name as Host. Only the names of
-  the loopback address are answered.
-- Requests of other sites carry their Origin, or Sec-Fetch-Site: cross-site. Only a link to the page is followed.
-- A response tells the browser to load scripts, styles and data from here only, to guess no types and to show it in no frame.
+- DNS rebinding: if evil.example is resolved to 127.0.0.1, its page sends requests with evil.example as Host. Only requests with a name of the
+  loopback address are answered.
+- Requests from other sites contain their Origin, or Sec-Fetch-Site: cross-site. They are refused, except for links to the page.
+- Headers of the responses make the browser load scripts, styles and data only from this server, not guess media types, and not show the page
+  in a frame.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
     "media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Plotly sets styles of elements and saves pictures as blob; it needs no eval."""
+"""Content security policy. Plotly sets styles of elements and saves pictures as blobs; it does not need eval."""
 _HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -29,9 +30,9 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that answers reading requests of this page alone, and adds the headers.
+    """ASGI middleware that answers only reading requests from this page, and that adds the headers.
 
-    Args: port: of the server; 0: any.
+    Args: port: port of the server; 0: any port.
     """
 
     def __init__(self, app: ASGIApp, port: int = 0) -> None:
@@ -54,7 +55,7 @@ class Guard:
         await answer(scope, receive, send_with_headers)
 
     def _refuse(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the status and the text of a refusal, None if the request may be answered."""
+        """Return the status and the text of a refusal; None if the request may be answered."""
         if scope["type"] != "http":
             return 403, "only HTTP is answered"
         headers = Headers(scope=scope)

@@ -1,4 +1,4 @@
-"""Index of a data folder: an entry for each run, search and study, read again only when its files have changed."""
+"""Index of a data folder, with an entry for each run, search and study. An entry is read again only if its files have changed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slm_lab.experiment.view.entries import Entry, entry_of
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, found_in
 
 _FRESH = 0.5
-"""Seconds for which the index is not read again, for example when several pages are open."""
+"""Minimum time in seconds between two refreshes of the index, which is useful if several pages are open."""
 Signature = tuple[int, ...]
 
 
 @dataclass
 class _CachedEntry:
-    """An entry, the times of the files from which it was read, and the version of the index that it belongs to."""
+    """An entry, the times of the files from which it was read, and the version of the index since which it is valid."""
 
     signature: Signature
     entry: Entry | None
@@ -26,16 +26,16 @@ class _CachedEntry:
 
 
 class Index:
-    """The entries of a data folder. Safe to use from several threads.
+    """The entries of a data folder. Several threads may use the index.
 
-    A folder whose run has ended costs two calls of `stat` per refresh: files in it are created and replaced by renaming, which changes the
-    time of the folder, and a new start changes its lock file. A running one is read again.
+    The folder of a run that has ended needs only two calls of `stat` per refresh: files are created and replaced by renaming, which changes
+    the time of the folder, and a new start changes the lock file. The folder of a running run is read again.
     """
 
     def __init__(self, data: DataFolder) -> None:
         self.data = data
         self.version = 0
-        """Increases when an entry changes."""
+        """Version of the index, which increases when an entry changes."""
         self._removed = 0
         """The version at which an entry was last removed."""
         self._known: dict[str, _CachedEntry] = {}
@@ -43,9 +43,9 @@ class Index:
         self._read_at = float("-inf")
 
     def changes(self, since: int = 0) -> dict[str, Any]:
-        """Return the entries that changed after version `since`; all if since is 0 or one was removed.
+        """Return the entries that changed after version `since`; all entries if `since` is 0, or if an entry was removed.
 
-        Returns version, all (whether these are all entries) and runs (newest first).
+        The result has the keys version, all (whether these are all entries) and runs (newest first).
         """
         with self._lock:
             if time.monotonic() - self._read_at >= _FRESH:
@@ -104,7 +104,7 @@ def _began(entry: Entry) -> tuple[float, str]:
 
 
 def _time(path: str) -> int:
-    """Return the time of the last change of a file or folder, 0 if it does not exist."""
+    """Return the time of the last change of a file or folder; 0 if it does not exist."""
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

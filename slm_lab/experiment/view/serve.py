@@ -28,14 +28,14 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     """Show the runs of a data folder at a local address until the process is interrupted.
 
     Args:
-        port: of the address; None: a free one.
-        say: receives the address.
-        browser: open the page in a browser, if there is a display.
+        port: port of the address; None: a free port.
+        say: called with text to print, such as the address.
+        browser: whether to open the page in a browser, if there is a display.
 
-    Raises UserError if the folder does not exist, a package is missing or the port cannot be used.
+    Raises UserError if the folder does not exist, if a package is missing, or if the port cannot be used.
     """
     _check_folder(data_dir)
-    # the page shows what is wrong with a damaged file; on the terminal each request would repeat it
+    # the page shows the problem of a damaged file; on the terminal the message would be repeated for each request
     with capture_notices(lambda text: None):
         _serve(Index(DataFolder(data_dir)), data_dir, port, say, browser)
 
@@ -97,7 +97,7 @@ def _bind(port: int | None) -> socket.socket:
 
 
 def _open(url: str, port: int, say: Callable[[str], object]) -> None:
-    """Open the page in a browser. Without a display, say how to open it on another machine."""
+    """Open the page in a browser. Without a display, print how to open it on another machine."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         say(f"no display here; from another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then open the address there")
         return

@@ -1,6 +1,6 @@
-"""The local server of the view: routes that read a data folder and answer with JSON, and the pages that show it.
+"""The local server of the view: routes that read a data folder and respond with JSON, and the pages that display the responses.
 
-No route changes anything. Texts of runs (names, logs, problems) travel as JSON and are shown as text, never as HTML.
+Routes only read. Texts of runs (names, logs, problems) are sent as JSON and displayed as text, never as HTML.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _ASSETS = {
 _MOST_SPARKLINES, _MOST_RUNS = 200, 64
 """Maximum number of sparklines in a request, and of runs in a comparison."""
 _KEPT = 8
-"""Number of answers that are kept until their files change."""
+"""Maximum number of cached answers. An answer is valid until its files change."""
 _SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
-"""Share of a processor core that the answers for one page may take; minimum and maximum seconds until the page asks again."""
+"""Maximum fraction of a processor core for the answers to one page; minimum and maximum time in seconds between its requests."""
 
 
 class Json(Response):
-    """A response in JSON, in which numbers that are not finite are null."""
+    """A JSON response, in which numbers that are not finite are written as null."""
 
     media_type = "application/json"
 
@@ -65,7 +65,7 @@ class Json(Response):
 class Answers:
     """A cache of the last few answers, each with the version of the files from which it was computed.
 
-    While the files do not change, an answer is not computed again; a page that has this version already gets only the version.
+    While the files do not change, an answer is not computed again. A page that already has this version receives only the version.
     """
 
     def __init__(self) -> None:
@@ -73,9 +73,9 @@ class Answers:
         self._lock = Lock()
 
     def answer(self, question: Hashable, version: str, known: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the computed answer with `version` and `again` (seconds until the next question), or only these if `known` is the version.
+        """Return the answer with `version` and `again` (seconds until the next request); only these two if `known` equals `version`.
 
-        Answers are computed one at a time, so that several open pages use no more than one processor core, beside a run that trains.
+        Answers are computed one at a time, so that several open pages do not use more than one processor core while a run trains.
         """
         begin = time.thread_time()
         with self._lock:
@@ -95,11 +95,11 @@ def _refresh_seconds(seconds: float) -> float:
 
 
 def make_app(index: Index, port: int = 0, threads: int = 4) -> Starlette:
-    """Return the application that shows a data folder.
+    """Return the web application that shows a data folder.
 
     Args:
-        index: of the data folder.
-        port: of the server, which requests must name; 0: any.
+        index: index of the data folder.
+        port: port of the server, which requests must contain; 0: any port.
         threads: maximum number of requests that are answered at the same time.
     """
 
@@ -130,7 +130,7 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 
 class _Routes:
-    """The routes. They run in threads, since they read files."""
+    """The routes of the application. They run in threads, since they read files."""
 
     def __init__(self, index: Index) -> None:
         self.data, self.index, self.answers = index.data, index, Answers()
@@ -219,7 +219,7 @@ def _name_parameter(request: Request) -> str:
 
 
 def _whole_number(request: Request, name: str) -> int:
-    """Return a parameter that is a whole number, 0 if it is missing. Raises NotServed."""
+    """Return the value of an integer parameter; 0 if it is missing. Raises NotServed if it is not an integer."""
     text = request.query_params.get(name, "0")
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         raise NotServed(f"{name} must be a whole number, not '{text}'", 400)

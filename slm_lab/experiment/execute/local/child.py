@@ -31,7 +31,7 @@ _PRINTED_BYTES = 2**20
 
 
 class SharedFd:
-    """A file descriptor that can be an argument of a child. In the child, `fd` is a duplicate that the child owns."""
+    """A file descriptor that can be passed to a child as an argument. In the child, `fd` is a duplicate that the child owns."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -47,7 +47,7 @@ def _received_fd(copy: Any) -> SharedFd:
 
 
 class Setup:
-    """State of the parent that a child starts with. Unpickling applies it, before the arguments that follow are unpickled.
+    """State of the parent with which a child starts. It is applied by unpickling, before the arguments after it are unpickled.
 
     Args:
         printed: descriptor for the child's stdout and stderr.
@@ -99,10 +99,9 @@ class ChildContext(Context):
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
     def send(self, kind: str, *content: Any) -> None:
-        """Send the parent a message, from any thread. Without effect if the parent has ended.
+        """Send a message to the parent, from any thread. No effect if the parent has ended.
 
-        Exits this process if user code has closed the connection: otherwise the parent would wait forever for
-        messages that can no longer arrive.
+        If user code has closed the connection, this process exits, since the parent would otherwise wait forever for messages.
         """
         try:
             with self._sending:
@@ -116,7 +115,7 @@ class ChildContext(Context):
         """Append the output of this process to `path` from now on, including its earlier output if that was kept in memory."""
         path = path.absolute()
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        with suppress(OSError):  # descriptor 1 is not readable: it is a log already
+        with suppress(OSError):  # descriptor 1 is not readable if it is already a log
             os.write(fd, os.pread(1, _PRINTED_BYTES, 0))
         print_to_fd(fd)
         self.send("_output", path)
@@ -146,7 +145,7 @@ def main(setup: None, name: str, restart: int, connection: Connection, heartbeat
     os.close(heartbeat.fd)
     try:
         target(context, *args)
-    except BaseException as error:  # also SystemExit: without a message, exit code 0 would mean an end without a result
+    except BaseException as error:  # also SystemExit, after which exit code 0 without a message would mean an end without a result
         context.send("failed", cause(error))
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code else 1
     finally:

@@ -66,7 +66,8 @@ def wanted_start_method() -> StartMethod:
 
 
 def start_method() -> Method:
-    """Return the start method of child processes: "forkserver" on Linux; "spawn" elsewhere, if it cannot run, or if the spec says so."""
+    """Return the start method of child processes: "forkserver" on Linux; "spawn" on other systems, if the server cannot run, or if the spec
+    requires it."""
     allowed = THIS_PROCESS.requested_method != "spawn" and not THIS_PROCESS.forkserver_unavailable
     return "forkserver" if allowed and has("forkserver") else "spawn"
 
@@ -129,7 +130,7 @@ def _start_server() -> None:
 
 @contextmanager
 def server_in_use() -> Iterator[None]:
-    """Stop the fork server, if one was started, at the end of this block, unless another such block is still open."""
+    """Stop the fork server (if it was started) at the end of this block, unless another such block is still open."""
     with _users_lock:
         THIS_PROCESS.server_users += 1
     try:
@@ -177,7 +178,10 @@ def restore_environment() -> int:
 
 
 def _server_environment() -> dict[str, str]:
-    """Return variables for one thread and this process's module path without the working directory, whose files could hide modules."""
+    """Return environment variables that set one thread, and the module path of this process without the working directory.
+
+    Files in the working directory could hide modules.
+    """
     saved = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
     package = str(Path(slm_lab.__file__).resolve().parent.parent)
     path = [entry for entry in sys.path if os.path.isabs(entry) and entry != package]

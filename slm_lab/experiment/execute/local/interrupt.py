@@ -15,7 +15,8 @@ from slm_lab.lib.process import STOP_SIGNALS
 from slm_lab.lib.system import has
 
 _ONE_EVENT = 0.2
-"""Signals within this many seconds count as one: `timeout` sends SIGTERM to a process and its group, systemd both SIGTERM and SIGHUP."""
+"""Signals within this number of seconds count as one signal. `timeout` sends SIGTERM to a process and to its group, and systemd sends
+SIGTERM and SIGHUP."""
 _POLL = 0.1
 """Seconds between two checks by the watching thread."""
 _AGAIN = 1.0
@@ -23,7 +24,7 @@ _AGAIN = 1.0
 
 
 class Blocked(BaseException):
-    """User code did not return in time. Not an Exception: `except Exception` in user code does not catch it."""
+    """User code did not return in time. Not a subclass of Exception, so that `except Exception` in user code does not catch it."""
 
 
 _handlers: dict[int, Any] = {}
@@ -32,7 +33,7 @@ _handlers: dict[int, Any] = {}
 
 @contextmanager
 def stop_on_signal(stop: Stop) -> Iterator[None]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop; a second one raises Interrupted at once.
+    """Convert the first Ctrl-C, SIGTERM or SIGHUP to a stop request; a second signal raises Interrupted immediately.
 
     Outside the main thread, signal handlers are not changed. An ignored SIGHUP (nohup) stays ignored.
     """
@@ -64,7 +65,7 @@ def stop_on_signal(stop: Stop) -> Iterator[None]:
 
 
 def restore_handlers() -> None:
-    """Reinstall the handlers of `stop_on_signal`: simulators may install their own when they are built, or ignore Ctrl-C."""
+    """Reinstall the handlers of `stop_on_signal`, since simulators may install other handlers or ignore Ctrl-C when they are built."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in _handlers.items():
             signal.signal(number, handler)
@@ -80,14 +81,14 @@ def watchdog(
     stall_limit: float | None = None,
     report: Callable[[float, str], None] | None = None,
 ) -> Iterator[None]:
-    """Watch the heartbeat of this process from a thread while the block runs in the main thread.
+    """Monitor the heartbeat of this process from a thread while the block runs in the main thread.
 
-    Raises Blocked in the main thread if it stays in user code (a phase of USER_CODE, without a beat) for `grace` seconds after a stop was
-    requested, or for `stall_limit` seconds. If user code catches Blocked, it is raised again after the same time.
-    Calls `report(seconds, phase)` from the watching thread, once per stall, after `stall_notice` seconds.
+    Raises Blocked in the main thread if user code (a phase of USER_CODE) runs without a beat for `grace` seconds after a stop request, or
+    for `stall_limit` seconds. If user code catches Blocked, it is raised again after the same time. After `stall_notice` seconds without a
+    beat, the monitoring thread calls `report(seconds, phase)`, once per stall.
 
-    If the block runs outside the main thread, or the system has no SIGURG, the watchdog only reports. A C function that neither returns nor
-    handles signals cannot be interrupted from inside the process: another process has to kill this one.
+    If the block runs outside the main thread, or the system has no SIGURG, stalls are only reported. A C function that neither returns nor
+    handles signals cannot be interrupted from inside the process; another process has to kill this one.
     """
     timer, noticed, raised = StallTimer(heartbeat), 0.0, float("-inf")
     stopped: float | None = None
@@ -135,8 +136,8 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) -> Iterator[None]:
     """Call `blocked` from a thread every 0.1 s while the block runs; if it returns True, wake the main thread.
 
-    The main thread then calls `reason` and raises Blocked with the returned text. If `reason` returns None, the main thread continues: it
-    is no longer blocked, or was woken by the thread of an enclosing block.
+    The main thread then calls `reason` and raises Blocked with the returned text. If `reason` returns None, the main thread continues,
+    because it is no longer blocked, or because the thread of an enclosing block has woken it.
     """
     done, main, over = threading.Event(), threading.main_thread(), False
     wake = signal.SIGURG if has("signals") and threading.current_thread() is main else None  # by default ignored: a late one has no effect

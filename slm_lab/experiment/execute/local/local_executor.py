@@ -1,4 +1,4 @@
-"""The executor of this machine: each task is a child process. This module is the parent's side, child.py the child's side."""
+"""The executor of this machine, in which each task is a child process. This module is the parent's side, child.py the child's side."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from slm_lab.lib.system import has
 _TICK = 0.5
 """Maximum seconds between two checks of heartbeats and deadlines."""
 _END_SECONDS = 10.0
-"""Seconds that a child has to exit after its target has returned."""
+"""Maximum time in seconds for a child to exit after its target has returned."""
 _EXIT_SECONDS = 2.0
-"""Seconds that a process may take to exit after its pipe was closed, without descriptors of processes."""
+"""Maximum time in seconds for a process to exit after its pipe was closed, on systems without process descriptors (pidfd)."""
 _REAP_SECONDS = 5.0
-"""Seconds that the system has to end a killed process."""
+"""Maximum time in seconds for the system to end a killed process."""
 _UNKNOWN = 255
 """Exit code that the standard library reports if the fork server, which knows the real one, was killed."""
 _PRINTED_BYTES = 2**20
@@ -49,7 +49,7 @@ _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 
 
 class LocalTask(Task):
-    """A task that runs in a child process, and after a restart in a new one.
+    """A task that runs in a child process; after a restart it runs in a new child process.
 
     Attributes:
         pid: id of the process and of its process group.
@@ -124,7 +124,7 @@ class LocalTask(Task):
                 self._connection.send((kind, order))
 
     def tail(self) -> str:
-        """Return the last lines that the running process printed, without those that slm_lab logged."""
+        """Return the last lines that the running process has printed, without lines that slm_lab has logged."""
         lines = _last_bytes(self._printed).decode(errors="replace").splitlines()
         return "\n".join(
             [line for line in lines if line and not _LOGGED.match(line) and not line.startswith("Extension modules: ")][-_TAIL_LINES:]
@@ -139,7 +139,7 @@ class LocalTask(Task):
 
     @property
     def has_ended_or_expired(self) -> bool:
-        """Whether the process has ended, or should have ended by now."""
+        """Whether the process has ended or its deadline has passed."""
         return self._process is None or time.monotonic() > self.deadline or bool(wait([self._death], 0))
 
     def take_messages(self) -> None:
@@ -175,7 +175,7 @@ class LocalTask(Task):
             os.write(self._printed, last)
 
     def _has_exited(self) -> bool:
-        """Wait for the exit of a process whose pipe is closed. Code in the process may have closed the pipe, which looks like its death."""
+        """Wait for a process whose pipe is closed; return whether it has exited. User code may have closed the pipe of a live process."""
         deadline = time.monotonic() + _EXIT_SECONDS
         while self._process.exitcode is None:
             if time.monotonic() > deadline:
@@ -217,10 +217,10 @@ def _death_of(process: Any) -> int:
 
 
 class LocalExecutor(Executor):
-    """Owns the child processes of one run. In each of them, numpy and torch use one thread.
+    """Owns the child processes of one run. In each child, numpy and torch use one thread.
 
     Args:
-        stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
+        stall_notice, stall_limit: seconds without a heartbeat after which `events` yields Stalled; None: never.
     """
 
     task_type = LocalTask

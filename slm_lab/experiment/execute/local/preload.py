@@ -1,4 +1,5 @@
-"""Code that the fork server runs before it forks its first child: the only module that the server preloads, imported nowhere else.
+"""Code that the fork server runs before it forks its first child. It is the only module that the server preloads, and no other module
+imports it.
 
 The server starts with the stop signals blocked, so that no Ctrl-C can reach it before it is in a new process group.
 An error here ends the server silently; the parent then starts its children by spawn (fork_server.py).
@@ -25,12 +26,12 @@ _SERVER = os.getpid()
 
 
 def _begin(module: ModuleType) -> None:
-    """Give a child that the executor did not start, such as an env process of AsyncVectorEnv, the same state as under spawn.
+    """Give the same state as with spawn to a child that the executor did not start, such as an env process of AsyncVectorEnv.
 
     The child joins the process group of the process that requested it, prints to the same files, has its own random numbers, and runs exit
     hooks, which a copy of the fork server would skip.
     """
-    if os.getpgid(0) == os.getpid():  # started by the executor, and set up already
+    if os.getpgid(0) == os.getpid():  # the executor has started this child, which is already set up
         return
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Handling of user code that does more than raise an Exception: end the process, close its files, or never return from close().
+"""Handle user code that ends the process, closes its files, or never returns from close(), instead of raising an Exception.
 
 Also describes the causes of failures in words.
 """
@@ -20,12 +20,15 @@ from slm_lab.lib.log import PlainError, logger, notice
 
 
 class WorkerFailed(PlainError):
-    """A process that a Session needs failed, or died too often. The message contains the reason and that process's traceback."""
+    """A process that a Session needs has failed or has died too often. The message contains the reason and the traceback of the process."""
 
 
 def cause(error: BaseException) -> str:
-    """Return the message of an error that explains itself (a check of mode dev, a worker, an env that blocks or returns an invalid reward,
-    a full disk, a read-only file system, a closed file descriptor, sys.exit), else the traceback; including the frame and the env."""
+    """Return the cause of a failure as text: the message of an error that is self-explanatory, else the traceback.
+
+    Self-explanatory errors are those of a check of mode dev, a worker, an env that blocks or returns an invalid reward, a full disk, a
+    read-only file system, a closed file descriptor, or sys.exit. The text includes the frame and the env.
+    """
     if isinstance(error, (PlainError, Blocked)):
         return _noted(str(error).rstrip(), error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -45,11 +48,11 @@ def _noted(text: str, error: BaseException) -> str:
 
 
 CLOSE_SECONDS = 10.0
-"""Seconds that an env has to close."""
+"""Maximum time in seconds for an env to close."""
 
 
 class Exited(BaseException):
-    """User code called os._exit. Like SystemExit, not an Exception: `except Exception` in user code does not catch it."""
+    """User code called os._exit. Like SystemExit, not a subclass of Exception, so that `except Exception` does not catch it."""
 
 
 @contextmanager
@@ -76,7 +79,7 @@ def os_exit_raises() -> Iterator[None]:
 
 
 def from_user_code(error: BaseException) -> bool:
-    """Return whether code raised the error, not a signal. Inside `stop_on_signal` a signal raises Interrupted."""
+    """Return whether an error was raised by code and not by a signal. Inside `stop_on_signal` a signal raises Interrupted."""
     if not isinstance(error, KeyboardInterrupt):
         return True
     by_python = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -84,7 +87,7 @@ def from_user_code(error: BaseException) -> bool:
 
 
 def explained(error: BaseException) -> str | None:
-    """Return what user code did and where, for an error that is not an Exception; None for other errors."""
+    """Describe what user code did, and where, for an error that is not a subclass of Exception; None for other errors."""
     match error:
         case SystemExit():
             text = f"sys.exit({'' if error.code is None else repr(error.code)}) was called"
@@ -98,14 +101,14 @@ def explained(error: BaseException) -> str | None:
 
 
 def source_of(error: BaseException) -> str:
-    """Return the file and line that raised an error, to append to a message; "" if they are not known."""
+    """Return the file and line that raised an error, as text to append to a message; "" if they are unknown."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return f" in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 @contextmanager
 def build_errors(name: str, stop: Stop) -> Iterator[None]:
-    """Raise UserError if building env `name` in this block blocks or ends the program; Interrupted if a stop was requested."""
+    """Raise UserError if env `name`, which is built in this block, blocks or ends the program, or Interrupted if a stop was requested."""
     try:
         yield
     except Blocked as error:
@@ -119,7 +122,7 @@ def build_errors(name: str, stop: Stop) -> Iterator[None]:
 
 
 def close_env(close: Callable[[], None]) -> None:
-    """Call an env's close(). If it raises an error or does not return within CLOSE_SECONDS, only show a notice: no result depends on it."""
+    """Call close() of an env. If it fails or does not return within CLOSE_SECONDS, only show a notice, since no result depends on it."""
     try:
         with time_limit(CLOSE_SECONDS, "the env's close()"):
             close()

@@ -1,1 +1,1 @@
-"""Sessions, Hogwild workers and rollout workers on the nodes of a Ray cluster. Nothing here is imported unless `--cluster` is given."""
+"""Sessions, Hogwild workers and rollout workers on the nodes of a Ray cluster. These modules are imported only with `--cluster`."""

@@ -24,18 +24,18 @@ from slm_lab.lib.process import environment, stop_signals_blocked
 from slm_lab.lib.text import last_line
 
 _CONNECT_SECONDS = 3.0
-"""Seconds that the head of a cluster has to accept a connection. (Ray itself would try for 80 s and then end this process.)"""
+"""Maximum time in seconds for the head of a cluster to accept a connection. (Ray itself would try for 80 s and then end this process.)"""
 _HEADER, _SETTINGS = 9, b"\x04"
 """Size in bytes of the header of an HTTP/2 frame, and the type of the first frame of a connection, in byte 3."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _SETTINGS + bytes(5)
 """First bytes that a client sends: the preface, and an empty settings frame."""
 _PROBE_SECONDS = 60.0
-"""Seconds that every node has to answer the first task, which starts a process."""
+"""Maximum time in seconds for a node to answer the first task, for which a process is started."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine, or a part of one, that Ray uses."""
+    """A node of the cluster: a machine, or the part of a machine that Ray uses."""
 
     id: str
     name: str
@@ -44,14 +44,14 @@ class Node:
 
 
 class Cluster:
-    """A Ray cluster that this process is connected to. `address` is the one that the user gave."""
+    """The Ray cluster to which this process is connected. `address` is the address that the user has given."""
 
     def __init__(self, address: str) -> None:
         import ray
 
         self.address = address
         self.own = str(ray.get_runtime_context().get_node_id())
-        """Id of the node of this process."""
+        """Id of the node on which this process runs."""
 
     @property
     def nodes(self) -> list[Node]:
@@ -149,7 +149,7 @@ def _init(address: str, where: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Do not print the last lines of a node's log when the node dies, if this version of Ray has the name used here."""
+    """Prevent Ray from printing the last lines of a node's log when the node dies, if this version of Ray has the patched function."""
     from ray._private import worker
 
     before = getattr(worker, "print_to_stdstream", None)
@@ -162,7 +162,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _resolved(address: str) -> str:
-    """Return HOST:PORT of the head, after checking that it listens there. Raises UserError."""
+    """Return HOST:PORT of the head, after checking that the head listens there. Raises UserError if it does not."""
     where = address
     if address == "auto":
         where = os.environ.get("RAY_ADDRESS", "")
@@ -184,7 +184,7 @@ def _resolved(address: str) -> str:
 
 
 def _check_protocol(connection: socket.socket) -> None:
-    """Raise OSError if the server does not speak HTTP/2, as Ray's head does, or does not answer: Ray itself would wait for minutes."""
+    """Raise OSError if the server does not answer, or not by HTTP/2 as Ray's head does. (Ray itself would wait for minutes.)"""
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return
     connection.sendall(_GREETING)
@@ -198,7 +198,7 @@ def _check_protocol(connection: socket.socket) -> None:
 
 
 def _variables() -> dict[str, str]:
-    """Return environment variables for this process while it is connected. RAY_AUTH_MODE must be set before ray is imported."""
+    """Return the environment variables to set while this process is connected. RAY_AUTH_MODE must be set before ray is imported."""
     own = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_DEDUP_LOGS": "0"}
     if "RAY_AUTH_MODE" not in os.environ:
         has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
@@ -207,7 +207,7 @@ def _variables() -> dict[str, str]:
 
 
 def _refusal(address: str, text: str) -> str:
-    """Return the message for an error that ray.init raised."""
+    """Return the message to show for an error that ray.init has raised."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = " ".join(lines[:6])[:600]
     if "ersion mismatch" in text:
@@ -220,8 +220,10 @@ def _refusal(address: str, text: str) -> str:
 
 
 def probe(token: Location | None) -> dict[str, Any]:
-    """Return the package versions of this node, the content of the token file, and a reason if the node cannot read the file or write to
-    its folder (else empty)."""
+    """Return the package versions of this node, the content of the token file, and a problem.
+
+    The problem is the reason why the node cannot read the file or write to its folder; "" if it can.
+    """
     found = {"versions": versions(), "token": "", "problem": ""}
     if token is not None:
         try:
@@ -235,14 +237,14 @@ def probe(token: Location | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be the same on every node: package → version."""
+    """Return the package versions that must be equal on all nodes, as a dict: package → version."""
     known = package_versions()
     python = ".".join(platform.python_version_tuple()[:2])
     return {"python": python, "slm_lab": slm_lab.__version__, "torch": known["torch"], "numpy": known["numpy"]}
 
 
 def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
-    """Run a task on every node that reads a file from the folder and writes another one. Raises UserError."""
+    """Check each node with a task that reads a file in the folder and writes another one. Raises UserError if a check fails."""
     import ray
 
     with _token(folder) as token:
@@ -262,7 +264,7 @@ def _check_nodes(cluster: Cluster, folder: Location | None) -> None:
 
 @contextmanager
 def _token(folder: Location | None) -> Iterator[Location | None]:
-    """Keep a file that contains its own, random name in the folder, or in the nearest parent that exists, while the block runs."""
+    """While the block runs, keep a file in the folder or in its nearest existing parent. The file contains its own random name."""
     if folder is None:
         yield None
         return
@@ -317,13 +319,13 @@ def _answer(cluster: Cluster, node: Node, answer: Any, alive: set[str]) -> dict[
 
 
 PACKED = 2**16
-"""A message whose arrays have at most this many bytes in all is pickled to one bytes object, which takes Ray less processor time. Larger
-arrays are sent unchanged, so that processes of the same node read them without a copy."""
+"""Maximum total size in bytes of the arrays of a message that is pickled to one bytes object, for which Ray needs less processor time.
+Larger arrays are sent unchanged, so that processes on the same node read them without a copy."""
 Content = TypeVar("Content")
 
 
 def pack(content: Content) -> Content | bytes:
-    """Return `content` pickled to bytes if its arrays have at most PACKED bytes in all; otherwise `content` itself."""
+    """Return `content` pickled to bytes if its arrays have at most PACKED bytes in total; otherwise return `content` itself."""
     arrays: list[pickle.PickleBuffer] = []
     data = pickle.dumps(content, 5, buffer_callback=arrays.append)
     if not arrays:
@@ -346,7 +348,7 @@ class Remote:
     actor: Any
 
     def send(self, method: str, *args: Any) -> None:
-        """Call a method without waiting for it. Calls from one process are executed in order."""
+        """Call a method asynchronously. Calls from one process are executed in order."""
         self.start(method, *args)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -364,7 +366,7 @@ class Remote:
         return bool(ray.wait([started], timeout=0)[0])
 
     def result(self, started: Any) -> Any:
-        """Wait for a call and return its result; raises as `call` does."""
+        """Wait for a call and return its result. Raises the same errors as `call`."""
         import ray
 
         try:
@@ -374,7 +376,7 @@ class Remote:
 
 
 def died(error: BaseException) -> str:
-    """Return the reason why an actor has died in one line, taken from Ray's error."""
+    """Return the reason why an actor has died, in one line, based on Ray's error."""
     text = str(error)
     if "unavailable" in text or "node has died" in text or "node was terminated" in text:
         return LOST_NODE

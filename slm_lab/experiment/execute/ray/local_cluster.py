@@ -1,4 +1,4 @@
-"""A private Ray cluster on this machine, for one search or run."""
+"""A private Ray cluster on this machine, which a single search or run uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.lib.process import environment, stop_signals_blocked
 from slm_lab.lib.system import has
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
-"""Minimum (Ray's own limit is 75 MiB) and maximum memory of the object store: only specs and reports pass through it."""
+"""Minimum and maximum size in bytes of the object store, through which only specs and reports pass. (Ray requires at least 75 MiB.)"""
 _REMOVE = """pids=$(cat)
 sleep 1
 for pid in $pids; do
@@ -36,7 +36,7 @@ done"""
 pipe that are still running, and remove a folder. Ray's agents outlive a killed raylet for minutes."""
 _REMOVE_SECONDS = 10.0
 _ATTEMPTS = 2
-"""Attempts to start Ray, which gives up after a fixed time: too early on a busy machine."""
+"""Maximum number of attempts to start Ray. On a busy machine an attempt may fail, since Ray gives up after a fixed time."""
 
 
 def check_installed(*packages: str, extra: str = "search", what: str = "a search") -> None:
@@ -46,7 +46,7 @@ def check_installed(*packages: str, extra: str = "search", what: str = "a search
 
 
 class LocalCluster:
-    """Ray on this machine, with its own processes, ports and folder, while the context is open.
+    """Context manager that runs Ray on this machine, with separate processes, ports and a separate folder.
 
     It has no dashboard and reports no usage. All ports are chosen by the system, and requests need a token that only this process and its
     children know (RAY_AUTH_MODE=token). Its folder has a short path below the system's temporary folder, independent of the run folder: the
@@ -125,7 +125,10 @@ def _variables(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
-    """Create a folder that is removed at the end, even if this process is killed, and a pipe for the ids of processes to kill then."""
+    """Create a temporary folder, and a pipe for ids of processes.
+
+    At the end, even if this process is killed, these processes are killed and the folder is removed.
+    """
     folder = Path(tempfile.mkdtemp(prefix="slm_ray_", dir="/tmp" if os.path.isdir("/tmp") else None))
     remover = subprocess.Popen(
         ["sh", "-c", _REMOVE, "sh", str(folder)],

@@ -1,4 +1,4 @@
-"""The executor of a Ray cluster: each task is an actor on some node."""
+"""The executor of a Ray cluster, in which each task is an actor on some node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Lim
 from slm_lab.lib.log import notice
 
 _WAKE_SECONDS = 0.1
-"""Maximum seconds until a wait notices `RayExecutor.wake`."""
+"""Maximum time in seconds until a waiting call reacts to `RayExecutor.wake`."""
 _PENDING_SECONDS = 20.0
 """Seconds after which a notice reports a task that waits for free resources."""
 
 
 class RayTask(Task):
-    """A task that runs in an actor, and after a restart in a new one."""
+    """A task that runs in an actor; after a restart it runs in a new actor."""
 
     def __init__(self, name: str, target: Target, args: tuple[Any, ...], resources: Resources) -> None:
         super().__init__(name, target, args, resources)
@@ -30,20 +30,20 @@ class RayTask(Task):
         self.outbox: list[Any] = []
         """Packed orders, to be sent with the next call."""
         self.ordered = 0
-        """Number of orders sent to the process."""
+        """Number of orders that were sent to the process."""
         self.signalled: Any = None
         """Future of the last signal."""
         self.started: float | None = None
         """Time at which the process was requested, in seconds of monotonic(); None once it runs."""
         self.failed = False
-        """Whether its target has raised an exception."""
+        """Whether the target has raised an exception."""
 
     def take(self) -> None:
         """Request messages, and send the orders of the outbox with the request."""
         self.taken = self.actor.take.options(concurrency_group="mail").remote(*self._unsent())
 
     def _unsent(self) -> tuple[Any, ...]:
-        """Empty the outbox; return the number of orders sent before, followed by its orders; () if it is empty."""
+        """Empty the outbox; return the number of orders that were sent before and the orders of the outbox; () if it is empty."""
         number, orders = self.ordered, self.outbox
         self.ordered, self.outbox = number + len(orders), []
         return (number, *orders) if orders else ()
@@ -79,9 +79,9 @@ def _argument(content: Any) -> Any:
 
 
 class RayExecutor(Executor):
-    """Runs tasks on the nodes of the cluster that this process is connected to, each as soon as a node has the resources free.
+    """Runs tasks on the nodes of the cluster to which this process is connected. A task starts when its resources are free on a node.
 
-    Args: stall_notice, stall_limit: seconds without a heartbeat after which `events` yields a Stalled; None: never.
+    Args: stall_notice, stall_limit: seconds without a heartbeat after which `events` yields Stalled; None: never.
     """
 
     task_type = RayTask
@@ -110,9 +110,9 @@ class RayExecutor(Executor):
         task.taken, task.outbox, task.ordered, task.signalled = None, [], 0, None
 
     def serve(self, kind: type, *args: Any, node: str | None = None, **options: Any) -> Remote:
-        """Start an actor that only answers calls. It takes no core. If it dies, it is restarted as `options` say.
+        """Start an actor that only answers calls and reserves no core. If it dies, it is restarted according to `options`.
 
-        Args: node: id of the node that it should run on; None: any.
+        Args: node: id of the node on which the actor should run; None: any node.
         """
         strategy = "SPREAD" if node is None else on_node(node, soft=bool(options.get("max_restarts")))
         actor = self._ray.remote(num_cpus=0, scheduling_strategy=strategy, **options)(kind).remote(*args)
@@ -140,7 +140,7 @@ class RayExecutor(Executor):
             if seconds < _WAKE_SECONDS:
                 break
         self._woken.clear()
-        if done:  # all that are ready, or the first task would always come first
+        if done:  # collect all futures that are ready; otherwise the first task would always be served first
             done, _ = self._ray.wait(futures, num_returns=len(futures), timeout=0)
         return done
 
@@ -177,7 +177,7 @@ class RayExecutor(Executor):
             notice(f"{', '.join(task.name for task in late)} still {'wait' if len(late) > 1 else 'waits'} for a free core of the cluster")
 
     def share(self, content: Any) -> Any:
-        """Large arrays go through the object store of each node."""
+        """Put large arrays into Ray's object store, so that each node receives them only once."""
         packed = pack(content)
         return _Shared(packed if isinstance(packed, bytes) else self._ray.put(content))
 

@@ -24,7 +24,7 @@ from slm_lab.lib.log import logger
 _TICK = 0.2
 """Seconds between two checks of the heartbeat."""
 _POLL_SECONDS = 5.0
-"""Seconds that a call of the executor waits for a message before it returns without one."""
+"""Maximum time in seconds that a call of the executor waits for messages before it returns without one."""
 _MOST_BYTES = 2**20
 """Maximum bytes of a log that are sent at once."""
 STARTED, LOG, STALLED = "_started", "_log", "_stalled"
@@ -61,11 +61,11 @@ class RayContext(Context):
         self.messages: SimpleQueue[Sent] = SimpleQueue()
         self._log, self._sent = Path(), 0
         self._printed: IO[bytes] | None = None
-        """`_log`: log of the output; `_printed`: local file that it is written to; `_sent`: number of its bytes sent."""
+        """`_log`: path of the log; `_printed`: local file with the output of this process; `_sent`: number of bytes already sent."""
         self._forwarding = threading.Lock()
 
     def send(self, kind: str, *content: Any) -> None:
-        self.messages.put(Sent(kind, pack(content)))  # packed in this thread: another one would interrupt it
+        self.messages.put(Sent(kind, pack(content)))  # packed in this thread, since packing in another thread would interrupt this one
 
     def print_to(self, path: Path) -> None:
         """Write output to a file on this node from now on. Its lines are sent to the executor, which appends them to `path`.
@@ -98,7 +98,7 @@ class RayContext(Context):
 
 
 class TaskActor:
-    """Runs one target. Its other methods are called from other threads at the same time.
+    """Runs one target. While `run` is executing, other threads call the other methods.
 
     Args: folder: working directory of the executor's process.
     """
@@ -114,7 +114,7 @@ class TaskActor:
             sys.path.append(str(folder))  # for "package.module:Name" in a spec
 
     def run(self, target: Target, args: tuple[Any, ...]) -> None:
-        """Run the target to its end. An exception becomes the message ("failed", cause)."""
+        """Run the target until it ends. If it raises an exception, send the message ("failed", cause)."""
         self.context.send(STARTED)
         try:
             target(self.context, *args)
@@ -126,7 +126,7 @@ class TaskActor:
             self._ended = True
 
     def take(self, *numbered: Any) -> Taken | bytes:
-        """Pass on orders as `order` does, if any are given; wait for messages, for at most _POLL_SECONDS, and return them, packed."""
+        """Pass any given orders to the target as `order` does; then wait at most _POLL_SECONDS for messages and return them, packed."""
         if numbered:
             self.order(*numbered)
         return pack(self._take())
@@ -147,7 +147,7 @@ class TaskActor:
         return Taken(messages, False)
 
     def order(self, number: int, *orders: Any) -> None:
-        """Pass packed orders to the target, after the `number` earlier ones, which may arrive by a call in another thread."""
+        """Pass packed orders to the target after the `number` earlier orders, which may still arrive in another thread."""
         with self._arrival:
             self._arrival.wait_for(lambda: self._orders == number)
             for order in map(unpack, orders):

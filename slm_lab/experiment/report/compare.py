@@ -1,6 +1,6 @@
-"""Comparison of several runs: group them as seeds of settings, and summarize each setting.
+"""Compare several runs: group them as seeds of settings, and summarize each setting.
 
-A seed is one independent training: a Session of a plain run, with all its policies, or all Sessions of a distributed run, which train one
+A seed is one independent training: a Session with all its policies or, in a distributed run, all Sessions together, since they train one
 net.
 """
 
@@ -79,7 +79,7 @@ class SeedResult:
 
     @property
     def source(self) -> str:
-        """What the current return at the end is measured on."""
+        """The kind of episodes on which the current return at the end was measured."""
         if not (self.evaluation or self.few_evaluations):
             return TRAINING
         return f"evaluation with {'deterministic' if self.deterministic else 'sampled'} actions"
@@ -162,7 +162,7 @@ class Comparable(NamedTuple):
 
     metric: str
     reason: str = ""
-    """Why it is not the requested one; "": it is."""
+    """Reason why it is not the requested metric; "" if it is the requested metric."""
 
 
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
@@ -204,7 +204,7 @@ class Setting:
 
     @property
     def seeds(self) -> list[SeedResult]:
-        """The seeds to compare: all that are done, or all seeds if none is."""
+        """The seeds to compare: all seeds that are done, or all seeds if none is done."""
         return [seed for seed in self.all_seeds if seed.status == "done"] or self.all_seeds
 
     @property

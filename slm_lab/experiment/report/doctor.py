@@ -1,4 +1,4 @@
-"""Diagnose a run: what is wrong with it, ranked, with evidence and the one key to change (rules: doctor_rules, doctor_learning)."""
+"""Diagnose a run: find its problems, rank them, and give evidence and a key to change (rules: doctor_rules, doctor_learning)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
     *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
 )
-"""The rules of one session, causes before symptoms: findings of one severity are ranked in this order."""
+"""The rules for a single session, causes before symptoms. Findings of equal severity are ranked in this order."""
 TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)
 """The rules of a whole trial."""
 
@@ -42,15 +42,15 @@ class Diagnosis:
     """The findings of a run, and which rules could be applied."""
 
     findings: tuple[Finding, ...]
-    """Ranked: by severity, then causes before symptoms."""
+    """The findings, ranked by severity, with causes before symptoms."""
     checked: tuple[str, ...]
-    """Rules that had the data they need in at least one session."""
+    """Rules for which at least one session had the necessary data."""
     not_checked: dict[str, str]
-    """Rules that would concern the run, but lack data → what is missing."""
+    """Rule that applies to the run but lacks data → missing data."""
 
 
 def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
-    """Return what is wrong with a run, ranked, and which rules could be applied. Files that are missing or torn only leave rules out.
+    """Return the problems of a run, ranked, and the rules that could be applied. If files are missing or damaged, rules are left out.
 
     Args: checkpoints: whether to read the last checkpoint of each session too, which imports torch.
 

@@ -1,4 +1,4 @@
-"""What the rules of the doctor read: the settings of a run, its tables, and the state in its last checkpoint."""
+"""The data that the rules of the doctor use: the settings of a run, its tables, and the state in its last checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.env import EnvSpec
 
 FEWEST_ROWS = 4
-"""Number of rows with a value below which a column is not judged."""
+"""Minimum number of rows with a value with which a column is evaluated."""
 MAX_HORIZON = 1e5
 """Number of steps that stands for an infinite horizon."""
 _LARGEST_CHECKPOINT = 2**27
@@ -31,11 +31,11 @@ _HEADS = ("_head.", "head.")
 
 
 class NotMeasured(Exception):
-    """The run has no data for a rule; the message names what is missing."""
+    """The run has no data for a rule. The message names the missing data."""
 
 
 class NotApplicable(NotMeasured):
-    """The rule does not concern this algorithm or kind of run."""
+    """The rule does not apply to this algorithm or kind of run."""
 
 
 class Window(NamedTuple):
@@ -68,7 +68,7 @@ class Window(NamedTuple):
 
 
 class Case:
-    """A run as the rules see it.
+    """A run, with the data that the rules use.
 
     Args: checkpoints: whether to read the last checkpoint of each session, which imports torch.
     """

@@ -16,22 +16,22 @@ Severity = Literal["problem", "warning", "remark"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault that a rule found."""
+    """A fault that a rule has found."""
 
     rule: str = field(default="", kw_only=True)
     """Name of the rule, which `doctor.examine` adds."""
     title: str
     severity: Severity
     evidence: str
-    """What was measured, with its usual values."""
+    """The measured values, with their usual range."""
     advice: str
-    """What to change, in a sentence."""
+    """The recommended change, in a sentence."""
     key: str | None = None
     """Path of the key to change; None if no key helps."""
     value: Any = None
     """A value to try."""
     sessions: tuple[int, ...] = ()
-    """Sessions with the fault; empty: it concerns the trial as a whole."""
+    """Sessions with the fault; empty if the fault concerns the whole trial."""
     frames: tuple[int, int] | None = None
     """First and last frame of the evidence."""
 

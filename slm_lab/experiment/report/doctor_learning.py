@@ -1,4 +1,7 @@
-"""Rules of the doctor on learning: how the policy changes, values, gradients and the learning rate. See doctor_rules."""
+"""Rules of the doctor on learning: changes of the policy, values, gradients and the learning rate.
+
+As in doctor_rules, the docstring of a rule states the fault.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from slm_lab.experiment.report.doctor_finding import (
 MAX_KL, MAX_PEAK, MIN_KL, MAX_CLIPPED = 0.1, 1.0, 1e-5, 0.5
 """Bounds of approx_kl (median of a half, largest, nearly largest) and of clip_fraction."""
 MIN_ENTROPY = 0.02
-"""Part of the first entropy of a categorical policy below which it is deterministic."""
+"""Fraction of the first entropy of a categorical policy below which the policy counts as deterministic."""
 MAX_SATURATED = 0.85
-"""Share of the components of actions at or beyond the bounds."""
+"""Maximum share of action components at or beyond the bounds."""
 MAX_UNUSED = 0.5
-"""Share of the units of a layer without gradient."""
+"""Maximum share of the units of a layer that receive no gradient."""
 USUAL_RATE = 0.003
 """Largest usual learning rate of Adam."""
 MIN_EXPLAINED = 0.05
@@ -33,14 +36,15 @@ MIN_EXPLAINED = 0.05
 MAX_GROWTH, MAX_CLIP_RATIO = 100.0, 1000.0
 """Growth of the gradient norm, and its ratio to the norm at which it is clipped."""
 MAX_AT_FLOOR = 0.25
-"""Share of the run at the lowest learning rate."""
+"""Maximum share of the run at the lowest learning rate."""
 
 
 # ---- how the policy changes
 
 
 def clipping(session: Session) -> Finding | None:
-    """PPO's ε does not fit the size of the updates: nearly all ratios are clipped though the policy hardly changes, or none though it does.
+    """PPO's ε does not fit the size of the updates: nearly all ratios are clipped although the policy hardly changes, or no ratio is
+    clipped although the policy changes.
 
     Schulman et al. 2017 (arXiv:1707.06347), ε = 0.2; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.1: start with 0.25.
     """
@@ -91,7 +95,7 @@ def large_updates(session: Session) -> Finding | None:
 def small_updates(session: Session) -> Finding | None:
     """The policy hardly changes: in nine of ten rows approx_kl is below 1e-5 and no ratio is clipped, and it is never above 0.1.
 
-    A policy that changes no more because a large update made it deterministic is not meant.
+    This excludes a policy that no longer changes because a large update has made it deterministic.
 
     Schulman, Nuts and Bolts of Deep RL (2016): watch the KL divergence of updates; values of 0.003 to 0.03 are targets.
     """
@@ -191,7 +195,7 @@ def saturated_actions(session: Session) -> Finding | None:
 
 
 def dead_units(session: Session) -> Finding | None:
-    """Half of the units of a hidden layer receive no gradient: they no longer learn.
+    """Half of the units of a hidden layer receive no gradient, so that they no longer learn.
 
     Lu et al. 2019 (arXiv:1903.06733): dying ReLU; Sokar et al. 2023 (arXiv:2302.12902): dormant neurons in deep RL.
     """
@@ -236,7 +240,7 @@ def critic(session: Session) -> Finding | None:
 
 
 def values(session: Session) -> Finding | None:
-    """Check whether action values are more than twice as large as the largest return that was reached.
+    """Action values are more than twice as large as the largest return that was reached.
 
     van Hasselt et al. 2016 (arXiv:1509.06461) describe overestimation. van Hasselt et al. 2018 (arXiv:1812.02648) take values above the
     largest possible value as the sign of divergence.
@@ -270,7 +274,7 @@ def _entropy_bonus(session: Session) -> float:
 
 
 def gradients(session: Session) -> Finding | None:
-    """Check whether gradients have grown a hundredfold, or are clipped to less than a thousandth of their norm.
+    """Gradients have grown a hundredfold, or they are clipped to less than a thousandth of their norm.
 
     Gradient clipping helps a little (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.3). Its threshold should be chosen by the norms
     that occur in training (Pascanu et al. 2013, arXiv:1211.5063).

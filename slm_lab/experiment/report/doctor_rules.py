@@ -1,7 +1,8 @@
-"""Rules of the doctor on the settings of a run, on its data and on its results: each looks for one fault, and names the key to change.
+"""Rules of the doctor on the settings, the data and the results of a run. Each rule checks for one fault and names the key to change.
 
-A rule returns a Finding, None if it finds nothing, or raises NotMeasured if the run has no data for it. Thresholds leave room around what
-the shipped specs show, so that a finding is worth reading; docs/doctor.md lists them with their reasons.
+A rule returns a Finding, or None if it finds no fault. It raises NotMeasured if the run has no data for it. The docstring of a rule states
+the fault. Thresholds have a margin to the values of the shipped specs, so that findings are relevant; docs/doctor.md lists the thresholds
+with their reasons.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, nu
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
 MIN_HORIZON = 10.0
-"""Steps over which rewards count, from which a discount factor is never too low."""
+"""Horizon in steps at and above which a discount factor is never too low."""
 MAX_TARGET = 5000.0
-"""Values that nets reach without normalisation."""
+"""Largest value that nets reach without normalisation."""
 MAX_OBSERVATION = 100.0
-"""Root mean square of an entry of the observations."""
+"""Maximum root mean square of an entry of the observations."""
 MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
-"""Uses of a transition from a replay buffer, and gradient steps per frame."""
+"""Minimum number of uses of a transition from a replay buffer, and maximum number of gradient steps per frame."""
 MAX_LAG = 8.0
-"""Policy lag in datasets."""
+"""Maximum policy lag in datasets."""
 MIN_BUSY = 0.75
-"""Share of time from which a process counts as busy."""
+"""Minimum share of busy time with which a process counts as busy."""
 MIN_EPISODES, MIN_SEEDS = 20, 3
 
 
@@ -72,7 +73,7 @@ def time_limit(session: Session) -> Finding | None:
 
 
 def truncation(session: Session) -> Finding | None:
-    """Episodes end at one and the same length, but count as terminated: a time limit that the env reports as termination.
+    """All episodes end at the same length but count as terminated, which means that the env reports a time limit as termination.
 
     The value after the end is then taken for 0, although the episode would have gone on. Pardo et al. 2018 (arXiv:1712.00378).
     """
@@ -94,7 +95,7 @@ def truncation(session: Session) -> Finding | None:
 
 
 def reward_scale(session: Session) -> Finding | None:
-    """Value targets above 5,000 without normalisation: the value loss dwarfs all else, and Adam takes long to reach such values.
+    """Value targets exceed 5,000 without normalisation, so that the value loss dominates, and Adam takes long to reach such values.
 
     van Hasselt et al. 2016 (arXiv:1602.07714); Henderson et al. 2018 (arXiv:1709.06560), on reward scale; Engstrom et al. 2020
     (arXiv:2005.12729), on reward normalisation.
@@ -120,7 +121,7 @@ def reward_scale(session: Session) -> Finding | None:
 
 
 def value_range(session: Session) -> Finding | None:
-    """The discounted return of an episode lies outside of the atoms v_min to v_max of a categorical critic, which cannot represent it.
+    """The discounted return of an episode is outside the range v_min to v_max of a categorical critic, which cannot represent it.
 
     It is computed as if rewards were spread evenly over the episode. Bellemare et al. 2017 (arXiv:1707.06887), equation 7: the projection
     clips targets to the range, so that all returns beyond an end are equal.
@@ -227,7 +228,7 @@ def policy_lag(session: Session) -> Finding | None:
 
 
 def staleness(session: Session) -> Finding | None:
-    """Between pull and push of a worker, more updates of others happen than twice the number of other workers.
+    """Between pull and push of a worker there are more updates by other workers than twice their number.
 
     Mnih et al. 2016 (arXiv:1602.01783); Ho et al. 2013 (stale synchronous parallel): convergence needs bounded staleness.
     """
@@ -249,7 +250,7 @@ def staleness(session: Session) -> Finding | None:
 
 
 def baseline(session: Session) -> Finding | None:
-    """The return at the end is that of a random agent, within two standard errors or 5 %; in self-play the Elo rating is.
+    """The return at the end (in self-play, the Elo rating) equals that of a random agent, within two standard errors or 5 %.
 
     Henderson et al. 2018 (arXiv:1709.06560): compare with a baseline before anything else.
     """

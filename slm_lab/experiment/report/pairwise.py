@@ -1,4 +1,4 @@
-"""Settings compared with the first one, in each env and over all envs together."""
+"""Compare settings with the first setting, in each env and over all envs together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POINTS = 201
 
 
 class Pair(NamedTuple):
-    """Setting B against setting A in one env."""
+    """The comparison of setting B with setting A in one env."""
 
     env: str
     a: str
@@ -38,9 +38,9 @@ class Pair(NamedTuple):
     improvement: Estimate
     """P(B > A)."""
     p_value: float | None
-    """Of Welch's test; None with a single seed, or if no return varies."""
+    """p-value of Welch's test; None if a setting has a single seed, or if no return varies."""
     p_holm: float | None
-    """The same, adjusted for the number of pairs."""
+    """The p-value, adjusted for the number of pairs (Holm)."""
 
 
 class Overall(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a run recorded besides its rows: notices, restarts and failures, with the frame and the second of training at which they happened.
+"""Events of a run besides its rows: notices, restarts and failures, with the frame and the training time at which they happened.
 
 A process writes its notices to the log of its Session, with the time of day. "begins: …, frame F" marks the start of a process, from
 which the time of training of later lines is computed.

@@ -1,4 +1,4 @@
-"""Where a run comes from and what can be done with it: settings, versions, commands, files, published scores."""
+"""Origin of a run and commands for it: settings, versions, commands, files and published scores."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def write_pages(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
 
 
 def attempt(write: Callable[[], Path]) -> Path | None:
-    """Write a page; return its path, or None with a notice if that fails: a page never ends a run."""
+    """Write a page and return its path. If this fails, print a notice and return None, since a page must never end a run."""
     try:
         return write()
     except Exception as error:
@@ -109,9 +109,9 @@ def attempt(write: Callable[[], Path]) -> Path | None:
 
 
 class LiveReport:
-    """Writes a page while a run trains, so rarely that it takes less than 1 % of a core. After an error, with a notice, it stops.
+    """Writes a page while a run trains, at intervals such that writing takes less than 1 % of a core. An error causes a notice and ends it.
 
-    It is called by the thread that handles the events of the run, so that nothing runs beside a Session in this process.
+    It is called by the thread that handles the events of the run, so that no other thread runs beside a Session in this process.
     """
 
     def __init__(self, write: Callable[[], Path]) -> None:

@@ -1,4 +1,4 @@
-"""The graphs of a page: which columns of the tables are drawn together, with titles and units.
+"""Define the graphs of a page: the columns of the tables that are drawn together, with titles and units.
 
 A column that is not listed here, such as an entry of the env's `info`, has a graph in the last group.
 """

@@ -1,10 +1,10 @@
 """Protect a server on the loopback address against pages of other sites that a browser on this machine may show.
 
-- DNS rebinding: if evil.example is resolved to 127.0.0.1, its page sends requests with evil.example as Host. Only requests with a name of the
-  loopback address are answered.
+- DNS rebinding: if evil.example is resolved to 127.0.0.1, its page sends requests with evil.example as Host. Only requests with a name of
+  the loopback address are answered.
 - Requests from other sites contain their Origin, or Sec-Fetch-Site: cross-site. They are refused, except for links to the page.
-- Headers of the responses make the browser load scripts, styles and data only from this server, not guess media types, and not show the page
-  in a frame.
+- Headers of the responses make the browser load scripts, styles and data only from this server, not guess media types, and not show the
+  page in a frame.
 """
 
 from __future__ import annotations

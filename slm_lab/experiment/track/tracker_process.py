@@ -1,8 +1,8 @@
 """The process of one tracker of one table; see files/trackers.py for the other side.
 
-stdin receives a line that describes the table, a line for each row, and a line with the status of the Session. To stdout the process writes
-an empty line for each row that the tracker has taken, or a line with the reason of a failure. Output of the tracker's library is appended
-to a log file.
+stdin receives a line that describes the table, a line for each row, and a line with the status of the Session. To stdout the process
+writes an empty line for each row that the tracker has taken, or a line with the reason of a failure. Output of the tracker's library is
+appended to a log file.
 """
 
 from __future__ import annotations

@@ -240,8 +240,9 @@ class _Score(NamedTuple):
 def _scores() -> tuple[_Score, ...]:
     found = []
     for line in (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8").splitlines():
-        if link := re.search(r"\[(?P<name>\w+)\]\(\.\./slm_lab/spec/(?P<file>\S+)\)", line):
-            cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        # in the first table of the page, the fourth column is the spec
+        if len(cells) > 3 and (link := re.fullmatch(r"\[(?P<name>\w+)\]\(\.\./slm_lab/spec/(?P<file>\S+)\)", cells[3])):
             env, _, frames, _, seeds, score, interval, _ = cells[:8]
             published = cells[8].strip(" |") if len(cells) > 8 else ""
             found.append(_Score(env, link["file"], link["name"], " | ".join((frames, score, interval, seeds, published))))

@@ -131,6 +131,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
+_FEW = 9
+"""Number of files above which the table does not count them, so that it does not change with each new file."""
+
+
 def purpose(package: str) -> Purpose:
     """Return the purpose of a package of the table."""
     requirement = Requirement(package)
@@ -140,8 +144,10 @@ def purpose(package: str) -> Purpose:
 
 
 def users(package: str) -> str:
-    """Return the cell "imported by" of a package: the file of slm_lab that imports it, or the number of files."""
+    """Return the cell "imported by" of a package: the file of slm_lab that imports it, or the number of files, up to _FEW."""
     files = importers().get(purpose(package).module.partition(".")[0], set())
+    if len(files) > _FEW:
+        return "many files"
     return f"`{next(iter(files))}`" if len(files) == 1 else f"{len(files)} files" if files else ""
 
 

@@ -104,7 +104,8 @@ def _table(entries: Sequence[Entry], width: int, kind: str) -> str:
         row = (
             "  ".join(cell.ljust(size) for cell, size in zip(entry.cells, widths, strict=True)) if len(entry.cells) > 1 else entry.cells[0]
         )
-        lines.append(f"{indent}{row}".rstrip())
+        line = f"{indent}{row}".rstrip()
+        lines.append(line if len(line) <= width else f"{line[: width - 1]}…")
         lines += textwrap.wrap(entry.text, width, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}    ")
     return "\n".join([*lines, *_wrapped(names, width)])
 

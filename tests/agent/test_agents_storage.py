@@ -107,3 +107,17 @@ def test_the_middle_of_a_rollout_is_saved() -> None:
         x, y = getattr(a, name)[: len(valid)], getattr(b, name)[: len(valid)]
         assert torch.equal(x[valid], y[valid])
     assert torch.equal(a.truncations.obs_K, b.truncations.obs_K)
+
+
+def test_copied_columns_have_no_data_of_earlier_rollouts() -> None:
+    """The storage of a worker is used again; what it contains in invalid rows does not reach the dataset."""
+    used, _ = collected(12, 0.5, 4)
+    after_TN = np.arange(used.t + 1)[:, None] > used.count_N
+    used.slabs["first"][: used.t + 1][after_TN] = True
+    used.slabs["terminated"][: used.t][after_TN[1:]] = True
+    dataset = AgentsBatchReplay(INFO, 12, STATE)
+    dataset.copy_columns(0, used, slice(None))
+    assert len(set(used.count_N.tolist())) > 1
+    rollout = dataset.rollout()
+    assert not rollout.first_TN[after_TN].any()
+    assert not rollout.terminated_TN[after_TN[1:]].any()

@@ -236,6 +236,6 @@ def test_a_new_spec_has_a_policy_for_each_kind_of_agents(tmp_path: Path) -> None
 def test_a_speaker_and_a_listener_learn() -> None:
     """The shipped spec, with 30,000 frames: random actions have a mean return of −44."""
     pytest.importorskip("mpe2")
-    spec = load_spec(SPEC_FOLDER / "suites" / "agents.json", "ppo_simple_speaker_listener", ["env.max_frame=30000", "meta.random_seed=1"])
+    spec = load_spec(SPEC_FOLDER / "suites" / "agents.json", "ppo_speaker_listener", ["env.max_frame=30000", "meta.random_seed=1"])
     rows = Session(spec).run().rows
     assert float(rows[-1]["current_return"]) > -25  # type: ignore[arg-type]

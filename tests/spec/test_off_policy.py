@@ -251,8 +251,8 @@ def test_dump_and_load_are_identity_for_all_that_goes_together(specs: Specs, alg
 
 
 WORDS = {
-    *("$ref", "anyOf", "oneOf", "type", "const", "enum", "properties", "patternProperties", "additionalProperties", "required"),
-    *("items", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("$ref", "anyOf", "oneOf", "type", "const", "enum", "properties", "patternProperties", "additionalProperties"),
+    *("required", "minProperties", "items", "minItems", "maxItems", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("pattern", "description", "title", "default", "discriminator", "$schema", "$defs"),
 }
 
@@ -281,7 +281,7 @@ def accepts(node: dict[str, Any], value: Any, definitions: dict[str, Any]) -> bo
         fine = fine and all(accepts(node.get("items", {}), item, definitions) for item in value)
     if isinstance(value, dict) and fine:
         assert list(node.get("patternProperties", {})) in ([], ["^[^_$]"])
-        fine = all(key in value for key in node.get("required", []))
+        fine = len(value) >= node.get("minProperties", 0) and all(key in value for key in node.get("required", []))
         for key, inner in value.items() if fine else ():
             part = node.get("properties", {}).get(key)
             if part is None and not key.startswith(("_", "$")):

@@ -289,6 +289,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         end = begin + len(count_K)
         self.count_N[begin:end], self._end_state_NS[begin:end] = count_K, source._end_state_NS[columns]
         self.t = int(self.count_N.max())
+        self._even = self.t == int(self.count_N.min())
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
         if self.steps == self.length:

@@ -51,7 +51,7 @@ _IGNORED_KEY_PREFIXES = (
 """Path prefixes of keys that do not affect learning."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
 _TAIL = 4_096
-"""Bytes at the end of a table in which its last row is looked for; the header is shorter too."""
+"""Minimum number of bytes at the end of a table in which its last row is searched."""
 
 
 class Run:
@@ -303,10 +303,11 @@ def read_table(path: Path) -> Table:
 def last_row(path: Path | str) -> dict[str, float]:
     """Return the finite numbers in a table's last complete row; {} without one. Reads only the two ends of the file."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            head = file.read(_TAIL).partition(b"\n")[0]
-            file.seek(max(len(head) + 1, os.fstat(file.fileno()).st_size - _TAIL))
-            lines = file.read(_TAIL).split(b"\n")[:-1]
+        with open(path, "rb") as file:
+            head = file.readline()
+            tail = max(_TAIL, 2 * len(head))  # many columns: a row is as long as the header
+            file.seek(max(len(head), os.fstat(file.fileno()).st_size - tail))
+            lines = file.read(tail).split(b"\n")[:-1]
     except OSError:
         return {}
     names = head.decode(errors="replace").strip().split(",")

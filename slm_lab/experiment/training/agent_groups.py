@@ -24,9 +24,8 @@ def group_problems(spec: Spec, info: EnvInfo) -> list[Problem]:
         "meta.sampler": spec.meta.sampler is not None,
         "meta.demonstrations": spec.meta.demonstrations is not None,
     }
-    problems = [
-        Problem(key, f"needs agents with equal spaces, but {differ}; remove it, and set {fitting}") for key in single if single[key]
-    ]
+    advice = f"remove it, and set {fitting}" if spec.agent.policies is None else "remove it"
+    problems = [Problem(key, f"needs agents with equal spaces, but {differ}; {advice}") for key in single if single[key]]
     if spec.agent.policies is None:
         return problems or [Problem("agent.policies", f"{differ}, so that each kind needs a policy; set {fitting}")]
     of = {agent: group for group in info.groups for agent in group.agents}

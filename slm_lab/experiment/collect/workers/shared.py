@@ -300,7 +300,7 @@ def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
     slots = SLOTS * storage_bytes(info.of_envs(sampler.num_envs), rows + 1)
     waiting = sampler.num_batches_to_accumulate if sampler.async_rl and not sampler.serial_mode else 0
     columns = dataset_columns(spec, info)
-    return slots + storage_bytes(replace(info, num_envs=(waiting + 1) * sum(columns) + columns[0]), rows + 1)
+    return slots + storage_bytes(replace(info, num_envs=(waiting + 1) * sum(columns) + max(columns)), rows + 1)
 
 
 def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:

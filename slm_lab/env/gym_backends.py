@@ -342,7 +342,7 @@ class _GymVectorBackend(Backend):
     _vec: Any
     _exposes_rng: bool
     _infos: dict[int, Mapping[str, Any]]
-    """Row → info in the last step of the row's last episode."""
+    """For each row, the info of the last step of its most recent complete episode."""
 
     @classmethod
     def unsupported_reason(cls, target: EnvRequest) -> str | None:

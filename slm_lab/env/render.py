@@ -18,7 +18,8 @@ from slm_lab.env.backend import Backend, EnvRequest, RawStep
 from slm_lab.env.envpool_suites import missing_opengl
 from slm_lab.env.make import find_target
 from slm_lab.env.native_backends import EnvPool, EnvPoolAgents
-from slm_lab.env.pettingzoo_backend import PettingZoo, Result
+from slm_lab.env.pettingzoo_backend import PettingZoo
+from slm_lab.env.pettingzoo_games import Result
 from slm_lab.spec.compat.env_ids import pettingzoo_id, pool_envs, pool_id
 from slm_lab.spec.models.env import EnvSpec, WrapperSpec
 from slm_lab.spec.report import Problem, SpecError
@@ -56,27 +57,33 @@ def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) 
     if screen is not None:
         wrappers = [WrapperSpec(name=f"{__name__}:{screen}"), *([WrapperSpec(name="HumanRendering")] if mode == "human" else [])]
     else:
-        assert target.registration is not None
-        if target.vector_only:
-            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} has only a vector env, without a render method for one env")])
-        creator = env_creator(target.registration)
-        known, open_ended = accepted_arguments(creator)
-        modes = list((getattr(creator, "metadata", None) or {}).get("render_modes", [mode]))
-        if mode not in modes or ("render_mode" not in known and not open_ended):
-            has = f"its render modes are {', '.join(map(str, modes))}" if modes else "it has no render modes"
-            raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {has}")])
-        own = {"render_mode": mode}
-        if "mujoco" in target.entry_point:
-            if "camera_name" in known and not spec.kwargs.keys() & {"camera_name", "camera_id", "default_camera_config"}:
-                own["camera_name"] = "track"  # follows the robot, which leaves the default view; ignored if there is no such camera
-            if mode == "rgb_array":
-                _choose_offscreen_renderer()
+        own = _render_arguments(spec, target, mode)
     if recorder is not None:
         wrappers.append(WrapperSpec.model_validate({"name": f"{__name__}:Record", "recorder": recorder}))
     if mode == "rgb_array" and not has_display():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame needs a display
     body = spec.model_dump(exclude={"wrappers"}) | own | {"backend": "sync"}
     return EnvSpec(**body, wrappers=[*spec.wrappers, *wrappers])
+
+
+def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> dict[str, Any]:
+    """Return the arguments with which Gymnasium's constructor makes an env that draws itself. Raises SpecError if it cannot."""
+    assert target.registration is not None
+    if target.vector_only:
+        raise SpecError(spec.name, [Problem("env.name", f"{spec.name} has only a vector env, without a render method for one env")])
+    creator = env_creator(target.registration)
+    known, open_ended = accepted_arguments(creator)
+    modes = list((getattr(creator, "metadata", None) or {}).get("render_modes", [mode]))
+    if mode not in modes or ("render_mode" not in known and not open_ended):
+        has = f"its render modes are {', '.join(map(str, modes))}" if modes else "it has no render modes"
+        raise SpecError(spec.name, [Problem("env.name", f"{spec.name} cannot be drawn as {mode}: {has}")])
+    own: dict[str, Any] = {"render_mode": mode}
+    if "mujoco" in target.entry_point:
+        if "camera_name" in known and not spec.kwargs.keys() & {"camera_name", "camera_id", "default_camera_config"}:
+            own["camera_name"] = "track"  # follows the robot, which leaves the default view; ignored if there is no such camera
+        if mode == "rgb_array":
+            _choose_offscreen_renderer()
+    return own
 
 
 def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:

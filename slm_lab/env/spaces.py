@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -225,12 +225,26 @@ def _packed(
         begin = end
     size = -(-begin // 4) * 4
     copies = [(parts[index].begin, parts[index].end, codec, entries[index][0]) for index, (_, codec) in enumerate(known)]
+    ambiguities = tuple(one for space, _ in known for one in space.ambiguities)
+    text = "; ".join(f"{name}: {one}" for name, one in zip(names, texts, strict=True))
+    every = tuple(parts[index] for index in range(len(known)))
+    mask = next(((part.begin, part.end) for part in every if part.use == "mask"), None)
+    space = ObservationSpace((size,), "uint8", parts=every, mask=mask, ambiguities=ambiguities, text=text)
+    return space, _packing_codec(copies, size, {key for key in uses if uses[key] == "critic"})
+
+
+def _packing_codec(copies: Sequence[tuple[int, int, Codec, tuple[Any, ...]]], size: int, optional: Collection[Any]) -> Codec:
+    """Return a codec that packs the entries of a batch.
+
+    Args: copies: for each entry, the first and the last byte + 1, its codec, and its path of keys. size: bytes of a packed observation.
+    optional: keys of entries that a batch may lack; their bytes are then 0.
+    """
 
     def encode(batch: Any) -> np.ndarray:
         packed: np.ndarray | None = None
         for begin, end, codec, path in copies:
             entry = batch
-            if path and uses.get(path[0]) == "critic" and path[0] not in entry:
+            if path and path[0] in optional and path[0] not in entry:
                 continue
             for key in path:
                 entry = entry[key]
@@ -241,11 +255,7 @@ def _packed(
         assert packed is not None
         return packed
 
-    ambiguities = tuple(one for space, _ in known for one in space.ambiguities)
-    text = "; ".join(f"{name}: {one}" for name, one in zip(names, texts, strict=True))
-    every = tuple(parts[index] for index in range(len(known)))
-    mask = next(((part.begin, part.end) for part in every if part.use == "mask"), None)
-    return ObservationSpace((size,), "uint8", parts=every, mask=mask, ambiguities=ambiguities, text=text), encode
+    return encode
 
 
 def _mask(space: spaces.Space[Any]) -> tuple[ObservationSpace, Codec]:

@@ -47,7 +47,7 @@ class RolloutNet(Protocol):
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
     """Return the number of items, at least 1, that fit into MICROBATCH_BYTES (VALUE_BYTES without gradients).
 
-    Items are counted along the last of the `batch_dims` leading axes.
+    Args: batch_dims: number of leading batch axes. The returned length counts along the last of these axes.
     """
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
     return max(1, (MICROBATCH_BYTES if gradients else VALUE_BYTES) // max(item, 1))

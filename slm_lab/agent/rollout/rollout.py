@@ -14,7 +14,7 @@ import torch
 from slm_lab.agent.ops.arrays import A, array
 from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import ActOut, EnvInfo, VecStep
-from slm_lab.lib.store import Arrays, Named, SharedArray, Store
+from slm_lab.lib.store import Arrays
 from slm_lab.spec.models.base import Component
 from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec
 
@@ -194,15 +194,6 @@ class OnPolicyBatchReplay(RolloutStorage):
         """Return views of the arrays, without truncations."""
         views = {f"{name}_TN": torch.from_numpy(slab) for name, slab in self.slabs.items()}
         return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack([]))
-
-    def shared_arrays(self) -> Named:
-        named = {**self.slabs, **({"state": self.state_NS} if self.state_size else {})}
-        return {name: SharedArray(slab, "single") for name, slab in named.items()}
-
-    def attach(self, store: Store, arrays: Arrays) -> None:
-        self.slabs = {name: arrays[name] for name in self.slabs}
-        self.state_NS = arrays["state"] if self.state_size else self.state_NS
-        self._rollout = self._view()
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays of a rollout, by name."""

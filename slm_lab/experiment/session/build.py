@@ -236,7 +236,6 @@ class SessionParts:
     def _build_learner(self, policy: int, info: EnvInfo, normalizers: Normalizers) -> PolicyLearner:
         spec, seeds, shared = self.spec, self._seeded(policy), self.context.store is not None
         initial = replace(seeds, net=self._seeds(0).net) if shared else seeds  # all Sessions that train one net start with the same weights
-        self._info = info
         agent = build_agent(spec, info, initial, Clock(), self.device, self._learning_cores)
         if initial != seeds:
             torch.manual_seed(seeds.net)

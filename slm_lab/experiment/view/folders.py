@@ -15,7 +15,7 @@ from slm_lab.experiment.files.paths import SUFFIX, RunFolder, RunPaths, StudyPat
 
 Kind = Literal["run", "search", "study"]
 _READ = ("", "info", "log", "video")
-"""Subfolders of a run folder whose files may be read."""
+"""Subfolders of a run folder whose files the server may send; "" is the folder itself."""
 _NOT_READ = ("graph", "model")
 _SPEC, _SEARCH = "_spec.json", "_search_state.json"
 

@@ -86,8 +86,8 @@ class AlgorithmSpec(Component):
     """Modes of meta.sampler that the algorithm supports: sync, async."""
 
     action_pdtype: ActionPdtype = "default"
-    """Probability distribution of actions; default: Categorical, MultiCategorical, Bernoulli or Normal, depending on the action space.
-    NormalTanh: tanh of a Normal; the policy is learned from the actions before tanh."""
+    """Probability distribution of actions. By default it depends on the action space: Categorical, MultiCategorical, Bernoulli or Normal.
+    NormalTanh is a Normal distribution whose samples pass through tanh; the policy learns from the samples before tanh."""
     action_policy: ActionPolicy = "default"
     """How to choose an action from the distribution; default: sample it."""
     gamma: Fraction = 0.99

@@ -65,7 +65,8 @@ class MetaSpec(SpecModel):
     over a Session. 0: no evaluations. "auto": 3 to 5 episodes, as many as take at most 3 % of the run's time; no evaluations if 3 would
     take more, if the length of an episode is not limited, in a search, or if rigorous_eval is given."""
     eval_frequency: Positive = 10_000
-    """With rigorous_eval: frames between evaluations. With distributed, frames of each worker; the workers evaluate the net in turn."""
+    """Number of frames between evaluations, if rigorous_eval is set. With distributed, each worker counts its own frames, and the workers
+    evaluate the net in turn."""
     rigorous_eval: Count = 0
     """Number of evaluation envs, each of which plays one episode per evaluation. All metrics are then computed from these episodes. 0:
     compute metrics from training episodes."""

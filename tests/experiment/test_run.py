@@ -13,12 +13,24 @@ import pytest
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Curve, align, curve
-from slm_lab.experiment.report.run import load_run, read_columns, read_table
+from slm_lab.experiment.report.run import last_row, load_run, read_columns, read_table
 
 
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize("columns", [2, 2_000])
+def test_last_complete_row_of_a_table(tmp_path: Path, columns: int) -> None:
+    """Also if header and rows are longer than the part of the file that is read at first."""
+    names = ["frame", *(f"column_{i}" for i in range(1, columns))]
+    rows = [",".join([str(frame), *["0.123456"] * (columns - 2), ""]) for frame in (10, 20)]
+    path = write(tmp_path / "a.csv", "\n".join([",".join(names), *rows, "30,0.1"]))
+    found = last_row(path)
+    assert found["frame"] == 20
+    assert len(found) == columns - 1, "without the empty cell"
+    assert last_row(write(tmp_path / "b.csv", ",".join(names) + "\n")) == {} == last_row(tmp_path / "absent.csv")
 
 
 def test_columns_and_empty_cells(tmp_path: Path) -> None:

@@ -239,6 +239,12 @@ def test_memory_counts_agents(open_session: Open) -> None:
     one_agent = replace(info, num_envs=4, agents=())
     assert rollout_bytes(session.spec, info) == 2 * rollout_bytes(session.spec, one_agent)
     check_memory(session.spec, info)
+    three = replace(info, num_envs=12, agents=("left", "middle", "right"))
+    groups = {"one": ["left"], "two": ["middle", "right"]}
+    narrow_first, wide_first = (
+        with_policies(session.spec, **{name: groups[name] for name in order}) for order in (groups, [*groups][::-1])
+    )
+    assert rollout_bytes(narrow_first, three) == rollout_bytes(wide_first, three), "the order of agent.policies does not matter"
 
 
 # ---- populations, resume, what is refused

@@ -243,7 +243,7 @@ def _late_rollout(spec: Spec, steps: int) -> tuple[KeyPath, str] | None:
         late = rows > spec.session_frames
         return (path, f"trains after {rows} episodes, each of at least one frame") if late else None
     if spec.meta.sampler is not None and spec.dataset_columns * rows > spec.session_frames:
-        return (*SAMPLER, "num_batches_per_epoch"), f"a dataset has {spec.dataset_columns * rows} transitions"
+        return (*SAMPLER, "num_batches_per_epoch"), f"a dataset has {spec.dataset_columns * rows} frames"
     envs = spec.env.num_envs if spec.meta.sampler is None else spec.meta.sampler.num_envs
     return (path, f"a rollout has {rows} steps × {envs} envs = {rows * envs} frames") if rows > steps else None
 

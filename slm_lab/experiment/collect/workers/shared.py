@@ -203,8 +203,8 @@ class Slot:
         self.played_TN = np.zeros((rows, info.num_envs), np.int64)
         """Index of the policy that played each row of the envs in each step."""
         self.policy_TN = np.zeros_like(self.played_TN) if info.agents else self.played_TN
-        """Index of the policy that played each stored transition. With several agents the index of a transition is not that of a step, see
-        AgentsBatchReplay."""
+        """Index of the policy that played each stored transition. With several agents, t counts the transitions of a column and not the
+        steps of the envs, see AgentsBatchReplay."""
 
     def begin(self) -> None:
         """Begin a rollout."""

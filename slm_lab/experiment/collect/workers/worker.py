@@ -183,7 +183,7 @@ class LocalInference:
 def merge(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
     """Combine the outputs of the policies of a group, each of which applies to certain rows, into one output for all rows.
 
-    The hidden states of rows that do not act are not changed.
+    Rows for which no policy acts get zeros, and their hidden states are not changed.
     """
     action, count = group.policies[0].action, len(group.policy_N)
     action_N, logp_N, version_N = np.zeros((count, *action.shape), action.dtype), np.zeros(count, np.float32), np.zeros(count, np.int64)

@@ -105,7 +105,7 @@ def _box_kind(space: spaces.Box, shape: Sequence[int], last: bool) -> tuple[Inpu
     """Return whether a Box [H, W], or [H, W, C] with channels first or last, is an image or a vector, and whether this is certain."""
     height, width = (shape[:2] if last else shape[-2:]) if len(shape) == 3 else shape
     side, bounds = min(height, width), _bounds(space)
-    if _is_whole(space) and space.dtype.kind != "b":
+    if _is_integer_or_bool(space) and space.dtype.kind != "b":
         if bounds == (0.0, BYTE):
             return ("image", True) if len(shape) == 3 or side >= _SMALLEST_SIDE else ("vector", True)
     elif bounds in _PICTURES and side >= _SMALLEST_SIDE:
@@ -120,7 +120,7 @@ def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, amb
         height, width, channels = inner if last else (inner[1], inner[2], inner[0])
         where = " last" if last else " first"
     low, high = _bounds(space)
-    byte = _is_whole(space) and low >= 0.0 and high <= BYTE
+    byte = _is_integer_or_bool(space) and low >= 0.0 and high <= BYTE
     count = f"{frames} × {channels}" if frames > 1 else str(channels)
     text = f"image {height} × {width}, {count} channel{'s' * (frames * channels > 1)}{where}, {_range(low, high)}"
     divisor = high if 1.0 < high < math.inf else 1.0
@@ -130,7 +130,7 @@ def _image(space: spaces.Box, inner: Sequence[int], frames: int, last: bool, amb
 def _vector(space: spaces.Box, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
     size, scale = math.prod(space.shape), None
     low, high = _bounds(space)
-    if size and _is_whole(space) and low >= 0.0 and 1.0 < high <= BYTE:
+    if size and _is_integer_or_bool(space) and low >= 0.0 and 1.0 < high <= BYTE:
         scale = (1.0 / np.maximum(space.high.astype(np.float64), 1.0)).astype(np.float32).ravel()
     text = f"vector of {size} number{'s' * (size != 1)}" + (f" ({_sizes(space.shape)})" if len(space.shape) > 1 else "")
     return BoxLayout(
@@ -138,7 +138,7 @@ def _vector(space: spaces.Box, ambiguities: tuple[Ambiguity, ...]) -> BoxLayout:
     )
 
 
-def _is_whole(space: spaces.Box) -> bool:
+def _is_integer_or_bool(space: spaces.Box) -> bool:
     return space.dtype.kind in "biu"
 
 

@@ -100,7 +100,7 @@ class EnvPool(Backend):
         if target.atari is not None and (target.atari.continuous or not target.atari.maxpool or not target.atari.grayscale):
             return "envpool supports Atari with discrete actions, max-pooling and grayscale images only"
         envpool = import_envpool()
-        name, config = _pool_config(target)
+        name, config = _envpool_name_and_config(target)
         if name not in envpool.list_all_envs():
             return f"envpool has no env {target.plain_id}"
         if target.registration is None:
@@ -110,7 +110,7 @@ class EnvPool(Backend):
 
     @classmethod
     def variant(cls, target: EnvRequest) -> type[Backend]:
-        env = pool_envs().get(_pool_config(target)[0])
+        env = pool_envs().get(_envpool_name_and_config(target)[0])
         return EnvPoolAgents if env is not None and env.players > 1 else cls
 
     @classmethod
@@ -124,7 +124,7 @@ class EnvPool(Backend):
         return target.registration is None or (target.num_envs > 1 and target.entry_point.startswith(heavy))
 
     def __init__(self, target: EnvRequest) -> None:
-        name, config = _pool_config(target)
+        name, config = _envpool_name_and_config(target)
         self._config = fitted_options(config, options_of(name, config))
         with quiet_gymnasium():
             spec = import_envpool().make_spec(name, **self._config)
@@ -410,7 +410,7 @@ def _replaced(obs: Any, rows: np.ndarray, new: Any) -> Any:
     return obs
 
 
-def _pool_config(target: EnvRequest) -> tuple[str, dict[str, Any]]:
+def _envpool_name_and_config(target: EnvRequest) -> tuple[str, dict[str, Any]]:
     """Return EnvPool's name of the env, and the arguments of the env."""
     settings = target.atari
     if settings is None:

@@ -238,7 +238,7 @@ class _Kind:
             self._parts = Parts(given, action, **wrap.kwargs)
             given = self._parts.space
         self.own: spaces.Space[Any] = given
-        self.mask, self.mask_of_info = self._find_mask(target)
+        self.mask, self.mask_of_info = self._find_mask_entry(target)
         self.undeclared = target.action_mask is None and self.mask is None
         self.state: spaces.Space[Any] | None = None
         self.blank = _blank(given)
@@ -256,7 +256,7 @@ class _Kind:
             return self.own
         return spaces.Dict({key: one for key, one in self.entries.items() if key != self.mask})
 
-    def _find_mask(self, target: EnvRequest) -> tuple[str | None, bool]:
+    def _find_mask_entry(self, target: EnvRequest) -> tuple[str | None, bool]:
         if (found := mask_entry(target.action_mask, self.entries, self.action_space)) is not None or not target.action_mask:
             return found, False
         if not number_of_choices(self.action_space):

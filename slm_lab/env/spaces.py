@@ -426,11 +426,11 @@ def same_form(one: spaces.Space[Any], other: spaces.Space[Any], input: InputKind
     Structure, sizes, keys and encoding must be equal. Bounds may differ, unless observations are divided by them.
     Args: input, channels: see `observation_codec`.
     """
-    forms = [(_form(space), [_encoding(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
+    forms = [(_form(space), [_comparable_layout(layout) for _, _, layout in laid_out(space, input, channels)]) for space in (one, other)]
     return bool(forms[0] == forms[1])
 
 
-def _encoding(layout: BoxLayout | None) -> Any:
+def _comparable_layout(layout: BoxLayout | None) -> Any:
     if layout is None:
         return None
     return layout.shape, layout.dtype, layout.channels_last, layout.high, None if layout.scale is None else layout.scale.tolist()

@@ -86,7 +86,7 @@ class FlatParams:
         self._saved_buffer = self.buffer.clone()
         self._saved_counters = [c.clone() for c in self.counters]
         if is_asynchronous(where):
-            _keep_recurrent_weights(module)
+            _disable_flatten_parameters(module)
 
     def begin_update(self) -> None:
         """Begin an update. Unless a check is not due (`check_rarely`), check whether users changed parameters since the last check."""
@@ -361,7 +361,7 @@ def map_vectors(state: Any, length: int, change: Callable[[Tensor], Tensor]) -> 
     return change(state) if isinstance(state, Tensor) and state.shape == (length,) else state
 
 
-def _keep_recurrent_weights(module: nn.Module) -> None:
+def _disable_flatten_parameters(module: nn.Module) -> None:
     """Let recurrent layers keep their weights in the flat vector.
 
     cuDNN needs the weights of a layer in a separate vector, and `flatten_parameters` would move them to such a vector. This function

@@ -152,7 +152,7 @@ class Policy:
             "boltzmann": self._boltzmann,
             "epsilon_greedy": self._epsilon_greedy,
             "gaussian": self._gaussian,
-            "random": lambda params_NP: self._uniform(len(params_NP), self._valid_outputs(params_NP)),
+            "random": lambda params_NP: self._uniform(len(params_NP), self._masks_from_outputs(params_NP)),
         }[self.action_policy]
 
     def check_rarely(self, rarely: bool) -> None:
@@ -190,10 +190,10 @@ class Policy:
     def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
         """Choose actions, given the outputs of `forward`, which another process may have computed."""
         if self.uniform:
-            return ActOut(*self._uniform(len(params_NP), self._valid_outputs(params_NP)), state_N, self.version)
+            return ActOut(*self._uniform(len(params_NP), self._masks_from_outputs(params_NP)), state_N, self.version)
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
-    def _valid_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
+    def _masks_from_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
         """Return the action masks, bool [N, A], read from outputs that were masked; None for an env without masks."""
         return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
 
@@ -281,7 +281,7 @@ class Policy:
         assert self.distribution is not None
         greedy_N = self.distribution.mode(params_NP)
         explore_N = self.rng.random(len(params_NP)) < self.explore_var
-        valid_NP, lucky = self._valid_outputs(params_NP), np.float32(self.explore_var / self._choices)
+        valid_NP, lucky = self._masks_from_outputs(params_NP), np.float32(self.explore_var / self._choices)
         if explore_N.any():
             wide_N = explore_N if greedy_N.ndim == 1 else explore_N[:, None]
             action_N = np.where(wide_N, self._uniform(len(params_NP), valid_NP)[0], greedy_N)

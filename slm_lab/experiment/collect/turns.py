@@ -51,7 +51,7 @@ class Turns:
         if acted_N is None and step.acts_N is None and not (self.open_N | self.fresh_N).any():
             return obs_N, first_N, state_N, out, step
         self.fresh_N |= first_N
-        self._begin(step.valid_N if acted_N is None else acted_N & step.valid_N, obs_N, state_N, out)
+        self._begin_transitions(step.valid_N if acted_N is None else acted_N & step.valid_N, obs_N, state_N, out)
         begun, open_N = self._begun, self.open_N
         begun["reward"][open_N] += step.reward_N[open_N]
         ends_N = step.terminated_N | step.truncated_N | (True if step.acts_N is None else step.acts_N)
@@ -67,7 +67,7 @@ class Turns:
         chosen = ActOut(begun["action"], begun["logp"], begun["next_state"] if recurrent else None, begun["version"])
         return begun["obs"], begun["first"], begun["state"] if recurrent else None, chosen, joined
 
-    def _begin(self, new_N: np.ndarray, obs_N: np.ndarray, state_N: np.ndarray | None, out: ActOut) -> None:
+    def _begin_transitions(self, new_N: np.ndarray, obs_N: np.ndarray, state_N: np.ndarray | None, out: ActOut) -> None:
         """Begin transitions in the rows given by new_N, bool [N]."""
         begun = self._begun
         if "obs" not in begun:

@@ -88,7 +88,7 @@ def _header(name: str, known: Facts) -> str:
 
 def _introduction(known: Facts) -> str:
     spec = known.spec
-    env, name = _code_text(spec.env.name), _code_text(spec.name)
+    env, name = _escaped_for_code(spec.env.name), _escaped_for_code(spec.name)
     return f"A policy for `{env}`, trained with {spec.agent.algorithm.name} by slm_lab (spec `{name}`)."
 
 
@@ -111,30 +111,33 @@ def _return_text(known: Facts) -> str:
 def _training(known: Facts) -> Iterator[tuple[str, str]]:
     spec, start = known.spec, known.start
     versions = start.get("versions") or package_versions()
-    yield "environment", f"`{_code_text(spec.env.name)}`"
+    yield "environment", f"`{_escaped_for_code(spec.env.name)}`"
     yield "algorithm", spec.agent.algorithm.name
     if (policy := known.saved.get("policy")) is not None:
-        agents = ", ".join(f"`{_code_text(agent)}`" for agent in (spec.agent.policies or {}).get(policy, ()))
-        yield "policy", f"`{_code_text(policy)}` of agent.policies, for {agents}"
+        agents = ", ".join(f"`{_escaped_for_code(agent)}`" for agent in (spec.agent.policies or {}).get(policy, ()))
+        yield "policy", f"`{_escaped_for_code(policy)}` of agent.policies, for {agents}"
     if "frame" in known.saved:
         yield "frames", f"{known.saved['frame']:,} of {spec.env.max_frame:,} (env.max_frame)"
     yield "random seed", f"{spec.meta.random_seed} (meta.random_seed); sessions: {spec.meta.max_session}"
-    yield "checkpoint", f"`{_code_text(known.source)}`"
-    yield "spec", f"`{_code_text(spec.name)}`, SHA-256 {known.digest}"
+    yield "checkpoint", f"`{_escaped_for_code(known.source)}`"
+    yield "spec", f"`{_escaped_for_code(spec.name)}`, SHA-256 {known.digest}"
     yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for key in ("git", "began"):
         if start.get(key):
-            yield key, f"`{_code_text(str(start[key]))}`"
+            yield key, f"`{_escaped_for_code(str(start[key]))}`"
 
 
 def _interface(known: Facts, agent: LoadedAgent) -> Iterator[tuple[str, str]]:
     env = known.spec.env
-    yield "observation space", f"`{_code_text(str(agent.observation_space))}`"
-    yield "action space", f"`{_code_text(str(agent.action_space))}`"
+    yield "observation space", f"`{_escaped_for_code(str(agent.observation_space))}`"
+    yield "action space", f"`{_escaped_for_code(str(agent.action_space))}`"
     if env.wrappers:
-        yield "wrappers", f"`{_code_text(', '.join(wrapper.name for wrapper in env.wrappers))}` (the spaces are those after the wrappers)"
+        yield (
+            "wrappers",
+            f"`{_escaped_for_code(', '.join(wrapper.name for wrapper in env.wrappers))}` (the spaces are those after the wrappers)",
+        )
     if env.obs_keys:
-        yield "parts of the observation", f"`{_code_text(', '.join(env.obs_keys))}`"
+        yield "parts of the observation", f"`{_escaped_for_code(', '.join(env.obs_keys))}`"
     yield "observation normaliser", _normalizer(agent)
     if _is_recurrent(agent):
         yield "hidden state", "that of the previous step; at the start of an episode None in `agent.act`, zeros in an exported file"
@@ -192,6 +195,6 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _code_text(text: str) -> str:
+def _escaped_for_code(text: str) -> str:
     """Escape text for `code` in a table cell."""
     return re.sub(r"\s+", " ", text.replace("`", "'").replace("|", "\\|"))

@@ -175,7 +175,7 @@ def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
 
     try:
         name, body = read_saved_spec(model.spec)
-        _check_texts([name, body, tensor_file.load_values(model.weights)])
+        _reject_control_characters([name, body, tensor_file.load_values(model.weights)])
         named = list(_code_names(body, ()))
         if named and not trust_code:
             shown = ", ".join(f"{show_path(path)}: '{name}'" for path, name in named)
@@ -190,14 +190,14 @@ def _checked(where: str, model: ModelPaths, trust_code: bool) -> str:
     return agent.description.removesuffix(f": {agent.path}")
 
 
-def _check_texts(tree: Any) -> None:
+def _reject_control_characters(tree: Any) -> None:
     """Raise UserError for a text with a control character, which could change what a terminal shows."""
     match tree:
         case dict():
-            _check_texts([*tree.keys(), *tree.values()])
+            _reject_control_characters([*tree.keys(), *tree.values()])
         case list():
             for value in tree:
-                _check_texts(value)
+                _reject_control_characters(value)
         case str() if not tree.isprintable():
             raise UserError(f"it contains control characters: {tree[:60]!r}")
 

@@ -67,7 +67,7 @@ class _Canvas:
     def __init__(self, height: int, panels: int) -> None:
         self.height = height
         self.picture, self.canvas = _new_picture(_WIDTH, height)
-        self.title, self.subtitle = self._text(22.5, weight="bold"), self._text(46, size=10)
+        self.title, self.subtitle = self._new_text(22.5, weight="bold"), self._new_text(46, size=10)
         self.axes = [self._new_axes() for _ in range(panels)]
         for axes in self.axes[:-1]:
             axes.tick_params(labelbottom=False)
@@ -94,7 +94,7 @@ class _Canvas:
             self.picture.legend(handles, names, bbox_to_anchor=place, ncols=columns, **spaces, **_LEGEND)
         return _png(self.canvas)
 
-    def _text(self, below: float, **style: Any) -> Any:
+    def _new_text(self, below: float, **style: Any) -> Any:
         """Create an empty text, vertically centred `below` pixels from the top."""
         return self.picture.text(0.02, 1 - below / self.height, "", color=figures.INK, va="center", parse_math=False, **style)
 

@@ -63,7 +63,7 @@ class _ClusterHost:
             self.concurrent = min(self.concurrent, int(sum(node.cores for node in cluster.nodes) // processes))
         self.sinks = partial(RemoteSink, executor.serve(SinkServer, node=cluster.own, max_restarts=0), track=meta.track)
         self._checkpoint: Location | None = None if job.resumed is None else job.resumed.trial_checkpoint(job.trial)
-        self.servers = ParameterServers(self._serve, lambda: self._checkpoint, self._restarted) if meta.distributed else None
+        self.servers = ParameterServers(self._serve, lambda: self._checkpoint, self._notify_restart) if meta.distributed else None
 
     def task(self, index: int) -> SessionTask:
         job = self.job
@@ -96,7 +96,7 @@ class _ClusterHost:
         options = {"max_restarts": meta.max_restart, "max_task_retries": -1, "enable_task_events": False}
         return self.executor.serve(ParameterServer, job.spec, seeds, number, node=None if number else self.cluster.own, **options)
 
-    def _restarted(self, number: int) -> None:
+    def _notify_restart(self, number: int) -> None:
         name = f"process {number} of the parameter server" if number else "the parameter server"
         self.job.emit(Notice(f"{name} ended and was restarted; the sessions continue from the last checkpoint"))
 

@@ -40,7 +40,7 @@ SIZES = ("time_horizon", "minibatch_size")
 
 def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; add notes on old env ids."""
-    _old_atari(value_at(raw, ("env",)), report)
+    _note_old_atari(value_at(raw, ("env",)), report)
     _playground(value_at(raw, ("env",)), report)
     for key in ("net", "critic_net"):
         if isinstance(net := value_at(raw, ("agent", key)), dict):
@@ -51,7 +51,7 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     if report.for_slm_lab and isinstance(meta, dict):
         meta.setdefault("rigorous_eval", 0)  # not evaluated by default
         if isinstance(meta["rigorous_eval"], bool):
-            _evaluation(meta, value_at(raw, ("env", "num_envs")) or 1, report)
+            _convert_rigorous_eval(meta, value_at(raw, ("env", "num_envs")) or 1, report)
     if report.for_slm_lab and isinstance(algorithm, dict):
         if algorithm.get("name") in ("PPO", "PPOSIL"):
             _round_sizes(algorithm, value_at(raw, ("env", "num_envs")), report)
@@ -61,7 +61,7 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     return raw
 
 
-def _old_atari(env: Any, report: Report) -> None:
+def _note_old_atari(env: Any, report: Report) -> None:
     """Add a note on differences between an Atari env and the env of the old id in the file, unless keys of env determine the behaviour."""
     old = report.replaced.get(_ENV, "")
     if not isinstance(env, dict) or not str(env.get("name")).startswith("ALE/") or current_id(old) != env["name"]:
@@ -89,7 +89,7 @@ def _playground(env: Any, report: Report) -> None:
     report.note(_ENV, f"runs in EnvPool on the CPU: physics is C MuJoCo, not MJX{only_state}")
 
 
-def _evaluation(meta: dict[str, Any], envs: Any, report: Report) -> None:
+def _convert_rigorous_eval(meta: dict[str, Any], envs: Any, report: Report) -> None:
     """Replace a rigorous_eval of true or false by a number of environments."""
     if meta["rigorous_eval"]:
         report.note(("meta", "rigorous_eval"), f"true evaluates in num_envs environments in SLM Lab; {envs} is used")

@@ -344,7 +344,7 @@ class _Again:
         with build_errors(self.spec.env.name, session.context.stop):
             session.build()
         if self._ends:
-            for learner, frame in zip(session.learners, self._last_frames, strict=True):
+            for learner, frame in zip(session.learners, self._frames_at_last_checkpoint, strict=True):
                 learner.frames = frame  # less than env.max_frame if the run ended because of meta.max_seconds
         sink = _NewRows(copy, self.training.trial, display)
         try:
@@ -379,7 +379,7 @@ class _Again:
         return next((one for one in self.window.checkpoints if one.which == "last"), None)
 
     @property
-    def _last_frames(self) -> list[int]:
+    def _frames_at_last_checkpoint(self) -> list[int]:
         assert self._last_state is not None
         return [int(frame) for frame in self._last_state.header["frames"]]
 
@@ -393,7 +393,7 @@ class _Again:
         if self._ends:
             return ()
         left: set[int] = set()
-        frames = self._last_frames if self._last_state is not None and self._last_state.frame == self.window.end else []
+        frames = self._frames_at_last_checkpoint if self._last_state is not None and self._last_state.frame == self.window.end else []
 
         def stop_at(context: ObserverContext) -> Observer:
             policy = context.table % self.spec.policies

@@ -67,13 +67,13 @@ class _Copies:
         """Wait until all processes of the server serve the same generation of arrays, and attach the Session to each of them."""
         processes = max((division.processes for division in self.divisions.values()), default=1)
         while True:
-            statuses: list[ServerStatus] = self._together("status", [_Call(process) for process in range(len(self.servers))])
+            statuses: list[ServerStatus] = self._call_concurrently("status", [_Call(process) for process in range(len(self.servers))])
             self.servers[1:] = statuses[0].others
             begun = {status.generation for status in statuses}
             if len(statuses) == len(self.servers) and len(begun) == 1 and None not in begun:
                 with suppress(NotAttached):  # a process died in the meantime
                     calls = [_Call(process, (self.index, self.info)) for process in range(len(self.servers))]
-                    attached: list[AttachReply] = self._together("attach", calls)
+                    attached: list[AttachReply] = self._call_concurrently("attach", calls)
                     if len(attached) == processes and len({one.generation for one in attached}) == 1:
                         break
             time.sleep(_POLL)
@@ -88,7 +88,7 @@ class _Copies:
         """
         while True:
             try:
-                return [result for calls in stages for result in self._together(method, list(map(self._signed, calls)))]
+                return [result for calls in stages for result in self._call_concurrently(method, list(map(self._signed, calls)))]
             except NotAttached:  # all processes of the server have returned to a snapshot, or will do so
                 for process, attached in enumerate(self._attach()):
                     own_or_divided = (name for name in attached.arrays if name in self.sent or self.named[name].division is not None)
@@ -110,7 +110,7 @@ class _Copies:
             self.pushed += row.nbytes
         return changed
 
-    def _together(self, method: str, calls: Sequence[_Call]) -> list[Any]:
+    def _call_concurrently(self, method: str, calls: Sequence[_Call]) -> list[Any]:
         """Call a method of several processes concurrently; return the results in order. NotAttached is raised only after all answers."""
         pending = [_start(self.servers[process], method, arguments) for process, arguments in calls]
         results, refusal = [], None

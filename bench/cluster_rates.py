@@ -97,7 +97,8 @@ def pushes(processes: int | None) -> float:
         shared = trainer.shared
         assert abs(trainer.flat.size - 1.7e6) < 0.01e6
         trainer.flat.grad.copy_(torch.from_numpy(np.random.default_rng(0).normal(size=trainer.flat.size).astype(np.float32)))
-        found = rate(lambda: shared.push(trainer.receive, [1e-3]))
+        lr_G = [group.optimizer.lr for group in trainer.groups]
+        found = rate(lambda: shared.push(trainer.receive, lr_G, trainer.flat.frozen))
         session.close()
     return found
 

@@ -44,7 +44,7 @@ from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("current_return", "current_return_se", "final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
 EPISODES = "recent episodes"
-"""The episodes over which current_return of a row is the mean, see EpisodeWindow.current."""
+"""Default description, for messages and figures, of the episodes whose mean is a row's current_return (see EpisodeWindow.current)."""
 
 
 def analyze_trial(
@@ -61,29 +61,37 @@ def analyze_trial(
     """Write the metrics and figures of trial `t` from the existing tables, and return the metrics.
 
     Args:
-        failed: index of each failed Session → the cause. Their tables are drawn, and their metrics files have the status "failed"; the
-            trial's metrics and means exclude them.
-        stop: the Stop of a run that has just ended: if it was requested, Sessions may have been stopped, and the env's random baseline
-            is not measured. None: whether a Session is done is determined from its table alone.
+        failed: index of each failed Session → the cause. The tables of failed Sessions are drawn and their metrics files have the status
+            "failed", but the metrics of the trial do not include them.
+        stop: the Stop of a run that has just ended. If a stop was requested, Sessions may be incomplete, and the env's random baseline is
+            not measured. None: whether a Session is done is determined from its table alone.
         recorded_baseline: random baseline of the env to use if none is shipped or cached.
-        episodes: description of the episodes over which a return is the mean, for the figures.
+        episodes: description, for the figures, of the training episodes whose mean is the return.
         complete: raise UserError if something cannot be written, for example because the disk is full.
 
-    Unfinished runs are analyzed too; returns {} if there is neither a table nor a failed Session. With meta.rigorous_eval, the metrics
-    and the trial's returns are computed from evaluation. A table, file or figure that fails causes only a notice.
+    Unfinished runs are analyzed too. Returns {} if there is neither a table nor a failed Session. With meta.rigorous_eval, the metrics and
+    returns of the trial are computed from the evaluations. If a table cannot be read, or a file or figure cannot be written, a notice is
+    printed and the analysis continues.
 
-    If the baseline is neither shipped, cached nor recorded, it is measured after everything else is written, for at most 30 s, and can be
-    interrupted by `stop`. The metrics and the figures are then written again.
+    If the baseline is neither shipped, cached nor recorded, it is measured after everything else is written, for at most 30 s; `stop` can
+    interrupt the measurement. The metrics and the figures are then written again.
 
-    The metrics: current_return (of the last evaluation, else of the last row that has one) and its standard error, over Sessions if there
-    are several and over episodes if there is one; evaluated (whether it is that of evaluations); final_return (the last total_reward),
-    total_reward_ma (the last one), strength, max_strength, final_strength, sample_efficiency, training_efficiency and stability as means
-    over Sessions, consistency, random_baseline, frame (mean of the Sessions' last frames), sessions (their number), status ("done",
-    "stopped" or "failed"), failed (number) and failures (Session → last line of the cause) if there are any; None if a metric is not
-    defined. If rollout workers and learner were measured: bottleneck and busy; if a Session trains several policies: policies and
-    best_policy (see sampler_metrics), and the other means are over all policies of all Sessions. Sessions that train one net are one
-    experiment: its metrics are computed from the rows of all workers over global frames, including failed workers, frame is the last
-    global frame, and there is no consistency.
+    The metrics are, with None for a metric that is not defined:
+
+    - current_return (from the last evaluation, otherwise from the last row that has one) and its standard error current_return_se, which is
+      computed over Sessions if there are several and over episodes if there is one; evaluated: whether current_return comes from
+      evaluations.
+    - Means over Sessions: final_return (the last total_reward), total_reward_ma (the last value), strength, max_strength, final_strength,
+      sample_efficiency, training_efficiency, stability and frame (the last frame).
+    - consistency, random_baseline, sessions (number of Sessions that did not fail) and status ("done", "stopped" or "failed").
+    - If Sessions failed: failed (their number) and failures (Session → last line of the cause).
+    - If the rollout workers and the learner were measured: bottleneck and busy.
+    - If a Session trains several policies: policies and best_policy (see sampler_metrics). The means above are then over all policies of
+      all Sessions.
+    - With self-play: elo.
+
+    Sessions that train one shared net are a single experiment. Its metrics are computed over global frames from the rows of all workers,
+    including failed ones; frame is the last global frame, and consistency is None.
     """
     trial = _Trial(spec, Run(paths, t), failed or {}, stop)
     if not trial.train and not trial.failures:
@@ -113,9 +121,9 @@ def analyze_trial(
 
 
 def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES) -> str:
-    """Return the current return of a trial with its standard error and what it is over, in words.
+    """Return a text with the current return of a trial, its standard error, and the episodes and Sessions that it is the mean of.
 
-    Args: episodes: description of the training episodes over which it is the mean.
+    Args: episodes: description of the training episodes whose mean is the return.
     """
     value, sessions = metrics["current_return"], metrics["sessions"]
     if metrics.get("elo") is not None:
@@ -130,7 +138,7 @@ def return_text(metrics: Mapping[str, Any], spec: Spec, episodes: str = EPISODES
 
 
 class _Trial:
-    """The tables of a trial, by index of the Session or of its policy (see RunPaths.session_df)."""
+    """The tables of a trial, indexed by Session, or by Session and policy (see RunPaths.session_df)."""
 
     def __init__(self, spec: Spec, run: Run, failures: Mapping[int, str], stop: Stop | None) -> None:
         self.spec, self.run, self.stop = spec, run, stop
@@ -162,7 +170,7 @@ class _Trial:
 
     @cached_property
     def evaluated(self) -> bool:
-        """Whether current_return is that of the last evaluation, which each successful Session has made recently."""
+        """Whether current_return comes from the last evaluation: each Session that did not fail has a recent evaluation."""
         tables = {index: table for index, table in self.metric_tables.items() if index in (*self.successful_tables, ALL_WORKERS)}
         return bool(tables) and all(is_recent(self.evaluations.get(index), table) for index, table in tables.items())
 
@@ -211,7 +219,7 @@ class _Trial:
         return metrics
 
     def _scalars(self, index: int, strengths: Mapping[int, Strengths]) -> Scalars:
-        """Return the metrics of a table. For a worker of a shared net only its frame, since it is not an independent experiment."""
+        """Return the metrics of a table. For a worker that trains a shared net, only `frame` has a value, since it is no experiment."""
         frame = last_frame(self.train[index] if index in self.train else self.run.tables_per_training("train")[index])
         if index not in self.metric_tables:
             return {**_NO_SCALARS, "frame": frame}
@@ -225,7 +233,7 @@ class _Trial:
         }
 
     def _status(self, index: int) -> Status:
-        """Return how the table's Session ended, without `stop` based on its last frame."""
+        """Return how the table's Session ended. Without `self.stop`, its last frame decides between "stopped" and "done"."""
         if index not in self.successful_tables:
             return "failed"
         may_stop = self.stop is None or self.stop.requested

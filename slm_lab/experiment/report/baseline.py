@@ -1,8 +1,9 @@
-"""Random baselines: the mean return of an agent that acts at random, which is the zero point of strengths.
+"""Random baselines: the mean return of an agent that samples random actions. The strength metrics are relative to this baseline.
 
-Baselines of the envs in our specs ship in baselines.json (written by tools/baselines.py). For other envs, the baseline is measured once,
-after the graphs of a run are written, with a fixed seed and a time limit, and cached in the user's cache folder: one file per env, written
-atomically and without a lock. If two runs end at the same time, both measure, and neither waits for the other.
+The baselines of the envs in the shipped specs are in baselines.json (written by tools/baselines.py). For another env, the baseline is
+measured once, with a fixed seed and a time limit, after the graphs of a run are written. The result is cached in the user's cache folder,
+in one file per env that is written atomically and without a lock. Two runs that end at the same time both measure the baseline, without
+waiting for each other.
 """
 
 from __future__ import annotations
@@ -29,30 +30,31 @@ from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.env_schedule import rule_of
 
 SHIPPED = Path(__file__).with_name("baselines.json")
-"""baseline_key → mean return."""
+"""File with the shipped baselines: key of baseline_key → mean return."""
 EPISODES = 100
 TIME_LIMIT = 30.0
-"""Seconds that a measurement may add to a run."""
+"""Maximum time of a measurement, s."""
 _EPISODE_TIME_FRACTION = 0.9
-"""Fraction of the limit for episodes; the rest is for the last step and env.close(). A slower env is abandoned in its thread."""
+"""Fraction of the time limit used for episodes; the rest is for the last step and env.close(). If an env takes longer, its thread is
+abandoned."""
 _SEED = 0
 _ENVS = 10
-"""Number of parallel envs. Each contributes the same number of episodes, since short episodes end first."""
+"""Number of parallel envs. Each contributes the same number of episodes; otherwise short episodes, which end first, would prevail."""
 _MAX_STEPS = 300_000
-"""Vector steps after which the measurement ends if no episode has ended: more than ten of Atari's longest games (27,000 steps each)."""
+"""Maximum number of vector steps of a measurement: more than ten of the longest Atari games (27,000 steps each)."""
 _OBSERVATION_KEYS = ("grayscale", "img_height", "img_width", "stack_num", "maxpool", "episodic_life", "life_loss_info")
 """Atari's arguments that change the observations, but not the return of a random agent."""
 
 
 class Baseline(NamedTuple):
-    """A random agent's mean return; None if no episode ended."""
+    """Mean return of a random agent, None if no episode ended; and the number of episodes."""
 
     mean_return: float | None
     episodes: int = EPISODES
 
 
 def known_baseline(spec: EnvSpec) -> Baseline | None:
-    """Return the shipped or cached baseline, None if it has to be measured. Takes almost no time and never raises."""
+    """Return the shipped or cached baseline; None if it has to be measured. Takes almost no time and never raises."""
     try:
         key = baseline_key(spec)
         shipped: dict[str, float] = json.loads(SHIPPED.read_text(encoding="utf-8"))
@@ -62,9 +64,10 @@ def known_baseline(spec: EnvSpec) -> Baseline | None:
 
 
 def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIME_LIMIT) -> float | None:
-    """Measure the baseline and cache it. Takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested.
+    """Measure the baseline, cache it and return the mean return.
 
-    Returns None, with a notice, if the measurement fails or is interrupted. If time runs out, the mean is over fewer episodes.
+    Takes at most `limit` seconds, even if the env blocks, and ends early if stop.requested becomes true. When the limit is reached, the
+    mean of the episodes so far is used. Returns None, with a notice, if the measurement fails or is interrupted or no episode ended.
     """
     begin = time.monotonic()
     notice(f"measuring the random baseline of {spec.name}: {EPISODES} episodes, at most {limit:g} s (Ctrl-C skips it)")
@@ -94,7 +97,7 @@ def measure_baseline(spec: EnvSpec, stop: Stop | None = None, limit: float = TIM
 
 
 def baseline_key(spec: EnvSpec) -> str:
-    """Return the env and the arguments that affect the random return: `LunarLander-v3 {"continuous": true}`."""
+    """Return the env's name with the arguments that affect the return of a random agent: `LunarLander-v3 {"continuous": true}`."""
     kwargs = spec.kwargs
     if kwargs and spec.name.startswith("ALE/") and "obs_type" not in kwargs:
         from slm_lab.env.atari import AtariSettings
@@ -111,9 +114,10 @@ def baseline_key(spec: EnvSpec) -> str:
 
 
 def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: int = 0) -> Baseline:
-    """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed, or of at least `fewest` once `ended()`.
+    """Return the mean raw return of 100 random episodes (in Atari, games) with a fixed seed.
 
-    Raises SpecError if the env cannot be built, ValueError if a return is not finite, or an error of the env.
+    When `ended()` returns true, the measurement stops as soon as at least `fewest` episodes can be used, the same number from each env.
+    Raises SpecError if the env cannot be built, ValueError if a return is not finite, or the error of the env.
     """
     from slm_lab.env.make import make_env
 
@@ -142,7 +146,7 @@ def measure(spec: EnvSpec, ended: Callable[[], bool] = lambda: False, fewest: in
 
 
 def cache_folder() -> Path:
-    """Return the folder of measured baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError without a home."""
+    """Return the folder of measured baselines, in $XDG_CACHE_HOME or ~/.cache. Raises RuntimeError if there is no home folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "slm_lab" / "baselines"
 
@@ -194,7 +198,7 @@ def _write_cache(spec: EnvSpec, baseline: Baseline) -> Path | None:
 
 
 def _source(spec: EnvSpec) -> bytes:
-    """Return the source code of the env and its wrappers, which is part of the cache key since users edit their own envs."""
+    """Return the source code of the env and its wrappers. It is part of the cache key, since users edit their own envs."""
     from slm_lab.env.arguments import env_creator
     from slm_lab.env.make import find_target
 
@@ -203,6 +207,6 @@ def _source(spec: EnvSpec) -> bytes:
     if target.registration is not None:
         makers.insert(0, env_creator(target.registration))
     for maker in makers:
-        with suppress(TypeError, OSError):  # a partial, or defined in a C extension
+        with suppress(TypeError, OSError):  # a functools.partial, or a class defined in a C extension
             content += Path(inspect.getsourcefile(maker) or os.devnull).read_bytes()
     return content

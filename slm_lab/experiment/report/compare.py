@@ -1,7 +1,7 @@
 """Compare several runs: group them as seeds of settings, and summarize each setting.
 
-A seed is one independent training: a Session with all its policies or, in a distributed run, all Sessions together, since they train one
-net.
+A seed is one independent training: a Session with all its policies. In a distributed run, whose Sessions train one shared net, all Sessions
+together are one seed.
 """
 
 from __future__ import annotations
@@ -48,71 +48,72 @@ from slm_lab.spec.report import nearest
 SOLVE_EPISODES = 10
 """Minimum number of episodes whose mean return is compared with a threshold."""
 _SHOWN_KEYS, _SHOWN_LETTERS = 3, 30
-"""Maximum number of keys in the name of a setting, and of letters of each value."""
+"""Maximum number of keys in the name of a setting, and maximum number of letters of each value."""
 
 
 TRAINING = "training episodes"
-"""Source of a current return without evaluation."""
+"""SeedResult.source of a seed without evaluations."""
 TOTAL = "total_reward, the mean return of the last 100 episodes"
 RULES = {
     "evaluation": "rows of evaluation",
     "return_new": f"episodes since the last row, at least {SOLVE_EPISODES} of them",
     "total_reward": "mean of the last 100 episodes, since these rows, of SLM Lab, have no return_new",
 }
-"""Data that is compared with a threshold → description."""
+"""Kind of data that is compared with a threshold → description."""
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """Results of one seed: a table per policy; or one table, of its Session or of all workers of one net."""
+    """Results of one seed. `tables` has one table per policy, or a single table of all workers that train a shared net."""
 
     tables: list[Table]
     status: Status = "done"
     rows: Sequence[Table] = ()
-    """The tables as written, one per worker; empty: same as `tables`."""
+    """The tables as written, one per worker of a shared net; empty: same as `tables`."""
     evaluation: Sequence[Table] = ()
-    """Evaluation tables that have rows, of meta.rigorous_eval."""
+    """Evaluation tables of meta.rigorous_eval that have rows."""
     few_evaluations: Sequence[Table] = ()
-    """Evaluation tables of meta.eval_episodes, one for each of `tables`, whose few rows make no curve; empty if the last is not recent."""
+    """Evaluation tables of meta.eval_episodes, one for each of `tables`. They have too few rows for a curve. Empty if the last evaluation
+    is not recent."""
     deterministic: bool = True
-    """Whether the agent acts by the mode of the action distribution in evaluations."""
+    """Whether evaluations use the mode of the action distribution instead of sampled actions."""
 
     @property
     def source(self) -> str:
-        """The kind of episodes on which the current return at the end was measured."""
+        """The kind of episodes from which the final current return is computed."""
         if not (self.evaluation or self.few_evaluations):
             return TRAINING
         return f"evaluation with {'deterministic' if self.deterministic else 'sampled'} actions"
 
     def curve(self, column: str, x_column: str) -> Curve:
-        """Return the column over frame, global_frame, wall_t (seconds) or opt_step; for several tables their mean, if all have it.
+        """Return a column over frame, global_frame, wall_t (seconds) or opt_step; for several tables, return their mean.
 
-        The column "evaluation" is the return of the evaluation rows, and current_return too if there are any; training_return is the
-        current return of training episodes.
+        The column "evaluation" is the return of the evaluation rows, as is current_return if there are evaluation rows. The column
+        training_return is the current return of training episodes.
         """
         curves = self._curves(column, x_column)
         return curves[0] if len(curves) == 1 else interpolate(curves).mean()
 
     def _curves(self, column: str, x_column: str = "frame") -> list[Curve]:
-        """Return the column of each table, or of each evaluation table."""
+        """Return the column's curve for each table, or for each evaluation table."""
         if column == "evaluation" or (column == "current_return" and self.evaluation):
             return [_curve(table, "total_reward", x_column) for table in self._evaluation]
         return [_curve(table, column_of(column), x_column) for table in self.tables]
 
     @property
     def threshold_rule(self) -> str:
-        """Key of RULES for comparison with a threshold: a mean over old episodes is used only if nothing else is available."""
+        """Key of RULES for the comparison with a threshold; total_reward, a mean that includes old episodes, is the last choice."""
         if self.evaluation:
             return "evaluation"
         return "return_new" if all("return_new" in table for table in self.tables) else "total_reward"
 
     def first_reached(self, threshold: float | None, x_column: str, rule: str = "") -> Reached | None:
-        """Return the value of `x_column` at which the first table reached this return; None if no table did.
+        """Return the lowest value of `x_column` at which a table reached the threshold; None if no table did or there is no threshold.
 
-        It is interpolated between evaluations; of training rows, which are means over the time before, the row counts. If the first row
-        is at or above the threshold already, it is only an upper limit.
+        Between two evaluations, the value is interpolated. Training rows are means over the time before them, so the value of the row is
+        used. If the first row is already at or above the threshold, its value is only an upper limit.
 
-        Args: rule: the data compared: "evaluation", "return_new" or another column of the rows; "": `threshold_rule`.
+        Args: rule: the data to compare: "evaluation", "return_new" or another column of the rows; "": `threshold_rule`.
         """
         if threshold is None:
             return None
@@ -120,7 +121,7 @@ class SeedResult:
         between = bool(self.evaluation) and rule in ("evaluation", "current_return")
         if rule not in RULES or (rule == "total_reward" and self.threshold_rule != rule):
             curves = self._curves(rule, x_column)
-        elif rule == "return_new":  # the rows of each worker count every episode of all workers once
+        elif rule == "return_new":  # together, the rows of all workers count each episode once
             curves = [recent_returns(table, x_column) for table in self.rows or self.tables]
         else:
             curves = [_curve(table, "total_reward", x_column) for table in self._evaluation or self.rows or self.tables]
@@ -130,7 +131,7 @@ class SeedResult:
     def final_return(self, metric: str = "current_return") -> float | None:
         """Return the last current_return (or other column), averaged over the tables; None if no episode ended.
 
-        The last current_return is that of the last evaluation, if there is one.
+        If there are evaluations, the last current_return is the return of the last evaluation.
         """
         if metric == "current_return" and self.few_evaluations:
             return average(last_value(table, metric) for table in self.few_evaluations)
@@ -138,7 +139,7 @@ class SeedResult:
 
     @property
     def _evaluation(self) -> list[Table]:
-        """Evaluation tables; for all workers of a shared net one table, whose rows are evaluations of that net at their global frames."""
+        """Evaluation tables. For the workers of a shared net, a single table with the evaluations of that net at their global frames."""
         return [global_table(dict(enumerate(self.evaluation)))] if len(self.rows) > 1 and self.evaluation else list(self.evaluation)
 
     def grad_norm(self) -> float | None:
@@ -146,7 +147,7 @@ class SeedResult:
         return average(one.value.mean() for one in self._curves("grad_norm") if len(one.value))
 
     def updates_per_second(self) -> float | None:
-        """Return the optimizer steps per second, summed over all tables; None if the time is unknown."""
+        """Return the number of optimizer steps per second, summed over all tables; None if the time is unknown."""
         steps = self._curves("opt_step", "wall_t")
         known = [float(one.value[-1] / one.frame[-1]) for one in steps if len(one.frame) and one.frame[-1] > 0]
         return sum(known) if known else None
@@ -158,24 +159,24 @@ def column_of(metric: str) -> str:
 
 
 class Comparable(NamedTuple):
-    """The column by which all seeds of a comparison can be compared."""
+    """The metric by which all seeds of a comparison can be compared."""
 
     metric: str
     reason: str = ""
-    """Reason why it is not the requested metric; "" if it is the requested metric."""
+    """Reason why `metric` is not the requested metric; "" if it is."""
 
 
 def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
     """Return the metric by which all seeds can be compared: `metric` itself if it is measured in the same way for each of them.
 
-    The current return of a seed is that of its evaluation or of training episodes. If the seeds differ in this, the result is
-    training_return, the current return of training episodes; or total_reward, if a run has no column current_return.
+    The current return of a seed is computed from evaluations or from training episodes. If the seeds differ in this, the result is
+    training_return (the current return of training episodes), or total_reward if a run has no column current_return.
     """
     if column_of(metric) != "current_return":
         return Comparable(metric)
     settings = list(settings)
     sources: dict[str, set[str]] = {}
-    for setting in settings:  # the settings of a study have the same names in each env
+    for setting in settings:  # in a study, settings of different envs have the same name
         sources.setdefault(setting.name, set()).update(seed.source for seed in setting.seeds)
     found = set[str]().union(*sources.values())
     if metric == "current_return" and len(found) < 2 and found != {TRAINING}:
@@ -196,7 +197,7 @@ class Setting:
     name: str
     runs: list[Run]
     label: str = ""
-    """The name without the env: the same for settings of several envs that belong together; "": same as `name`."""
+    """The name without the env, which is the same for settings in different envs that belong together; "": same as `name`."""
 
     @cached_property
     def all_seeds(self) -> list[SeedResult]:
@@ -209,7 +210,7 @@ class Setting:
 
     @property
     def status(self) -> str:
-        """Text on how the seeds ended: "done", "1 failed (left out)", or "2 stopped" if none is done."""
+        """Text that says how the seeds ended: "done", "1 failed (left out)", or "2 stopped" if none is done."""
         each = (status for run in self.runs for status in ([run.status] if run.distributed else run.sessions.values()))
         counts = Counter(status for status in each if status != "done")
         left_out = " (left out)" if any(seed.status == "done" for seed in self.all_seeds) else ""
@@ -230,7 +231,7 @@ class Setting:
 
     @cached_property
     def bounds(self) -> Bounds | None:
-        """Lowest and highest possible return of the env, None if unknown or if the runs differ in it."""
+        """Lowest and highest possible return of the env; None if they are unknown or differ between the runs."""
         ranges = {return_range(run.settings()) for run in self.runs}
         return ranges.pop() if len(ranges) == 1 else None
 
@@ -239,7 +240,7 @@ class Setting:
         return np.array([value for seed in self.seeds if (value := seed.final_return(metric)) is not None], dtype=np.float64)
 
     def aligned(self, column: str, x_column: str) -> Aligned:
-        """Return the seeds' curves over the range that all seeds with points cover; value_SF is [seeds, F]."""
+        """Return the curves of the seeds, over the range that all curves with points cover; value_SF is [seeds, F]."""
         return interpolate([seed.curve(column, x_column) for seed in self.seeds])
 
     def count(self) -> str:
@@ -265,7 +266,7 @@ def seeds_of(run: Run) -> list[SeedResult]:
 
 
 def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int, Table], rows: Sequence[Table] = ()) -> SeedResult:
-    """Return the results of a seed; `evaluation` is what evaluation tables it has."""
+    """Return the results of a seed. Args: evaluation: index → the evaluation tables of the seed that have rows."""
     found = list(evaluation.values())
     if run.has_evaluation_curve:
         return SeedResult(tables, status, rows, found, deterministic=bool(run.settings().get("meta.eval_deterministic")))
@@ -275,15 +276,16 @@ def _seed(tables: list[Table], run: Run, status: Status, evaluation: Mapping[int
 
 
 def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choice = BEST, data_dir: Path = Path("data")) -> list[Setting]:
-    """Group the runs named by `words` by label, or without labels by the content of their specs, excluding seeds (see Run.settings).
+    """Group runs as settings: by label or, without labels, by the content of their specs except the seeds (see Run.settings).
 
-    A word is a run folder, the folder of a search or study, with or without `data_dir`, a pattern of run folders, or what `find_training`
-    takes. Of a search the best trial is compared (the confirmed one if there is one), or `choice.trial`; of a study all runs, or those of
-    the entry, env and seed of `choice`. Runs of mode dev and failed runs that match only a pattern are left out, with a notice. Runs of
-    different envs are different settings, even with the same label. Different specs of the same name are labelled by the keys that
-    differ: "ppo_cartpole gamma=0.5".
+    Each word names a run folder, the folder of a search or a study (with or without `data_dir`), a pattern of run folders, or anything
+    else that `find_training` accepts. For a search, the best trial is used (the confirmed one if there is one), or `choice.trial`; for a
+    study, all runs, or the runs with the entry, env and seed of `choice`. Failed runs and runs of mode dev that only match a pattern are
+    left out, with a notice. Runs in different envs belong to different settings, even if their labels are equal. If different specs have
+    the same name, the keys that differ are appended to the names: "ppo_cartpole gamma=0.5".
 
-    Raises UserError. Runs of one label with different specs, and runs that failed or have not ended, cause notices.
+    Raises UserError if a word, label or choice is invalid, or a run has no rows. A notice is printed for runs with the same label but
+    different specs, and for runs that failed or have not ended.
     """
     if not words:
         raise UserError("RUN is missing; expected run folders, such as data/ppo_cartpole_2026_01_31_120000")
@@ -323,7 +325,10 @@ def group_runs(runs: Iterable[Run]) -> list[Setting]:
 
 
 def study_results(word: str, choice: Choice = BEST) -> list[Run]:
-    """Return the results in the folder of a study that `choice` names; [] if `word` is not such a folder. Raises UserError for none."""
+    """Return the results of the study in folder `word` that match `choice`; [] if `word` is not the folder of a study.
+
+    Raises UserError if the study has no results, or none that match `choice`.
+    """
     paths = study_in(Path(word))
     if paths is None:
         return []
@@ -345,7 +350,7 @@ def study_results(word: str, choice: Choice = BEST) -> list[Run]:
 
 
 def _entry_order(paths: StudyPaths) -> dict[str, int]:
-    """Return the label of each entry → its position: the baseline first, then as in the study; {} if the study file is damaged."""
+    """Return label of each entry → its position: the baseline first, then in the study's order; {} if the study file is damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         study = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]["study"]
         labels = [study.get("baseline"), *(one.get("label") or one["spec"].rpartition(":")[2] for one in study["entries"])]
@@ -354,7 +359,7 @@ def _entry_order(paths: StudyPaths) -> dict[str, int]:
 
 
 def _named_runs(word: str, choice: Choice, data_dir: Path) -> list[Run]:
-    """Return the runs named by a word; for a pattern, without failed runs and runs of mode dev. Raises UserError."""
+    """Return the runs named by a word; if it is a pattern, without failed runs and runs of mode dev. Raises UserError if it is invalid."""
     if word == "latest" or _is_search(Path(word)):
         return [_trial(word, choice, data_dir)]
     runs = [load_run(folder) for folder in run_folders(word)]
@@ -375,7 +380,7 @@ def _is_search(folder: Path) -> bool:
 
 
 def _trial(word: str, choice: Choice, data_dir: Path) -> Run:
-    """Return the chosen trial of a search, by default the best one; of "latest", the latest run of train."""
+    """Return the chosen trial of a search, by default the best one; for the word "latest", the latest run in mode train."""
     training = find_training(word, None, data_dir, Choice(trial=choice.trial))
     if training.name:
         notice(f"{word}: comparing {training.name}")
@@ -383,7 +388,7 @@ def _trial(word: str, choice: Choice, data_dir: Path) -> Run:
 
 
 def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
-    """Return a Setting for each group, with the name in its key; the env or the differing keys are appended if the name is not unique."""
+    """Return a Setting for each group. If the name in the group's key is not unique, the env or the differing keys are appended."""
     settings: list[Setting] = []
     names: Counter[str] = Counter()
     for (name, env, content), runs in groups.items():
@@ -401,7 +406,7 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the sorted paths at which specs differ, without keys that only some specs have because their component names differ."""
+    """Return the sorted key paths at which specs differ. Keys that only some specs have because they use other components are omitted."""
     keys = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
     sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
 
@@ -413,7 +418,7 @@ def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _difference(spec: dict[str, Any], keys: Sequence[str]) -> str:
-    """Return a spec's values at the first few `keys`, named by the last part of the path if unique: "gamma=0.5 lr=0.1"."""
+    """Return a spec's values of the first few `keys`, named by the last part of the path if that is unique: "gamma=0.5 lr=0.1"."""
     short = {key: ".".join(key.split(".")[-2:]) if key.endswith((".name", ".type")) else key.rpartition(".")[2] for key in keys}
     counts = Counter(short.values())
     shown = [f"{short[key] if counts[short[key]] == 1 else key}={_value_text(spec.get(key))}" for key in keys[:_SHOWN_KEYS]]
@@ -440,7 +445,7 @@ def _report_status(setting: Setting) -> None:
 
 
 class Summary(NamedTuple):
-    """The numbers of a setting, which are the columns of the tables; None if unknown."""
+    """The numbers of a setting, which are the columns of the tables; None if a number is unknown."""
 
     name: str
     label: str
@@ -451,18 +456,19 @@ class Summary(NamedTuple):
     status: str
     """How the seeds ended (see Setting.status)."""
     solved: int | None
-    """Number of seeds that reached the threshold; None without a threshold."""
+    """Number of seeds that reached the threshold; None if there is no threshold."""
     solved_by: str | None
-    """Key of RULES that was compared with the threshold; if seeds differ, all keys joined by " and "."""
+    """Key of RULES of the data that was compared with the threshold; if the seeds differ, all keys joined by " and "."""
     seconds_to_threshold: Median | None
-    """Median over the seeds, in seconds since the start of training; infinite if half of them did not solve. None without a threshold."""
+    """Median over the seeds, in seconds since the start of training; infinite if half of the seeds did not reach the threshold. None if
+    there is no threshold."""
     steps_to_threshold: Median | None
     """Like seconds_to_threshold, in global frames."""
     final_return: Estimate | None
-    """Mean over seeds, as for opt_steps_per_second and grad_norm."""
+    """Mean over seeds; opt_steps_per_second and grad_norm are means over seeds too."""
     final_return_median: float | None
     interquartile_mean: Estimate | None
-    """Of the final returns, with the interval of the bootstrap over seeds."""
+    """Interquartile mean of the final returns, with the bootstrap interval over seeds."""
     opt_steps_per_second: float | None
     grad_norm: float | None
 
@@ -474,8 +480,8 @@ def summarize(
 
     Args:
         metric: the column whose last value is final_return.
-        seeds: the seeds to count; None: Setting.seeds.
-        rule: the data compared with the threshold (see SeedResult.first_reached).
+        seeds: the seeds to summarize; None: Setting.seeds.
+        rule: the data to compare with the threshold (see SeedResult.first_reached).
     """
     seeds = setting.seeds if seeds is None else seeds
     steps = [seed.first_reached(threshold, "global_frame", rule) for seed in seeds]
@@ -502,10 +508,13 @@ def summarize(
 
 
 def recent_returns(table: Table, x_column: str) -> Curve:
-    """Return for each row the mean return of the newest episodes: of the row and of previous rows until there are SOLVE_EPISODES."""
+    """Return for each row the mean return of the newest episodes, which are at least SOLVE_EPISODES.
+
+    They are the episodes of the row and of as many previous rows as necessary. Rows up to which fewer episodes ended are omitted.
+    """
     counts = np.nan_to_num(table["epi_new"])
     episodes, total = np.cumsum(counts), np.cumsum(counts * np.nan_to_num(table["return_new"]))
-    # the last row before the needed rows: at most `episodes - SOLVE_EPISODES` episodes ended up to it
+    # index of the last row before the rows of the mean; at most `episodes - SOLVE_EPISODES` episodes ended up to that row
     before = np.searchsorted(np.append(0.0, episodes), episodes - SOLVE_EPISODES, "right") - 1
     enough = before >= 0
     number = episodes - np.append(0.0, episodes)[before]
@@ -514,5 +523,5 @@ def recent_returns(table: Table, x_column: str) -> Curve:
 
 
 def _curve(table: Table, column: str, x_column: str) -> Curve:
-    """Return the curve; for a Session that trains its own net, global frames are equal to its frames."""
+    """Return a curve. If a Session trains its own net, its table has no global frames; they are equal to its frames."""
     return curve(table, column, "frame" if x_column == "global_frame" and x_column not in table else x_column)

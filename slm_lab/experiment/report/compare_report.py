@@ -1,4 +1,4 @@
-"""The command compare: compare runs in graphs, files and text."""
+"""The command `compare`: compare runs in graphs, files and text."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ METRICS = {
     "return_new": "mean return (episodes since the last row)",
     "training_return": "mean return (recent training episodes)",
 }
-"""Values of --metric → vertical axis."""
+"""Value of --metric → label of the vertical axis."""
 PROFILES = "performance_profiles"
 """Name of the figure of performance profiles."""
 RETURNS = (*METRICS, "total_reward_ma", "evaluation")
-"""Columns that are returns; the other columns that are drawn are never negative."""
+"""Columns that are returns. The other columns in graphs are never negative."""
 COLOURS = (MEAN_COLOUR, *SESSION_COLOURS)
 BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
@@ -51,7 +51,7 @@ MEDIANS = (
 
 
 class WrittenComparison(NamedTuple):
-    """Result of `comparison`: its text, its content and the written files."""
+    """Result of `comparison`: the text, the content of the JSON file and the written files."""
 
     text: str
     content: dict[str, Any]
@@ -75,13 +75,18 @@ def comparison(
     data_dir: Path = Path("data"),
     out: Path | None = None,
 ) -> WrittenComparison:
-    """Compare the runs in the folders (or patterns) `run_patterns` over a column of AXES; return tables and written files.
+    """Compare the runs in the folders (or patterns) `run_patterns`, and return the tables and the written files.
 
-    `metric` is the column of METRICS to draw, `solve` the return that counts as solved, `labels` one name per pattern, `choice` the trial
-    of searches and the part of studies to compare (see read_settings), `out` the output folder instead of a new one in `data_dir`. A graph
-    that cannot be drawn causes a notice.
+    Args:
+        by: key of AXES: the column on the horizontal axis of the graphs.
+        metric: key of METRICS: the column to draw.
+        solve: the return that counts as solved.
+        labels: a name for each pattern.
+        choice: the trial of searches and the part of studies to compare (see read_settings).
+        out: the output folder; None: a new folder in `data_dir`.
 
-    Raises UserError for invalid arguments and runs, before anything is written, and if a file cannot be written.
+    A graph that cannot be drawn causes a notice. Raises UserError if an argument or a run is invalid, before anything is written, or if a
+    file cannot be written.
     """
     if by not in AXES:
         raise UserError(f"invalid column '{by}'; expected one of {', '.join(AXES)}")
@@ -119,7 +124,7 @@ class _Report:
 
     @property
     def tables(self) -> dict[str, list[list[str]]]:
-        """Title → table, without empty ones."""
+        """Title → table, without empty tables."""
         tables = {"Results": settings_lines(self.summaries), "Differences": pair_lines(self.found), "All envs": overall_lines(self.found)}
         return {title: lines for title, lines in tables.items() if len(lines) > 1}
 
@@ -133,7 +138,7 @@ class _Report:
 
     @property
     def _metric_sentence(self) -> list[str]:
-        """Return the sentence on a metric that is not the requested one, if it is another."""
+        """Return the sentence that says why the metric is not the requested one; [] if it is the requested one."""
         return [f"{self.used.reason}."] if self.used.reason else []
 
     def content(self) -> dict[str, Any]:
@@ -186,7 +191,7 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
     if writer.reason:
         if remove_empty:
             with suppress(OSError):
-                paths.root.rmdir()  # if nothing was written
+                paths.root.rmdir()  # has no effect if something was written
         raise UserError(f"{report.text}\n\ncannot write the comparison to {paths.root}: {writer.reason}")
     listed = [paths.table("csv"), paths.table("json"), paths.graph("mean_returns", "png", AXES[report.by].name)]
     lines = [str(file) for file in listed if file in writer.files]
@@ -197,9 +202,9 @@ def _write(report: _Report, paths: ComparisonPaths, *, remove_empty: bool) -> Wr
 def comparison_graphs(
     settings: Sequence[Setting], by: str, solve: float | None = None, metric: str = "current_return"
 ) -> dict[str, Figure]:
-    """Return figures of the return, the gradient norm and the variance of the return between seeds, if any setting has them.
+    """Return name → figure: of the return, the gradient norm and the variance of the return between seeds, if any setting has the data.
 
-    Each env has separate figures. With several envs, the env is part of a figure's name.
+    Each env has separate figures. If there are several envs, the env is part of the name.
     """
     drawn = [
         Drawn("mean_returns", f"return, {BAND}", METRICS[metric], metric, solve),
@@ -216,7 +221,7 @@ def comparison_graphs(
 
 
 class Drawn(NamedTuple):
-    """The content of a figure for each setting."""
+    """What a figure shows of each setting."""
 
     name: str
     """Name of the figure."""
@@ -224,20 +229,20 @@ class Drawn(NamedTuple):
     y_label: str
     column: str
     solve: float | None = None
-    """Return that counts as solved, or a published score, drawn as a line; None: no line."""
+    """The return that counts as solved, or a published score, which is drawn as a horizontal line; None: no line."""
     level: str = "solved"
-    """What the line is, in the legend."""
+    """Name of the line in the legend."""
     spread: bool = False
-    """Show the variance between seeds instead of their mean; the mean has a band if there are two seeds."""
+    """Show the variance between seeds instead of the mean, which has a band if there are at least two seeds."""
 
 
 def shared_axis(settings: Sequence[Setting], by: str) -> Axis:
-    """Return the axis of a column; frames are global frames if Sessions train one net."""
+    """Return the axis of the column `by`; frames are global frames if the Sessions of a run train one shared net."""
     return GLOBAL_FRAMES if by == "frame" and any(setting.distributed for setting in settings) else AXES[by]
 
 
 def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Iterable[str], drawn: Iterable[Drawn]) -> dict[str, Figure]:
-    """Return figures with a line for each setting that has points, over a column of AXES. All settings have the same env."""
+    """Return name → figure, with a line for each setting that has points, over the column `by` of AXES. All settings are of `env`."""
     styles = [
         Line(f"{one.label or one.name} ({one.count()})", Curve(*np.empty((2, 0))), colour)
         for one, colour in zip(settings, colours, strict=False)
@@ -255,7 +260,7 @@ def setting_figures(env: str, settings: Sequence[Setting], by: str, colours: Ite
 
 
 def _limits(settings: Sequence[Setting], what: Drawn) -> Bounds:
-    """Return the range of possible values of a column, which a band does not leave."""
+    """Return the range of possible values of a column, to which bands are clipped."""
     if what.column not in RETURNS:
         return 0.0, math.inf
     known = {setting.bounds for setting in settings}
@@ -263,7 +268,7 @@ def _limits(settings: Sequence[Setting], what: Drawn) -> Bounds:
 
 
 def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
-    """Return a setting's mean or, with `spread`, its variance (unbiased, since numbers of seeds may differ)."""
+    """Return a setting's mean or, with `spread`, its variance (unbiased, since the number of seeds may differ between settings)."""
     if spread:
         return replace(style, curve=Curve(one.frame, one.value_SF.var(axis=0, ddof=1)))
     mean, (low, high) = one.mean(), one.band()
@@ -272,7 +277,7 @@ def _line(style: Line, one: Aligned, limits: Bounds, *, spread: bool) -> Line:
 
 
 def _threshold_line(of_settings: Sequence[Aligned], what: Drawn) -> list[Line]:
-    """Return a horizontal line at the level of a figure, such as the return that counts as solved; [] without one."""
+    """Return the horizontal line of a figure, such as the return that counts as solved; [] if it has none."""
     last = max((float(one.frame[-1]) for one in of_settings), default=0.0)
     if what.solve is None or not last:
         return []
@@ -280,9 +285,10 @@ def _threshold_line(of_settings: Sequence[Aligned], what: Drawn) -> list[Line]:
 
 
 def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
-    """Return the table of settings. It has solve columns only with a threshold, and a status column only if a seed is not done.
+    """Return the table of settings.
 
-    The env is a column if there are several envs.
+    It has columns about solving only if there is a threshold, a status column only if a seed is not done, and an env column only if there
+    are several envs.
     """
     several = len({one.env for one in summaries}) > 1
     columns: dict[str, list[str]] = {
@@ -307,7 +313,7 @@ def settings_lines(summaries: Sequence[Summary]) -> list[list[str]]:
 
 
 def pair_lines(found: Comparison) -> list[list[str]]:
-    """Return the table of differences to the first setting."""
+    """Return the table of differences between each setting and the first one."""
     pairs = found.pairs
     several = len({one.env for one in pairs}) > 1
     columns: dict[str, list[str]] = {
@@ -327,7 +333,7 @@ def _rounded(value: float) -> float:
 
 
 def overall_lines(found: Comparison) -> list[list[str]]:
-    """Return the table of settings over all envs."""
+    """Return the table of the settings' results over all envs."""
     rows = found.overall
     columns: dict[str, list[str]] = {
         f"over {len(found.scales)} envs": [one.name for one in rows],
@@ -392,11 +398,11 @@ _INTERVALS = (
 )  # fmt: skip
 """Columns of output files that have a 95 % interval."""
 _MEDIANS = ("steps_to_threshold", "seconds_to_threshold", "solve_seconds", "solve_frames")
-"""Those that may be only upper limits."""
+"""Columns of output files whose value may be only an upper limit."""
 
 
 def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for a file: estimates become NAME, NAME_low and NAME_high, and for medians NAME_at_most; infinite numbers are null."""
+    """Return a row for a file: an estimate becomes NAME, NAME_low and NAME_high, a median also NAME_at_most; infinite numbers are null."""
     cells: dict[str, Any] = {}
     for name, value in row.items():
         if name in _INTERVALS:
@@ -427,7 +433,7 @@ def number_text(value: float | None) -> str:
 
 
 def estimate_text(one: Estimate | None, sign: str = "") -> str:
-    """Format an estimate with its interval: "12 [11, 13]". sign: "+" before positive values."""
+    """Format an estimate with its interval: "12 [11, 13]". With sign="+", positive values have a plus sign."""
     if one is None:
         return "-"
     value = f"{sign if one.value > 0 else ''}{number_text(one.value)}"
@@ -435,7 +441,7 @@ def estimate_text(one: Estimate | None, sign: str = "") -> str:
 
 
 def median_text(one: Median | None) -> str:
-    """Format a median of points at which something was reached: "<= 12" if it is only an upper limit."""
+    """Format the median of the points at which a threshold was reached: "<= 12" if it is only an upper limit."""
     if one is None:
         return "-"
     return f"{'<= ' if one.at_most else ''}{estimate_text(Estimate(one.value, one.low, one.high))}"

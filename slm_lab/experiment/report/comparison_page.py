@@ -1,4 +1,4 @@
-"""The parts of the page of a comparison: HTML that loads nothing except plotly.min.js beside it."""
+"""Parts of the HTML page of a comparison. The page loads no file except plotly.min.js from its own folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'self' file:; style-sr
 
 
 def page(title: str, sections: Iterable[str]) -> str:
-    """Return a page, for which plotly.min.js is loaded from its folder."""
+    """Return a page, which loads plotly.min.js from its own folder."""
     return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{_POLICY}">
@@ -79,7 +79,7 @@ def section(title: str, *parts: str) -> str:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """Return a table: header and rows of plain text; "" without rows."""
+    """Return a table. Args: lines: the header and the rows, as plain text. Returns "" if there are no rows."""
     if len(lines) < 2:
         return ""
     head, *rows = (f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line)}</tr>" for tag, line in _tagged(lines))
@@ -102,20 +102,20 @@ def definitions(texts: Mapping[str, str]) -> str:
 
 
 def links(targets: Iterable[tuple[str, Path]], root: Path) -> str:
-    """Return a list of links to files and folders, relative to the folder of the page; names without a link for those that are gone."""
+    """Return a list of links to files and folders, relative to the page's folder `root`; only the name if the target does not exist."""
     shown = ((html.escape(name), target) for name, target in targets)
     items = (f'<a href="{link(target, root)}">{name}</a>' if target.exists() else name for name, target in shown)
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
 def link(target: Path, root: Path) -> str:
-    """Return the relative URL of a file or folder."""
+    """Return the URL of a file or folder relative to `root`."""
     return html.escape(quote(os.path.relpath(target, root)), quote=True)
 
 
 def plot(figure: AnyFigure) -> str:
     """Return an interactive graph."""
     content = json.dumps(plotly_json(figure), separators=(",", ":"))
-    for letter in "<>&":  # no text can end the script element
+    for letter in "<>&":  # so that no text can end the script element
         content = content.replace(letter, f"\\u{ord(letter):04x}")
     return f'<div class="card"><div class="plot"></div><script type="application/json">{content}</script></div>'

@@ -1,4 +1,4 @@
-"""Decisions of a study that adds seeds until differences are clear: confidence sequences of the differences seed by seed."""
+"""Decisions of a study that adds seeds until differences are clear, based on confidence sequences of the differences of paired seeds."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ MAX_SEEDS = 32
 
 @dataclass(frozen=True)
 class Decision:
-    """The difference of an entry to the reference, in one env."""
+    """The difference between an entry and the reference entry in one env, and whether it is decided."""
 
     entry: str
     reference: str
     env: str
     pairs: int
-    """Number of seeds that both have."""
+    """Number of seeds that both entries have."""
     difference: Estimate | None
-    """Mean difference, with the interval of its confidence sequence (None where it is infinite); None without pairs."""
+    """Mean difference and the current interval of the confidence sequence (None if it is infinite); None if there are no pairs."""
     after: int | None
-    """Number of pairs after which the interval excluded 0 for the first time; None: not decided."""
+    """Number of pairs after which the interval excluded 0 for the first time; None if the difference is not decided."""
     bounded: bool
-    """Whether the range of returns is known, so that the interval assumes no distribution."""
+    """Whether the range of returns is known; the interval then assumes no distribution."""
 
     def text(self, where: str = "") -> str:
-        """Return the result in a sentence. Args: where: " in ENV"."""
+        """Return the result as a sentence. Args: where: the env, as " in ENV"."""
         if self.difference is None:
             return f"Not decided: {self.entry} and {self.reference}{where} have no seed in common."
         value, low, high = self.difference
@@ -51,10 +51,10 @@ def _bound_text(value: float | None, infinite: str) -> str:
 
 
 def decisions(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> list[Decision]:
-    """Return a Decision for each env and entry, against the baseline of the study, or else against the first entry of the env.
+    """Return a Decision for each env and entry. The reference is the study's baseline or, where that has no runs, the env's first entry.
 
-    With probability 0.95, all intervals contain the true differences at every number of seeds: each has the level 0.05 / number of
-    intervals.
+    Each interval has the level 0.05 / number of intervals. With probability 0.95, all intervals therefore contain the true differences, at
+    every number of seeds.
 
     Args: found: (env, entry) → Setting.
     """
@@ -94,14 +94,14 @@ def _decide(
 
 
 def scores_by_seed(setting: Setting, metric: str) -> dict[int, float]:
-    """Return random_seed → score of the run, the mean over its Sessions."""
+    """Return random_seed of each run → score of the run: the mean over its Sessions."""
     runs = {run.random_seed: seeds_of(run) for run in setting.runs if isinstance(run, ResultRun)}
     means = {key: average(seed.final_return(metric) for seed in seeds) for key, seeds in runs.items()}
     return {key: mean for key, mean in means.items() if mean is not None}
 
 
 def explanation(found: Sequence[Decision]) -> str:
-    """Return what the intervals of the decisions are, and what they assume."""
+    """Return a text that explains the intervals of the decisions and their assumptions."""
     ways = {one.bounded for one in found if one.pairs}
     how = ["betting, for any distribution of returns within their range"] if True in ways else []
     how += ["mixture of t tests, for normal differences, since the range of returns is unknown"] if False in ways else []

@@ -1,7 +1,7 @@
-"""Descriptions of figures, which render_html.py and render_png.py draw identically.
+"""Descriptions of figures. render_html.py and render_png.py draw them identically.
 
-A Figure has one or more Panels below each other, with one legend. A Panel has lines with bands and marks, or rows of bars, or both.
-A search has two more kinds of figures: ScatterGrid and ParallelCoordinates.
+A Figure has one or more Panels, one below the other, and one legend. A Panel has lines with bands and marks, rows of bars, or both.
+There are two more kinds of figures for searches: ScatterGrid and ParallelCoordinates.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from slm_lab.experiment.report.metrics import Curve, evenly
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
-"""Okabe and Ito's palette, also distinguishable with colour blindness."""
+"""Palette of Okabe and Ito, whose colours are distinguishable with colour blindness too."""
 POLICY_COLOURS = (MEAN_COLOUR, *SESSION_COLOURS, "#882255", "#7F7F7F")
 EVALUATION_COLOUR = "#882255"
 INK, GRID, GREY = "#333333", "#E3E3E3", "#777777"
 BAND_OPACITY, FAINT_OPACITY = 0.18, 0.5
 """Opacity of bands and of the faint lines of a group."""
 _MAX_POINTS = 2000
-"""Longer lines are thinned evenly, since a screen cannot show more points."""
+"""Maximum number of points of a line. Longer lines are thinned evenly, since a screen cannot show more points."""
 MAX_MARKERS = 25
 """Lines with up to this many points have a marker at each point: a single point would be invisible without one."""
 _MAX_TITLE = 90
-"""Characters."""
+"""Maximum length of a title, in characters."""
 BAND = "±1 standard deviation"
 MARK = "copied another policy's weights"
 EMPTY = "nothing to show: no episode has ended"
@@ -52,14 +52,14 @@ class Line:
     band: tuple[np.ndarray, np.ndarray] | None = None
     """Lower and upper edge of the band around the line, [points] each; None: no band."""
     faint: bool = False
-    """Drawn thinner than a mean; in a group with a common legend entry also pale."""
+    """Drawn thinner than a mean and, if the line belongs to a group, with FAINT_OPACITY."""
     steps: bool = False
     """Drawn as steps: the value is constant until the next point."""
     dashed: bool = False
-    """Drawn thin and without markers, as a reference level."""
+    """Drawn dashed, thin and without markers, as a reference level."""
     marks: tuple[Mark, ...] = ()
     group: str = ""
-    """Lines of the same group have one common legend entry with this name."""
+    """Lines of the same group share one legend entry with this name; "": the line has its own entry."""
 
     @property
     def opacity(self) -> float:
@@ -82,7 +82,7 @@ class Bar:
     begin: float
     end: float
     middle: float
-    """Vertical position."""
+    """Vertical position of the bar's centre."""
     thickness: float
     text: str = ""
     """Shown under the mouse pointer; "": nothing is shown."""
@@ -90,18 +90,18 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars of one kind: one colour, one name in the legend."""
+    """Bars of one kind, with the same colour and one name in the legend."""
 
     name: str
     colour: str
     bars: Sequence[Bar]
     edge: float = 0.0
-    """Width of the white edge that separates neighbours."""
+    """Width of the white edge that separates neighbouring bars."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over frames or `x_label`, and bars; later ones are drawn on top."""
+    """Lines over an axis with the label `x_label`, and bars; later ones are drawn on top of earlier ones."""
 
     y_label: str
     lines: list[Line] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Panel:
     band: str = BAND
     """Description of the band."""
     each: str = "sessions"
-    """Description of the faint lines, if the PNG's legend counts them instead of naming each."""
+    """Description of the faint lines, for a legend in the PNG that gives their number instead of each name."""
     bars: tuple[Bars, ...] = ()
     rows: Mapping[str, float] = field(default_factory=dict)
     """Name of a row of bars → its vertical position, instead of a numeric axis."""
@@ -120,9 +120,9 @@ class Panel:
     nothing: str = EMPTY
     """Text shown if there are neither points nor bars."""
     best_last: bool = False
-    """Whether lines are ordered from worst to best; the legend then lists the best first."""
+    """Whether lines are ordered from worst to best; the legend then lists the best line first."""
     height: int | None = None
-    """Height of the axes in the PNG in pixels; None: fill a picture of standard size, or 150 if there are several panels."""
+    """Height of the axes in the PNG, in pixels; None: the axes fill an image of standard size or, if there are several panels, 150."""
 
     @property
     def empty(self) -> bool:
@@ -130,23 +130,23 @@ class Panel:
 
     @property
     def one_band(self) -> bool:
-        """Whether the legend names the band; with several bands the title explains them."""
+        """Whether the legend has an entry for the band. If several lines have bands, the title explains them instead."""
         return sum(line.banded for line in self.lines) == 1
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A title above one or more panels; panels below each other share the horizontal axis and the names of lines."""
+    """A title above one or more panels, one below the other, which share the horizontal axis and the names of lines."""
 
     title: str
     panels: tuple[Panel, ...]
     subtitle: str = ""
     left: float = 0.115
-    """Left end of the axes in the PNG, in widths of the picture."""
+    """Left end of the axes in the PNG, as a fraction of the image's width."""
 
     @property
     def panel(self) -> Panel:
-        """The first panel, for most figures the only one."""
+        """The first panel; most figures have only one."""
         return self.panels[0]
 
 
@@ -182,7 +182,7 @@ def _select(line: Line, indices: np.ndarray) -> Line:
 
 
 def shorten(title: str) -> str:
-    """Shorten a title in the middle: its beginning names the spec, its end the content."""
+    """Shorten a title in the middle, since its beginning names the spec and its end the content."""
     return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 61]}…{title[-60:]}"
 
 
@@ -191,7 +191,7 @@ def thin(line: Line) -> Line:
 
 
 def format_tick(value: float, position: int | None) -> str:
-    """Format a tick as 1,500, 0.25 or 2e-5: matplotlib's own format may factor out a power of ten."""
+    """Format a tick as 1,500, 0.25 or 2e-5. The default format of matplotlib may factor out a power of ten."""
     if 0 < abs(value) < 0.001:
         digits, _, power = f"{value:.2e}".partition("e")
         text = f"{float(digits):g}e{int(power)}"
@@ -201,18 +201,18 @@ def format_tick(value: float, position: int | None) -> str:
 
 
 COLOURS = ("#BDDF26", "#5EC962", "#21918C", "#3B528B", "#440154")
-"""From low to high: reversed viridis, so that the best is dark on white."""
+"""Colours from the lowest to the highest value: reversed viridis, so that the best trials are dark on a white background."""
 HIGHLIGHT = "#D55E00"
 """Edge colour of the best trials."""
 BEST = 10
 """Number of highlighted trials."""
 UNUSED = -0.12
-"""Position of trials in which a key is not active, below its axis."""
+"""Position, below the axis of a key, of trials in which the key is not active."""
 SCATTER_RANGE = (-0.07, 1.07)
-"""Axis range: the positions 0 to 1 with a margin."""
+"""Range of an axis: the positions 0 to 1 and a margin."""
 NOTHING = "nothing to show: no trial has a result yet"
 STATUS_TEXTS = {"finished": "finished", "stopped": "stopped early", "running": "running"}
-"""Status of a trial that is drawn → its text."""
+"""Status of a trial → its text; trials with another status are not drawn."""
 
 
 @dataclass(frozen=True)
@@ -223,11 +223,11 @@ class Scale:
     ticks: Sequence[tuple[float, str]]
     """Position and text of each tick."""
     unused: bool = False
-    """Whether some trials are at UNUSED."""
+    """Whether the position of some trials is UNUSED."""
 
     @property
     def all_ticks(self) -> list[tuple[float, str]]:
-        """The ticks, including the tick of UNUSED if needed."""
+        """The ticks, including the tick at UNUSED if it is needed."""
         return [*([(UNUSED, "not used")] if self.unused else []), *self.ticks]
 
     @property
@@ -237,22 +237,22 @@ class Scale:
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a figure, best first: T trials, coloured by a value."""
+    """The T trials of a figure, from best to worst, coloured by a value."""
 
     text: Sequence[str]
-    """Shown under the mouse pointer."""
+    """Text of each trial that is shown under the mouse pointer."""
     status: Sequence[str]
-    """Keys of STATUS_TEXTS."""
+    """Key of STATUS_TEXTS for each trial."""
     label: str
-    """Name of the value."""
+    """Name of the value by which trials are coloured."""
     value_T: np.ndarray
-    """Value of each trial; NaN: unknown, drawn grey."""
+    """Value of each trial; NaN: unknown, the trial is drawn grey."""
     low: float
     high: float
-    """Values of the first and the last colour; values outside are clipped to this range."""
+    """`low` and `high` are the values of the first and the last colour; values outside this range are clipped."""
 
     def groups(self) -> dict[str, np.ndarray]:
-        """Return the names in the legend, each with the indices of its trials; the best trials are the last entry."""
+        """Return name in the legend → indices of its trials; the last entry is the best trials."""
         status = np.array(self.status)
         found = {text: np.flatnonzero(status == kind) for kind, text in STATUS_TEXTS.items()}
         best = min(BEST, len(status))
@@ -275,18 +275,18 @@ class TrialsFigure:
 
 @dataclass(frozen=True)
 class ScatterGrid(TrialsFigure):
-    """Metrics over keys: R rows of metrics, K columns of keys. The first BEST trials have an edge."""
+    """A grid of scatter plots with a row for each of R metrics and a column for each of K keys. The first BEST trials have an edge."""
 
     columns: Sequence[Scale]
     rows: Sequence[Scale]
     x_KT: np.ndarray
-    """Positions; NaN: not drawn."""
+    """Horizontal position of each trial on each key's axis; NaN: the trial is not drawn."""
     y_RT: np.ndarray
 
 
 @dataclass(frozen=True)
 class ParallelCoordinates(TrialsFigure):
-    """One line per trial through its values on A axes; the first BEST trials are drawn thicker."""
+    """A line for each trial through its values on A parallel axes; the first BEST trials have thicker lines."""
 
     axes: Sequence[Scale]
     position_AT: np.ndarray

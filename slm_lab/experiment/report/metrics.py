@@ -1,7 +1,7 @@
-"""Curves (columns of tables over a common axis), the metrics of docs/equations.md, and estimates over seeds with 95 % intervals.
+"""Learning curves, the metrics of docs/equations.md, and estimates over seeds with 95 % confidence intervals.
 
-The strength s is total_reward minus the random baseline, in the rows that have a total_reward. A metric whose denominator is zero is
-None.
+A curve is a column of a table over another column, such as the frame. The strength s of a row is its total_reward minus the random
+baseline; rows without a total_reward are omitted. A metric whose denominator is zero is None.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _MAX_POINTS = 5000
 
 
 class Curve(NamedTuple):
-    """Values over frames, or over another increasing column (seconds, global frames); both float64 [points] and finite."""
+    """Values over frames, or over another increasing column (seconds, global frames). Both arrays are float64 [points] and finite."""
 
     frame: np.ndarray
     value: np.ndarray
 
 
 def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
-    """Return a column's finite values over `x_column`, empty if a column is missing; of rows with equal x the last is used.
+    """Return the finite values of a column over `x_column`; the curve is empty if a column is missing.
 
-    Tables of SLM Lab have no current_return; total_reward is used instead.
+    If several rows have the same `x_column` value (other than frame), the last one is used. In tables of SLM Lab, which have no
+    current_return, total_reward is used instead.
     """
     if column == "current_return" and column not in table:
         column = "total_reward"
@@ -49,7 +50,7 @@ def curve(table: Table, column: str, x_column: str = "frame") -> Curve:
 
 @dataclass(frozen=True)
 class Aligned:
-    """Curves of several Sessions over a common axis: frames or another increasing column."""
+    """Curves of several Sessions at common points of an axis: frames or another increasing column."""
 
     frame: np.ndarray
     """[F], increasing."""
@@ -71,19 +72,19 @@ class Aligned:
 
 
 def five_digits(value: float) -> float | None:
-    """Return a value for a JSON file, with five significant digits; integers keep all digits. None: not finite."""
+    """Return the value rounded to five significant digits, for a JSON file; integers keep all digits. None if it is not finite."""
     if not math.isfinite(value):
         return None
     return int(value) if value.is_integer() else float(f"{value:.5g}")
 
 
 def evenly(count: int, most: int) -> np.ndarray:
-    """Return the indices of `most` evenly spaced points out of `count`, or of all points if there are fewer."""
+    """Return the indices of `most` evenly spaced points out of `count` points, or of all points if `count` is smaller."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
 
 def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
-    """Align curves at the frames that at least `min_count` of them have."""
+    """Align curves at the frames at which at least `min_count` of them have a value."""
     frame = np.unique(np.concatenate([np.empty(0), *(one.frame for one in curves)]))
     value_SF = np.full((len(curves), len(frame)), np.nan)
     for row, one in zip(value_SF, curves, strict=True):
@@ -93,7 +94,10 @@ def align(curves: Sequence[Curve], min_count: int = 1) -> Aligned:
 
 
 def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned:
-    """Align curves that share a grid of frames; interpolate curves that do not, such as those of policies that share envs."""
+    """Align curves that share a grid of frames; interpolate curves that do not, for example curves of policies that share envs.
+
+    Curves share a grid if at least `min_count` of them have values at half as many common frames as the shortest curve has points.
+    """
     min_count = min(min_count, len(curves))
     aligned = align(curves, min_count)
     shortest = min((len(one.frame) for one in curves if len(one.frame)), default=0)
@@ -101,9 +105,9 @@ def align_or_interpolate(curves: Sequence[Curve], min_count: int = 2) -> Aligned
 
 
 def interpolate(curves: Sequence[Curve]) -> Aligned:
-    """Align curves by linear interpolation at all their points in the range that all curves cover.
+    """Align curves by linear interpolation, at the frames of all curves within the range that every curve covers.
 
-    Curves without points are omitted. More than _MAX_POINTS points are thinned evenly.
+    Curves without points are omitted. If there are more than _MAX_POINTS frames, _MAX_POINTS evenly spaced ones are used.
     """
     curves = [one for one in curves if len(one.frame)]
     if not curves:
@@ -124,7 +128,7 @@ _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 
 
 @dataclass(frozen=True)
 class Strengths:
-    """The strength s of each row that has one, with its frame and optimizer step. All float64 [rows]."""
+    """The strength s of each row that has a total_reward, with the row's frame and optimizer step. All arrays are float64 [rows]."""
 
     frame: np.ndarray
     opt_step: np.ndarray
@@ -157,7 +161,7 @@ def session_metrics(strengths: Strengths) -> Scalars:
 
 
 def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
-    """Return the strengths, and the other metrics over all rows up to each row, float64 [rows]; NaN where a metric is not defined."""
+    """Return for each row its strength and the other metrics over all rows up to it, float64 [rows]; NaN where a metric is not defined."""
     s = strengths.value
     return {
         "strength": s,
@@ -168,9 +172,10 @@ def metric_columns(strengths: Strengths) -> dict[str, np.ndarray]:
 
 
 def efficiencies(s: np.ndarray, spent: np.ndarray) -> np.ndarray:
-    """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows; `spent`: frames or optimizer steps. NaN if the denominator is zero.
+    """Return Σ (sᵢ / spentᵢ) / Σ sᵢ over the first 1, 2, … rows, where `spent` is frames or optimizer steps. NaN if the denominator is
+    zero.
 
-    Rows before the first optimizer step have no training efficiency and are excluded from both sums.
+    Rows before the first optimizer step have no training efficiency; both sums exclude them.
     """
     begun = spent > 0
     return _ratio(np.cumsum(np.where(begun, _ratio(s, spent), 0.0)), np.cumsum(np.where(begun, s, 0.0)))
@@ -183,9 +188,9 @@ def stabilities(s: np.ndarray) -> np.ndarray:
 
 
 def consistencies(strengths: Aligned) -> np.ndarray:
-    """Return 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths` (std of the population).
+    """Return 1 − 2 Σᵢ stdⱼ(sᵢⱼ) / Σᵢ meanⱼ(sᵢⱼ) over the first 1, 2, … frames of `strengths`, with the population standard deviation.
 
-    NaN for fewer than two Sessions, which have no spread; SLM Lab writes 1 for a single one.
+    NaN for fewer than two Sessions, for which no deviation is defined; SLM Lab writes 1 for a single Session.
     """
     if len(strengths.value_SF) < 2:
         return np.full(len(strengths.frame), np.nan)
@@ -193,7 +198,7 @@ def consistencies(strengths: Aligned) -> np.ndarray:
 
 
 def consistency_curve(strengths: Aligned) -> Curve:
-    """Return the consistencies over frames, where defined. `strengths` contains the frames that all Sessions have."""
+    """Return the consistencies over frames, where they are defined. `strengths` contains the frames that all Sessions have."""
     return _finite(strengths.frame, consistencies(strengths))
 
 
@@ -203,7 +208,7 @@ def consistency(strengths: Aligned) -> float | None:
 
 
 def mean_scalars(sessions: Sequence[Scalars]) -> Scalars:
-    """Return the mean of each metric over the Sessions that have it; the mean of counts (integers) is rounded to an integer."""
+    """Return the mean of each metric over the Sessions in which it is defined; the mean of integers (counts) is rounded to an integer."""
     names = sessions[0] if sessions else {}
     known = {name: [value for session in sessions if (value := session[name]) is not None] for name in names}
     return {name: _mean(values) if values else None for name, values in known.items()}
@@ -215,7 +220,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def current_return(table: Table) -> Scalars:
-    """Return the current_return of the last row that has one, and its standard error."""
+    """Return the last finite current_return of a table, and its standard error."""
     known = np.flatnonzero(np.isfinite(table.get("current_return", np.empty(0))))
     errors = table.get("current_return_se")
     error = _last(errors[known[-1:]]) if errors is not None and len(known) else None
@@ -223,14 +228,17 @@ def current_return(table: Table) -> Scalars:
 
 
 def is_recent(evaluation: Table | None, table: Table) -> bool:
-    """Return whether the last evaluation of a Session is not older than the episodes that may count for its current return."""
+    """Return whether the last evaluation of a Session is at most as old as the oldest training episodes that current_return may include."""
     if evaluation is None or not len(evaluation["frame"]) or not len(table["frame"]):
         return False
     return float(evaluation["frame"][-1]) >= (1.0 - MAX_AGE) * float(table["frame"][-1])
 
 
 def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, float | None] | None:
-    """Return the mean Elo rating of several sessions with its standard error between them, or of one with its own; None without one."""
+    """Return the mean Elo rating of several Sessions and its standard error; a single rating is returned as it is, None for no rating.
+
+    Args: ratings: (Elo, standard error) of each Session.
+    """
     if len(ratings) < 2:
         return ratings[0] if ratings else None
     values = [elo for elo, _ in ratings]
@@ -238,9 +246,10 @@ def mean_rating(ratings: Sequence[tuple[float, float | None]]) -> tuple[float, f
 
 
 def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Scalars:
-    """Return the mean of current returns, with its standard error: over Sessions if there are several, else over episodes.
+    """Return the mean current return and its standard error, which is over Sessions if there are several, and else over episodes.
 
-    Args: tables: index of each table (Session · policies + policy) → its metrics. The policies of a Session count as one training.
+    Args: tables: index of each table (Session · policies + policy) → its metrics. The policies of a Session are one training: their mean
+        is one value.
     """
     of_session: dict[int, list[Scalars]] = {}
     for index, one in tables.items():
@@ -256,7 +265,7 @@ def mean_current_return(tables: Mapping[int, Scalars], policies: int = 1) -> Sca
 
 
 def last_value(table: Table, column: str) -> float | None:
-    """Return the last known value of a column."""
+    """Return the last finite value of a column, None if there is none."""
     return _last(curve(table, column).value)
 
 
@@ -279,7 +288,7 @@ def _last(values: np.ndarray) -> float | None:
 
 
 class Estimate(NamedTuple):
-    """A mean or median over seeds and its 95 % interval, which is None for a single seed."""
+    """A mean or median over seeds and its 95 % confidence interval; `low` and `high` are None for a single seed."""
 
     value: float
     low: float | None
@@ -291,10 +300,10 @@ Bounds = tuple[float, float]
 
 
 def estimate(values: Sequence[float | None], bounds: Bounds | None = None) -> Estimate | None:
-    """Return the mean of the known values and its interval, which has zero width if they are equal; None if no value is known.
+    """Return the mean of the values that are not None and its interval (zero width if they are equal); None if there are no values.
 
-    Args: bounds: the interval is restricted to them, which does not change how often it contains the mean; None: unknown. Bounds that a
-        value violates are ignored.
+    Args: bounds: range of possible values, to which the interval is clipped; this does not change how often it contains the true mean.
+        None: unknown. Bounds that a value violates are ignored.
     """
     known = [value for value in values if value is not None]
     if len(known) < 2:
@@ -314,22 +323,22 @@ def _around(value: float, half: float, bounds: Bounds | None = None) -> Estimate
 
 
 def average(values: Iterable[float | None], compute: Callable[..., Any] = np.mean) -> float | None:
-    """Return the mean, or another statistic, of the known values; None if no value is known."""
+    """Return the mean, or another statistic, of the values that are not None; None if there are no values."""
     known = [value for value in values if value is not None]
     return float(compute(known)) if known else None
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t; beyond the table by a series expansion, with an error below 0.001."""
+    """Return the 97.5 % quantile of Student's t, from a table or, for more degrees of freedom, a series expansion (error below 0.001)."""
     return _T_QUANTILES[freedom - 1] if freedom <= len(_T_QUANTILES) else 1.96 + 2.3723 / freedom + 2.8224 / freedom**2
 
 
 def difference(values: Sequence[float], others: Sequence[float], *, paired: bool = False, bounds: Bounds | None = None) -> Estimate | None:
-    """Return mean(values) − mean(others) with its 95 % interval: Student's t of the differences if paired, else Welch's.
+    """Return mean(values) − mean(others) with its 95 % interval: Student's t interval of the differences if paired, else Welch's interval.
 
-    Returns None without values, and an estimate without interval if one side has a single value.
+    Returns None if one side has no values, and an estimate without interval if one side has a single value.
 
-    Args: bounds: range of possible values of both sides; the difference is at most its width.
+    Args: bounds: range of possible values of both sides; the interval is clipped to differences that are possible within it.
     """
     if not values or not others:
         return None
@@ -344,7 +353,7 @@ def difference(values: Sequence[float], others: Sequence[float], *, paired: bool
     variance = sum(parts)
     if variance == 0.0:
         return _around(value, 0.0)
-    # of shares, which do not underflow as squares of tiny variances do
+    # computed from the shares of the total variance, since squares of tiny variances would underflow
     freedom = 1.0 / sum((part / variance) ** 2 / (len(sample) - 1) for part, sample in zip(parts, (values, others), strict=True))
     return _around(value, t_quantile(max(1, math.floor(freedom))) * math.sqrt(variance), widest)
 
@@ -354,13 +363,13 @@ class Reached(NamedTuple):
 
     point: float
     at_most: bool = False
-    """Whether the first value was at or above the threshold already, so that the point is only an upper limit."""
+    """Whether the first value of the curve is already at or above the threshold, so that the point is only an upper limit."""
 
 
 def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | None:
-    """Return the first point at which a curve is at or above a threshold; None if there is none.
+    """Return the first point at which a curve is at or above a threshold; None if the curve never reaches it.
 
-    Args: between: interpolate linearly between that point and the one before.
+    Args: between: interpolate linearly between that point and the one before it.
     """
     above = np.flatnonzero(one.value >= threshold)
     if not len(above):
@@ -373,20 +382,20 @@ def first_reached(one: Curve, threshold: float, *, between: bool) -> Reached | N
 
 
 class Median(NamedTuple):
-    """A median of points at which something was reached, and its 95 % interval, which is None for fewer than 6 points."""
+    """Median of the points at which curves reached a threshold, and its 95 % interval, which is None for fewer than 6 points."""
 
     value: float
     low: float | None
     high: float | None
     at_most: bool = False
-    """Whether the median is only known to be at most `value`."""
+    """Whether `value` is only an upper limit of the median."""
 
 
 def median_reached(values: Sequence[Reached | None]) -> Median:
-    """Return the median of the points at which something was reached, with a 95 % interval by order statistics; None: never (infinite).
+    """Return the median of the points at which curves reached a threshold, with a 95 % interval by order statistics.
 
-    The interval is distribution-free: its coverage is at least 95 %, and it does not exist for fewer than 6 values. A point that is only an
-    upper limit counts as 0 for the lower end of the interval.
+    A curve that never reached the threshold is None and counts as infinite. The interval assumes no distribution: its coverage is at least
+    95 %, and it does not exist for fewer than 6 values. For the lower end of the interval, a point that is only an upper limit counts as 0.
     """
     latest = sorted(math.inf if value is None else value.point for value in values)
     earliest = sorted(math.inf if value is None else 0.0 if value.at_most else value.point for value in values)

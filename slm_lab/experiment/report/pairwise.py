@@ -40,22 +40,22 @@ class Pair(NamedTuple):
     p_value: float | None
     """p-value of Welch's test; None if a setting has a single seed, or if no return varies."""
     p_holm: float | None
-    """The p-value, adjusted for the number of pairs (Holm)."""
+    """The p-value, adjusted for the number of pairs by Holm's method."""
 
 
 class Overall(NamedTuple):
-    """A setting over all envs; normalised returns (see Scale)."""
+    """The results of a setting over all envs, with normalised returns (see Scale)."""
 
     name: str
     seeds: int
     interquartile_mean: Estimate
     optimality_gap: Estimate
     improvement: Estimate | None
-    """P(this > the first setting), mean over the envs; None for the first setting."""
+    """P(this setting > the first setting) as a mean over the envs; None for the first setting."""
 
 
 class Scale(NamedTuple):
-    """What normalised returns of 0 and 1 are in an env."""
+    """The returns of an env that correspond to normalised returns of 0 and 1, and their descriptions."""
 
     env: str
     zero: float
@@ -65,20 +65,20 @@ class Scale(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The comparison of settings."""
+    """Result of compare_pairs."""
 
     pairs: list[Pair]
     overall: list[Overall]
-    """The settings over all envs; [] for a single env, or if no two settings have results in the same envs."""
+    """The results of the settings over all envs; [] if there are not at least two envs in which the settings can be compared."""
     scales: list[Scale]
     profiles: dict[str, Profile]
     """Name of a setting → its performance profile over all envs."""
 
 
 def compare_pairs(settings: Sequence[Setting], metric: str, published: Mapping[str, float] | None = None) -> Comparison:
-    """Compare settings with the first one: the first of all if it has results in the env, else the first in the env.
+    """Compare the settings of each env with the first setting of all, or, if that has no results in the env, with the env's first setting.
 
-    Args: published: env → score that a normalised return of 1 means instead of the highest possible return.
+    Args: published: env → published score, which corresponds to a normalised return of 1 instead of the highest possible return.
     """
     pairs = []
     for env in dict.fromkeys(one.env for one in settings):
@@ -109,7 +109,7 @@ def _pair(a: Setting, b: Setting, metric: str) -> Pair:
 def _over_envs(
     settings: Sequence[Setting], metric: str, published: Mapping[str, float]
 ) -> tuple[list[Overall], list[Scale], dict[str, Profile]]:
-    """Return the comparison over the envs in which every setting that has results in several envs has results."""
+    """Compare the settings that have results in several envs, over the envs in which all of these settings have results."""
     of_label: dict[str, dict[str, Setting]] = {}
     for one in settings:
         if len(one.scores(metric)):
@@ -139,9 +139,10 @@ def _over_envs(
 
 
 def _scale(env: str, settings: Sequence[Setting], metric: str, published: float | None) -> Scale:
-    """Return the scale of an env: 0 is the random baseline, 1 the published score, if given, else the highest possible return.
+    """Return the scale of an env: 0 is the random baseline, and 1 is the published score or, without one, the highest possible return.
 
-    Where one of them is unknown, the lowest or highest result takes its place.
+    If the value for 0 is unknown, the lowest result is used; if both values for 1 are unknown, the highest result. If the value for 1 is
+    not above the value for 0, the lowest and the highest result are used.
     """
     scores = np.concatenate([one.scores(metric) for one in settings])
     zero, zero_is = _random_baseline(settings[0]), "random actions"
@@ -163,7 +164,7 @@ def _random_baseline(setting: Setting) -> float | None:
 
 
 def profile_figure(comparison: Comparison, colours: Sequence[str]) -> Figure:
-    """Return the performance profiles of all settings, with their bands."""
+    """Return the figure of the performance profiles of all settings, with their bands."""
     lines = [
         Line(name, Curve(one.threshold, one.fraction), colour, band=(one.low, one.high))
         for (name, one), colour in zip(comparison.profiles.items(), colours, strict=False)

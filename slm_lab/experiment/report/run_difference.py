@@ -1,4 +1,4 @@
-"""The difference of two runs: keys of their specs, versions and machines, the first rows that differ, and returns."""
+"""Compare two runs: the keys of their specs, the versions and machines, the first rows that differ, and the returns."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from slm_lab.lib.text import aligned
 from slm_lab.spec.report import flat
 
 _RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "eval_backend", "matmul", "threads", "start_method")
-"""Entries of meta.run that say with what and where a run was trained."""
+"""Entries of meta.run that record the software and the machine with which a run was trained."""
 _POWER = 0.8416
-"""80 % quantile of the standard normal distribution: the probability with which a difference should be shown."""
+"""80 % quantile of the standard normal distribution, for a power of 80 %: the probability that a true difference is shown."""
 _MOST_SEEDS = 1000
 _WIDTH = 80
 
 
 class Pair(NamedTuple):
-    """A key with its value in each run; None if it is absent."""
+    """A key with its value in each run; a value is None if the key is absent."""
 
     key: str
     a: Any
@@ -43,7 +43,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class TableDifference:
-    """Comparison of the tables of a Session, or of a policy, in two runs."""
+    """Comparison of the tables that a Session, or a policy of a Session, has in two runs."""
 
     session: int
     policy: int
@@ -54,46 +54,46 @@ class TableDifference:
 
 @dataclass(frozen=True)
 class Returns:
-    """The returns of two runs at their ends."""
+    """The final returns of two runs."""
 
     metric: str
     reason: str
-    """Why `metric` is not current_return; "": it is."""
+    """Why `metric` is not current_return; "" if it is."""
     a: dict[int, float]
-    """Session → return; a run that trains one net with several Sessions has one return."""
+    """Session → return; a run whose Sessions train one shared net has a single return."""
     b: dict[int, float]
     paired: bool
-    """Whether the seeds are the same, so that the difference is that of each seed."""
+    """Whether both runs have the same seeds; the difference is then computed seed by seed."""
     difference: Estimate | None
     needed: int | None
-    """Seeds with which a difference of this size is shown in 80 % of all cases; None if it is unknown or above 1,000."""
+    """Number of seeds with which a difference of this size is shown in 80 % of all cases; None if it is unknown or above 1,000."""
 
     @property
     def shown(self) -> bool | None:
-        """Whether the interval excludes 0; None without an interval."""
+        """Whether the interval excludes 0; None if there is no interval."""
         one = self.difference
         return None if one is None or one.low is None or one.high is None else one.low > 0 or one.high < 0
 
 
 @dataclass(frozen=True)
 class RunDifference:
-    """What differs between two runs."""
+    """The differences between two runs."""
 
     a: Run
     b: Run
     keys: list[Pair]
     implied: int
-    """Number of keys that only one run has because a component has another name; they are not in `keys`."""
+    """Number of keys that only one run has because the runs use different components; these keys are not in `keys`."""
     records: list[Pair]
     tables: list[TableDifference]
     only: tuple[list[int], list[int]]
-    """Sessions with rows in only one of the runs."""
+    """Sessions that have rows only in run `a`, and Sessions that have rows only in run `b`."""
     returns: Returns | None
-    """None if the envs differ, or a run has no return."""
+    """None if the envs differ or a run has no return."""
 
     @property
     def first(self) -> TableDifference | None:
-        """The table with the earliest row that differs; None if no row does."""
+        """The table in which the earliest row differs; None if no row differs."""
         found = [one for one in self.tables if one.rows.first is not None]
         return min(found, key=lambda one: one.rows.first.frame if one.rows.first is not None else 0, default=None)
 
@@ -104,7 +104,7 @@ class RunDifference:
 
 
 def run_difference(a: Run, b: Run) -> RunDifference:
-    """Compare two runs. Raises UserError if a saved spec cannot be read."""
+    """Compare runs `a` and `b`. Raises UserError if a saved spec cannot be read."""
     keys, other = a.keys(), b.keys()
     differ = differing_keys([keys, other])
     all_keys = [key for key in {**keys, **other} if keys.get(key) != other.get(key)]
@@ -138,7 +138,7 @@ def _table_differences(a: Run, b: Run) -> Iterator[TableDifference]:
 
 
 def _columns(file: Path) -> dict[str, list[str]]:
-    """Return the columns of a table, {} if it is damaged: `Run.tables` has said so."""
+    """Return the columns of a table; {} if the table is damaged, which `Run.tables` has already reported."""
     try:
         return read_columns(file)
     except (OSError, csv.Error):
@@ -159,7 +159,7 @@ def _returns(a: Run, b: Run) -> Returns | None:
 
 
 def _final_returns(run: Run, metric: str) -> dict[int, float]:
-    """Return the return of each Session that has one; of a run that trains one net, a single one."""
+    """Return Session → final return, for Sessions that have one; a run whose Sessions train one shared net has a single entry."""
     with_rows = [index // run.policies for index, table in run.tables("train").items() if len(table["frame"])]
     sessions = [0] if run.distributed else list(dict.fromkeys(with_rows))
     found = zip(sessions, (seed.final_return(metric) for seed in seeds_of(run)), strict=True)
@@ -167,11 +167,11 @@ def _final_returns(run: Run, metric: str) -> dict[int, float]:
 
 
 def needed_seeds(values: Sequence[float], others: Sequence[float], *, paired: bool) -> int | None:
-    """Return with how many seeds the 95 % interval of a difference of this size excludes 0 in about 80 % of all cases.
+    """Return the number of seeds for which the 95 % interval of a difference of this size excludes 0 in about 80 % of all cases.
 
-    This is the smallest n with |difference| ≥ (t₀.₉₇₅ + z₀.₈) · s / √n, where s is the standard deviation of the differences of pairs, or
-    the root of the sum of both variances (n seeds on each side). None if it is above 1,000 or unknown: with a single seed, or without any
-    difference.
+    This is the smallest n with |difference| ≥ (t₀.₉₇₅ + z₀.₈) · s / √n. With paired seeds, s is the standard deviation of the differences;
+    otherwise s is the square root of the sum of both variances, and n is the number of seeds on each side. None if n is above 1,000, or
+    unknown because a side has a single seed or the difference is 0.
     """
     if min(len(values), len(others)) < 2:
         return None
@@ -235,7 +235,7 @@ def _returns_json(returns: Returns) -> dict[str, Any]:
 
 
 def difference_text(found: RunDifference) -> str:
-    """Return the comparison for the terminal, in lines of at most 80 characters (folders aside)."""
+    """Return the comparison as text for the terminal, in lines of at most 80 characters (lines with a folder may be longer)."""
     width = max(60, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH))
     parts = [[f"{name}  {shown(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
     parts.append(_pair_lines("key", found.keys, width) or ["no key differs"])
@@ -251,7 +251,7 @@ def difference_text(found: RunDifference) -> str:
 
 
 def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
-    """Return a table of keys with both values; long values are shortened."""
+    """Return the lines of a table of keys with both values; long keys and values are shortened."""
     if not pairs:
         return []
     keys = [pair.key for pair in pairs]
@@ -264,13 +264,13 @@ def _pair_lines(title: str, pairs: Sequence[Pair], width: int) -> list[str]:
 
 def _value(key: str, value: Any, size: int) -> str:
     text = "absent" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if key == "git" and value is not None:  # a commit, with "+" if files have changed since
+    if key == "git" and value is not None:  # a commit, with a final "+" if files have changed since
         text = f"{text[:8]}{'+' * text.endswith('+')}"
     return _shortened(text, size)
 
 
 def _shortened(text: str, size: int, *, end: bool = False) -> str:
-    """Return the text, or its beginning (its end with `end`), in at most `size` characters."""
+    """Return the text, shortened to its beginning (or its end, with end=True) if it is longer than `size` characters."""
     if len(text) <= size:
         return text
     return f"…{text[1 - size :]}" if end else f"{text[: size - 1]}…"
@@ -325,7 +325,7 @@ def _return_texts(found: RunDifference) -> list[str]:
 
 
 def verdict(returns: Returns) -> str:
-    """Return whether the seeds show a difference, and how many would."""
+    """Return a sentence that says whether the seeds show a difference and, if not, how many seeds would."""
     one, counts = returns.difference, (len(returns.a), len(returns.b))
     assert one is not None
     many = counts[0] if counts[0] == counts[1] else f"{counts[0]} and {counts[1]}"

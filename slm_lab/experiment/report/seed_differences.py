@@ -1,4 +1,4 @@
-"""How the seeds of a trial differ, in sentences: at the end, over the run, and in the diagnostics where the returns differ most."""
+"""Describe in sentences how the seeds of a trial differ: at the end, over the run, and in the diagnostics where returns differ most."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from slm_lab.experiment.report.metrics import Curve, Table, current_return, curv
 from slm_lab.experiment.report.progress import estimate_number, number
 
 _SHARE = 0.9
-"""Share of the way from the lowest to the best return that counts as learned."""
+"""Fraction of the way from the baseline (or the lowest return) to the best return at which a seed counts as having learned."""
 _WINDOW = 0.2
-"""Length of the part of the run in which the returns differ most, as a share of its frames."""
+"""Length of the window in which the returns differ most, as a fraction of the points of the curves."""
 _SMALL = 0.05
-"""Share of the range of all returns below which a difference of two curves is not explained."""
+"""Differences between two curves that are smaller than this fraction of the range of all returns are not explained."""
 _FALL = 0.3
-"""Share of the range of all returns by which a return must fall below its best value for the fall to be reported."""
+"""A fall of the return from its best value so far is reported if it is at least this fraction of the range of all returns."""
 _EFFECT, _RELATIVE, _SHOWN = 1.0, 0.1, 3
-"""Smallest reported difference of a diagnostic, in standard deviations and relative to the larger mean; how many are reported."""
+"""Smallest reported difference of a diagnostic, in standard deviations and relative to the larger mean; maximum number reported."""
 _MAX_SEEDS = 6
-"""Maximum number of seeds that are compared with the best."""
+"""Maximum number of seeds that are compared with the best seed."""
 _MEANINGS = {
     "entropy": ("entropy", "it explored less", "it explored more"),
     "explore_var": ("exploration", "it explored less", "it explored more"),
@@ -40,11 +40,11 @@ _MEANINGS = {
     "lag_mean": ("policy lag", "its data were newer", "its data were older"),
     "staleness": ("staleness", "its gradients were newer", "its gradients were older"),
 }
-"""Column → its name, and what a lower and a higher value mean. Losses and values are left out, since they follow the returns."""
+"""Column → (name, meaning of a lower value, meaning of a higher value). Losses and values are omitted, since they follow the returns."""
 
 
 class _Pair(NamedTuple):
-    """A seed and the best seed, at common frames."""
+    """A seed, the best seed, and the difference of their returns at common frames."""
 
     name: str
     best_name: str
@@ -52,10 +52,10 @@ class _Pair(NamedTuple):
     best: Table
     own_returns: Table
     best_returns: Table
-    """The tables whose last rows have the current returns."""
+    """`own_returns` and `best_returns` are the tables whose last rows have the current returns."""
     frame: np.ndarray
     gap: np.ndarray
-    """current_return of the seed minus that of the best one, [frames]."""
+    """current_return of the seed minus current_return of the best seed, [frames]."""
     scale: float
     """Range of all returns of all seeds."""
 
@@ -67,13 +67,14 @@ def differences(
     baseline: float | None = None,
     latest: Mapping[int, Table] | None = None,
 ) -> list[str]:
-    """Return a paragraph for each seed that compares it with the best one; [] for fewer than two seeds with returns.
+    """Return a paragraph for each seed that compares it with the best seed; [] if fewer than two seeds have returns.
 
     Args:
-        tables: training table of each seed, by index.
-        returns: the tables from which the returns are taken: training or evaluation.
-        names: index → name.
-        latest: the tables whose last row has the current return; None: `returns`.
+        tables: index → training table of the seed.
+        returns: index → table from which the seed's returns are taken, of training or of evaluation.
+        names: index → name of the seed.
+        baseline: random baseline of the env; None: unknown.
+        latest: index → table whose last row has the current return; None: `returns`.
     """
     latest = returns if latest is None else latest
     curves = {index: one for index, table in returns.items() if len((one := curve(table, "current_return")).frame)}
@@ -95,7 +96,7 @@ def differences(
 
 
 def common_level(curves: Iterable[Curve], baseline: float | None) -> float | None:
-    """Return the return that counts as learned: 90 % of the way from the baseline, or the lowest return, to the best of all curves."""
+    """Return the return that counts as learned: 90 % of the way from the baseline, else the lowest return, to the best return."""
     values = np.concatenate([np.empty(0), *(one.value for one in curves)])
     if not len(values):
         return None
@@ -104,13 +105,13 @@ def common_level(curves: Iterable[Curve], baseline: float | None) -> float | Non
 
 
 def reached(one: Curve, level: float | None) -> float | None:
-    """Return the first frame at which a curve is at or above a level, None if it never is."""
+    """Return the first frame at which a curve is at or above a level; None if there is no such frame or the level is None."""
     above = np.flatnonzero(one.value >= (math.inf if level is None else level))
     return float(one.frame[above[0]]) if len(above) else None
 
 
 def rounded(value: float, digits: int = 4) -> str:
-    """Return a number with at most this many significant digits."""
+    """Return a number as text, rounded to `digits` significant digits."""
     return number(float(f"{value:.{digits}g}"))
 
 
@@ -154,7 +155,7 @@ def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> 
 
 
 def _fall(pair: _Pair, one: Curve) -> str:
-    """Return a sentence on the largest fall from the best value so far, if it is large."""
+    """Return a sentence about the largest fall of the return from its best value so far; "" if the fall is small."""
     falls = np.maximum.accumulate(one.value) - one.value
     low = int(falls.argmax())
     if falls[low] < _FALL * pair.scale:
@@ -165,7 +166,7 @@ def _fall(pair: _Pair, one: Curve) -> str:
 
 
 def _cause_sentences(pair: _Pair) -> list[str]:
-    """Return sentences on where the returns differ most, and on the diagnostics up to there."""
+    """Return sentences about the window in which the returns differ most, and about the diagnostics before and during it."""
     found = _widest(pair)
     if found is None:
         return []
@@ -178,9 +179,9 @@ def _cause_sentences(pair: _Pair) -> list[str]:
 
 
 def _widest(pair: _Pair) -> tuple[float, float, float] | None:
-    """Return begin and end of the window in which the mean gap is largest, and this gap; None if it is small.
+    """Return the first and last frame of the window with the largest mean gap, and this gap; None if the gap is small.
 
-    Gaps to the disadvantage of the seed are preferred, since the question is why it is worse.
+    A gap in which the seed is worse than the best seed is preferred, since the question is why the seed is worse.
     """
     if len(pair.frame) < 5:
         return None
@@ -195,7 +196,7 @@ def _widest(pair: _Pair) -> tuple[float, float, float] | None:
 
 
 def _differing(pair: _Pair, begin: float, end: float) -> Iterable[tuple[float, str]]:
-    """Yield the size of the difference in standard deviations, and a text, for each diagnostic that differs between two frames."""
+    """Yield (difference in standard deviations, text) for each diagnostic that differs between the seeds from frame `begin` to `end`."""
     for column, (name, lower, higher) in _MEANINGS.items():
         if column not in pair.own or column not in pair.best:
             continue

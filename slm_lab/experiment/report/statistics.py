@@ -1,11 +1,11 @@
 """Statistics of comparisons, with numpy alone.
 
-Interquartile means, probabilities of improvement, performance profiles, tests, and intervals that stay valid however often they are looked
-at.
+Interquartile means, probabilities of improvement, performance profiles, significance tests, and confidence sequences, whose intervals stay
+valid even if they are inspected after every seed.
 
-Scores are a sequence of arrays, one for each env, float64 [seeds of the env]; the numbers of seeds may differ. Aggregates and their
-stratified bootstrap, which draws the seeds of each env separately, are those of Agarwal et al. 2021, "Deep Reinforcement Learning at the
-Edge of the Statistical Precipice" (https://arxiv.org/abs/2108.13264). docs/statistics.md has the formulas.
+Scores are a sequence of arrays, one for each env, float64 [seeds of the env]; the number of seeds may differ between envs. The aggregates
+and their stratified bootstrap, which resamples the seeds of each env separately, are those of Agarwal et al. 2021, "Deep Reinforcement
+Learning at the Edge of the Statistical Precipice" (https://arxiv.org/abs/2108.13264). docs/statistics.md has the formulas.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Interval = tuple[float, float]
 REPLICATES = 2000
 """Number of bootstrap samples."""
 LEVEL = 0.05
-"""1 − the confidence of all intervals."""
+"""1 − the confidence level of all intervals."""
 _QUANTILES = (LEVEL / 2, 1 - LEVEL / 2)
 _SEED = 0
-"""Seed of the bootstrap, so that a comparison that is repeated gives the same intervals."""
+"""Seed of the bootstrap: a repeated comparison gives the same intervals."""
 
 
 # ---- aggregates
 
 
 def interquartile_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half over the last axis: ⌊N / 4⌋ of N values are dropped at each end."""
+    """Return the mean of the middle half of the values along the last axis: of N values, the ⌊N / 4⌋ lowest and highest are dropped."""
     count = values.shape[-1]
     cut = count // 4
     return np.asarray(np.sort(values, axis=-1)[..., cut : count - cut].mean(axis=-1))
 
 
 def optimality_gap(values: np.ndarray, target: float = 1.0) -> np.ndarray:
-    """Return by how much the values of the last axis miss `target` in the mean; values above it count as `target`."""
+    """Return the mean shortfall from `target` along the last axis; values above `target` have a shortfall of 0."""
     return np.asarray(target - np.minimum(values, target).mean(axis=-1))
 
 
 def aggregate(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], replicates: int = REPLICATES) -> Estimate:
-    """Return a statistic of the scores of all envs together, with its percentile interval of the stratified bootstrap.
+    """Return a statistic of the scores of all envs together, with the percentile interval of the stratified bootstrap.
+
+    If every env has a single seed, there is no interval.
 
     Args: statistic: function of values [..., N] that reduces the last axis, such as `interquartile_mean`.
-
-    With a single seed in every env there is no interval.
     """
     value = float(statistic(np.concatenate(scores)))
     if max(map(len, scores)) < 2:
@@ -61,10 +61,10 @@ def aggregate(scores: Scores, statistic: Callable[[np.ndarray], np.ndarray], rep
 
 
 def probability_of_improvement(scores: Scores, others: Scores, replicates: int = REPLICATES) -> Estimate:
-    """Return P(scores > others): the probability that a seed of the first is better than one of the second, mean over the envs.
+    """Return P(scores > others): the probability that a random seed of `scores` is better than one of `others`, as a mean over the envs.
 
-    In an env it is the Mann-Whitney statistic U / (n m); equal values count one half. The interval is the percentile interval of the
-    stratified bootstrap, which does not exist with a single seed on both sides.
+    In each env, the probability is the Mann-Whitney statistic U / (n m); equal values count one half. The interval is the percentile
+    interval of the stratified bootstrap; there is none if both sides have a single seed in every env.
     """
     rng = np.random.default_rng(_SEED)
     values, samples = [], []
@@ -79,18 +79,18 @@ def probability_of_improvement(scores: Scores, others: Scores, replicates: int =
 
 
 class Profile(NamedTuple):
-    """A performance profile, float64 [T] each."""
+    """A performance profile; each array is float64 [T]."""
 
     threshold: np.ndarray
     fraction: np.ndarray
-    """Fraction of the runs of all envs whose score is above the threshold."""
+    """Fraction of the runs, of all envs together, whose score is above the threshold."""
     low: np.ndarray
     high: np.ndarray
-    """Pointwise 95 % band."""
+    """`low` and `high` are the pointwise 95 % band."""
 
 
 def performance_profile(scores: Scores, thresholds: np.ndarray, replicates: int = REPLICATES) -> Profile:
-    """Return the performance profile: for each threshold the fraction of runs that score higher, with its bootstrap interval."""
+    """Return the performance profile: for each threshold, the fraction of runs that score higher, with its bootstrap interval."""
     rng = np.random.default_rng(_SEED)
     total = sum(map(len, scores))
     above = [one[:, None] > thresholds for one in scores]
@@ -114,7 +114,7 @@ def _percentiles(samples: np.ndarray) -> Interval:
 
 
 def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None:
-    """Return the two-sided p-value of Welch's t test of equal means; None if one side has a single value, or if no value varies."""
+    """Return the two-sided p-value of Welch's t-test of equal means; None if one side has a single value, or if neither side varies."""
     if min(len(values), len(others)) < 2:
         return None
     parts = [float(np.var(one, ddof=1)) / len(one) for one in (values, others)]
@@ -125,9 +125,10 @@ def welch_test(values: Sequence[float], others: Sequence[float]) -> float | None
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Return p-values adjusted for their number: Holm 1979, "A simple sequentially rejective multiple test procedure".
+    """Return p-values adjusted for multiple testing: Holm 1979, "A simple sequentially rejective multiple test procedure".
 
-    The k-th smallest of K is multiplied by K − k + 1, and is at least the one before it. None is no test.
+    The k-th smallest of K p-values is multiplied by K − k + 1, and raised to the adjusted p-value before it if that is larger. None means
+    that there was no test; it is not counted and stays None.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
@@ -139,7 +140,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def student_t_tails(t: float, freedom: float) -> float:
-    """Return P(|T| ≥ |t|) of Student's t distribution: I_x(ν/2, 1/2) with x = ν / (ν + t²)."""
+    """Return P(|T| ≥ |t|) for Student's t distribution: I_x(ν/2, 1/2) with x = ν / (ν + t²)."""
     return _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t), t * t / (freedom + t * t))
 
 
@@ -172,17 +173,19 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 # ---- confidence sequences
 
 _GRID = 1001
-"""Number of means that are tested; the interval is rounded outwards to the next of them, 1/500 of the range of returns."""
+"""Number of evenly spaced candidate means; intervals are rounded outwards to the next of them (their distance: 1/500 of the range of
+returns)."""
 _BETS = 16
-"""Number of betting fractions, above and below each, whose wealth is averaged."""
+"""Number of betting fractions, for bets above and for bets below the candidate mean; the wealth of all bettors is averaged."""
 
 
 def confidence_sequence(differences: Sequence[float], span: float | None, level: float = LEVEL) -> list[Interval]:
-    """Return the interval of the mean of the first 1, 2, … differences, infinite where nothing can be said yet.
+    """Return the confidence interval of the mean after the first 1, 2, … differences; it is infinite while there are too few of them.
 
-    With probability 1 − level, *all* of these intervals contain the mean, so that it is valid to stop as soon as one excludes 0.
+    With probability 1 − level, *all* of these intervals contain the true mean, so it is valid to stop as soon as one of them excludes 0.
 
-    Args: span: the largest possible |difference|, for any distribution; None: unknown, for normally distributed differences.
+    Args: span: the largest possible |difference|; the intervals are then valid for any distribution. None: unknown; the intervals are then
+        valid for normally distributed differences.
     """
     return list(_normal_sequence(differences, level) if span is None else _betting_sequence(differences, span, level))
 
@@ -193,14 +196,15 @@ def decided_after(intervals: Sequence[Interval]) -> int | None:
 
 
 def _betting_sequence(differences: Sequence[float], span: float, level: float) -> Iterator[Interval]:
-    """Yield the intervals for differences in [−span, span]: means m that no bettor has refuted.
+    """Yield the intervals for differences in [−span, span]: the candidate means m that the bets against them have not refuted.
 
-    A bettor who bets the fraction u of its wealth on a mean above m has the wealth Π (1 − u + u xᵢ / m), with xᵢ scaled to [0, 1]; another
-    bets on a mean below m. If m is the mean, the average wealth of all bettors is a martingale from 1, which exceeds 1 / level with at most
-    the probability `level` (Ville): Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting"
-    (https://arxiv.org/abs/2010.09686). The fractions are spread as in the universal portfolio (arcsine law), as in Orabona and Jun 2024,
-    "Tight concentrations and confidence sequences from the regret of universal portfolio" (https://arxiv.org/abs/2110.14099), so that no
-    fraction has to be chosen and the interval does not depend on the order of the differences.
+    With xᵢ scaled to [0, 1], a bettor who bets the fraction u of its wealth that the mean is above m has the wealth Π (1 − u + u xᵢ / m);
+    another bettor bets that the mean is below m. If m is the true mean, the average wealth of all bettors is a martingale that starts at 1
+    and ever exceeds 1 / level with a probability of at most `level` (Ville's inequality): Waudby-Smith and Ramdas 2024, "Estimating means
+    of bounded random variables by betting" (https://arxiv.org/abs/2010.09686). The betting fractions follow the arcsine law of the
+    universal portfolio, as in Orabona and Jun 2024, "Tight concentrations and confidence sequences from the regret of universal portfolio"
+    (https://arxiv.org/abs/2110.14099). Therefore no fraction has to be chosen, and the interval does not depend on the order of the
+    differences.
     """
     mean_G1 = np.linspace(0.0, 1.0, _GRID)[1:-1, None]
     bet_K = np.cos((2 * np.arange(1, _BETS + 1) - 1) * np.pi / (4 * _BETS))
@@ -216,23 +220,24 @@ def _betting_sequence(differences: Sequence[float], span: float, level: float) -
 
 
 def _from_grid(kept: np.ndarray, mean: float, span: float) -> Interval:
-    """Return the interval of the kept grid points, rounded outwards to the next point that was refuted."""
+    """Return the interval of the grid points that were not refuted, rounded outwards to the next refuted point."""
     step = 2.0 * span / (_GRID - 1)
-    if not len(kept):  # the mean is between the last grid point and the end of the range
+    if not len(kept):  # the mean is between the outermost grid point and the end of the range
         return max(mean - step, -span), min(mean + step, span)
     return -span + step * float(kept[0]), -span + step * float(kept[-1] + 2)
 
 
 def _normal_sequence(differences: Sequence[float], level: float) -> list[Interval]:
-    """Return the intervals for normal differences of unknown variance: means m whose t statistic no mixture of effects has refuted.
+    """Return the intervals for normal differences of unknown variance: the means m whose t statistic the mixture test has not rejected.
 
-    The ratio of the likelihoods of t under effects (mean − m) / σ ~ N(0, 1) and under none is
-    (1 + n)^(−1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n)))]^(n/2), ν = n − 1, which is a martingale if m is the mean: Lai 1976, "On confidence
-    sequences"; Wang and Ramdas 2025, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance"
-    (https://arxiv.org/abs/2310.03722). It is solved for |t| here; there is no finite interval for fewer than 5 differences.
+    The likelihood ratio of t, for effects (mean − m) / σ ~ N(0, 1) against no effect, is
+    (1 + n)^(−1/2) [(1 + t²/ν) / (1 + t²/(ν (1 + n)))]^(n/2) with ν = n − 1. It is a martingale if m is the true mean: Lai 1976, "On
+    confidence sequences"; Wang and Ramdas 2025, "Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance"
+    (https://arxiv.org/abs/2310.03722). The interval follows from solving ratio = 1 / level for |t|; there is no finite interval for fewer
+    than 5 differences.
     """
     count = np.arange(1, len(differences) + 1)
-    shifted = np.asarray(differences, dtype=np.float64) - differences[0]  # against cancellation
+    shifted = np.asarray(differences, dtype=np.float64) - differences[0]  # shifted to avoid cancellation
     mean = np.cumsum(shifted) / count
     variance = np.maximum(np.cumsum(shifted**2) - count * mean**2, 0.0) / np.maximum(count - 1, 1)
     limit = (np.sqrt(1 + count) / level) ** (2 / count)

@@ -1,7 +1,7 @@
 """Render a figure as HTML with plotly.
 
-Only plotly's writer is imported, since importing the whole package takes seconds. The pages of a run share one plotly.min.js and need no
-network.
+Only `plotly.io.to_html` is imported, since importing the whole package takes seconds. All pages of a run share one plotly.min.js and need
+no network connection.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from slm_lab.experiment.report.figure import AnyFigure, Bars, Figure, Line, Pane
 
 PLOTLY_JS = "plotly.min.js"
 _SINGLE_PANEL, _PANEL = 420, 190
-"""Height in pixels of a single panel, and of one of several panels."""
+"""Height of the panel of a figure with one panel, and of each panel of a figure with several panels; in pixels."""
 _GAP = 0.15
-"""Distance between two panels, in heights of a panel."""
+"""Distance between two panels, as a fraction of the height of a panel."""
 _TITLE_LETTERS, _SUBTITLE_LETTERS = 44, 56
-"""Characters per line of title and subtitle, which fit the screen of a phone."""
+"""Maximum number of characters per line of the title and of the subtitle, which fit on the screen of a phone."""
 _TITLE_LINE, _SUBTITLE_LINE, _AROUND = 21, 17, 24
-"""Heights in pixels: of a line of title and subtitle, and of the space around them."""
+"""Heights in pixels: of a line of the title, of a line of the subtitle, and of the space around both."""
 _X_LABEL = 62
-"""Height in pixels of the x axis's ticks and label, above the legend."""
+"""Height in pixels of the ticks and the label of the x axis, which are above the legend."""
 _SYMBOLS = {"finished": "circle", "stopped": "triangle-down", "running": "square"}
 """Status of a trial → shape of its marker."""
 
 
 def plotly_js() -> bytes:
-    """Return the script that the pages need, 4.5 MB."""
+    """Return the content of plotly.min.js, which the pages need (4.5 MB)."""
     return plotly_file().read_bytes()
 
 
 def script_size() -> int:
-    """Return the size of the script in bytes."""
+    """Return the size of plotly.min.js in bytes."""
     return plotly_file().stat().st_size
 
 
 @cache
 def plotly_file() -> Path:
-    """Return the file of the script; plotly is not imported."""
+    """Return the path of plotly.min.js in the plotly package. The package is not imported."""
     plotly = find_spec("plotly")
     assert plotly is not None
     assert plotly.origin is not None
@@ -62,7 +62,7 @@ def render_html(figure: AnyFigure, script: str) -> bytes:
 
 
 def plotly_json(figure: AnyFigure) -> dict[str, Any]:
-    """Return a figure as plotly's JSON: data and layout."""
+    """Return a figure in plotly's JSON format, with the keys data and layout."""
     if isinstance(figure, Figure):
         return _panels(figure)
     layout = _layout(figure, 180 * len(figure.rows) or 420 if isinstance(figure, ScatterGrid) else 420)
@@ -109,9 +109,11 @@ def _panels_layout(figure: Figure) -> dict[str, Any]:
 
 
 def _layout(figure: AnyFigure, plot_height: float) -> dict[str, Any]:
-    """Return title, size, fonts, colours and legend; `plot_height`: pixels between title and legend.
+    """Return the layout: title, size, fonts, colours and legend.
 
-    The legend is below the plot, where plotly adds as many rows as the window width requires.
+    The legend is below the plot, where plotly adds as many rows as the width of the window requires.
+
+    Args: plot_height: height in pixels between the title and the legend.
     """
     large, small = wrap(figures.shorten(figure.title), _TITLE_LETTERS), wrap(figure.subtitle, _SUBTITLE_LETTERS)
     lines = [*map(html.escape, large), *([f"<span style='font-size:13px'>{'<br>'.join(map(html.escape, small))}</span>"] if small else [])]
@@ -201,7 +203,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
     return {
         "type": "scatter",
         "name": panel.band,
-        **({} if panel.one_band else {"showlegend": False, "legendgroup": line.name}),  # shown and hidden together with its line
+        **({} if panel.one_band else {"showlegend": False, "legendgroup": line.name}),  # shown and hidden together with the line
         "x": [*frame, *frame[::-1]],
         "y": [*_digits(high), *_digits(low[::-1])],
         "mode": "lines",
@@ -213,7 +215,7 @@ def _band_trace(line: Line, panel: Panel) -> dict[str, Any]:
 
 
 def _mark_trace(line: Line, *, legend: bool = False) -> dict[str, Any]:
-    """Return the trace of a line's marks, or the common legend entry for all marks."""
+    """Return the trace of a line's marks or, with legend=True, of the legend entry that all marks share."""
     return {
         "type": "scatter",
         "name": figures.MARK,
@@ -245,12 +247,12 @@ def _bars_trace(kind: Bars) -> dict[str, Any]:
 
 
 def _digits(values: Sequence[float] | np.ndarray) -> list[float]:
-    """Round values to six significant digits, more than a screen can show."""
+    """Round values to six significant digits, which are more than a screen can show."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def _positions(frame: np.ndarray) -> list[float]:
-    """Return horizontal positions: counts unchanged, seconds rounded to milliseconds."""
+    """Return horizontal positions for plotly: counts are unchanged, and seconds are rounded to milliseconds."""
     positions: list[float] = (frame.astype(int) if (frame == frame.astype(int)).all() else frame.round(3)).tolist()
     return positions
 
@@ -259,7 +261,7 @@ def _positions(frame: np.ndarray) -> list[float]:
 
 
 def _grid(figure: ScatterGrid, layout: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the traces; add the axes to `layout`."""
+    """Return the traces of a grid of scatter plots, and add the axes to `layout`."""
     count, rows = len(figure.columns), len(figure.rows)
     width, height = 1 / (count + 0.18 * (count - 1)), 1 / (rows + 0.22 * (rows - 1))
     layout["width"] = max(700, 190 + 190 * count)
@@ -291,7 +293,7 @@ def _cell_axis(scale: Scale, domain: list[float], anchor: str, *, labelled: bool
 
 
 def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> list[dict[str, Any]]:
-    """Return a trace for each status, and a last one for the best trials."""
+    """Return the traces of a cell: one for each status, and a last one for the best trials."""
     x_T, y_T = figure.x_KT[column], figure.y_RT[row]
     trials, first, traces = figure.trials, row == column == 0, list[dict[str, Any]]()
     for name, picked in trials.groups().items():
@@ -321,16 +323,16 @@ def _cell_traces(figure: ScatterGrid, row: int, column: int, suffix: str) -> lis
 
 
 def _parallel(figure: ParallelCoordinates, layout: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the traces; set the size in `layout`."""
-    layout["width"] = max(700, 180 * len(figure.axes))  # the labels of the axes overlap if narrower
-    layout["margin"]["t"] += 40  # for these labels
+    """Return the traces of parallel coordinates, and set the size in `layout`."""
+    layout["width"] = max(700, 180 * len(figure.axes))  # in a narrower figure, the labels of the axes would overlap
+    layout["margin"]["t"] += 40  # space for the labels of the axes
     trials = figure.trials
     dimensions = [
         {
             "label": html.escape(scale.wrapped_label).replace("\n", "<br>"),
             "range": [figures.UNUSED - 0.05 if scale.unused else 0.0, 1.0],
             **_named_ticks(scale.all_ticks),
-            "values": _numbers(position_T[::-1]),  # the best is drawn last
+            "values": _numbers(position_T[::-1]),  # the best trial is drawn last
         }
         for scale, position_T in zip(figure.axes, figure.position_AT, strict=True)
     ]

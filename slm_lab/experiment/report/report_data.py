@@ -1,30 +1,30 @@
-"""The data of the page of a trial: one JSON object, which report.js draws.
+"""The data of the page of a trial: one JSON object, which the script report.js draws.
 
-`report_data(Run(paths, trial))` returns the object. Two programs use it:
-- report_page.py writes it into report.html;
-- a server can send it to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`, and that calls
-  `SLMReport.render(element, data)` at first and `SLMReport.update(element, data)` for newer data of the same run.
+`report_data(Run(paths, trial))` returns the object. It is used in two ways:
+- report_page.py writes it into report.html.
+- A server can send it to a page that has loaded plotly.min.js and the script and style of `report_page.assets()`. The page calls
+  `SLMReport.render(element, data)` at first, and `SLMReport.update(element, data)` with newer data of the same run.
 
-All keys are optional for report.js except `version`, `kind` and `title`, so that the pages of a search and of a study, which have
-figures and tables instead of rows, are drawn by the same script. All texts are plain text: the script inserts them as text nodes, and
-escapes the names that it passes to plotly. Numbers are finite; a missing number is null.
+The same script draws the pages of a search and of a study, which have figures and tables instead of rows; therefore all keys except
+`version`, `kind` and `title` are optional. All texts are plain text: the script inserts them as text nodes, and escapes the names that it
+passes to plotly. Numbers are finite; a missing number is null.
 
     version, kind ("trial", "search", "study"), title, subtitle, folder, written (ISO time), status, refresh (s; null: not running)
     facts       [{label, value, note}]                      the summary
     sentences   [text]                                      how the seeds differ, see seed_differences.py
     ranking     {columns, rows: [{line, cells}]}            the seeds, best first
     findings    [{severity, title, evidence, advice, key}]  null: the diagnosis is not available
-    axes        [{column, label}], axis                     the x axes, and the one to begin with
+    axes        [{column, label}], axis                     the x axes, and the column of the one shown first
     lines       [{index, name, failed, group}]              the tables: Sessions, or policies of Sessions, or workers
-    means       [{name, indices, workers}]                  the bold lines, each the mean of these tables; of columns other than
-                                                            returns and metrics, the mean over `workers` if there are any
+    means       [{name, indices, workers}]                  the bold lines, each the mean over the tables `indices`; for columns
+                                                            that are neither returns nor metrics, over `workers` if there are any
     tables      {mode: {index: {column: [rows]}}}           mode: train, eval, or trial (over frames only)
     returns     [{column, label}]                           the returns to choose from, the first by default
     bounds      [low, high]                                 the possible returns, null if unknown
     levels      [{value, label}]                            horizontal lines in the graph of the return
     panels      [{group, title, unit, mode, note, core, joint, columns: [{column, label}]}]
                 core: show the range of most values; joint: a column of all workers together
-    thinned     rows per point, at most
+    thinned     maximum number of rows per point
     events      [{frame, seconds, line, kind, text}]        notices, restarts and failures on the time axis
     metrics     {columns, rows, note}
     settings    {changed: {columns, rows}, previous: {name, href, rows}, spec: text}
@@ -32,7 +32,8 @@ escapes the names that it passes to plotly. Numbers are finite; a missing number
     commands    [{label, command}]
     files       [{label, href}]
     paragraphs  [text]                                      findings of a study
-    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study; cells: text, number, {text, href}; texts: wrapped
+    tables_of   [{title, note, columns, rows, texts}]       tables of a search or study; a cell is text, number or {text, href};
+                                                            texts: columns whose text is wrapped
     figures     [{title, note, plot: {data, layout}, href}] figures of a search or study
 """
 
@@ -80,11 +81,11 @@ from slm_lab.spec.models.env import EnvSpec
 
 VERSION = 1
 _CELLS = 60_000
-"""Maximum number of numbers in the tables of a page, about 450 kB."""
+"""Maximum number of values in the tables of a page; they take about 450 kB."""
 _MIN_ROWS, _MAX_ROWS = 40, 500
-"""Limits of the number of rows of a table."""
+"""Lower and upper limit of the number of rows to which a table is thinned."""
 _LAST = (*COUNTS, "current_return", "current_return_se", "total_reward", "total_reward_ma")
-"""Columns for which a row of a thinned table contains the last value of its group; for other columns it contains the mean."""
+"""Columns for which a row of a thinned table contains the last value of its group of rows; for other columns it contains the mean."""
 _AXES = {
     "frame": "frames",
     "global_frame": "global frames (of all workers together)",
@@ -107,7 +108,7 @@ _METRICS = {
 def report_data(run: Run) -> dict[str, Any]:
     """Return the data of the page of a trial as a JSON object (see the module's docstring). The run may still be training.
 
-    Raises UserError if the spec cannot be read. A missing or incomplete table leaves out what would be drawn from it.
+    Raises UserError if the spec cannot be read. If a table is missing or incomplete, what would be drawn from it is omitted.
     """
     trial = _Trial(run)
     return {
@@ -133,9 +134,9 @@ def report_data(run: Run) -> dict[str, Any]:
 
 
 def diagnosis(run: Run) -> list[dict[str, Any]] | None:
-    """Return what the doctor finds in the tables of a run, worst first; None if it fails, or if there are no rows.
+    """Return the findings of the doctor in the tables of a run, worst first; None if the doctor fails or there are no rows.
 
-    Checkpoints are not examined, since that loads torch.
+    Checkpoints are not examined, since reading them would import torch.
     """
     try:
         found = examine(run, checkpoints=False)
@@ -171,7 +172,7 @@ class _Trial:
 
     @property
     def has_opponents(self) -> bool:
-        """Whether returns depend on policies that learn too, so that those of the seeds are not compared."""
+        """Whether returns depend on other policies that learn too; the returns of different seeds are then not compared."""
         return bool(self.run.spec.get("meta", {}).get("self_play") is not None or self.run.spec.get("agent", {}).get("policies"))
 
     @cached_property
@@ -181,33 +182,33 @@ class _Trial:
 
     @property
     def rigorous(self) -> bool:
-        """Whether the returns of this run are those of its evaluation."""
+        """Whether the returns of this run are taken from its evaluations."""
         return bool(self.run.spec.get("meta", {}).get("rigorous_eval")) and bool(self.evaluated)
 
     @property
     def seeds(self) -> dict[int, Table]:
-        """One training table per independent training, without failed Sessions."""
+        """Index → training table of each independent training, without failed Sessions."""
         policies = self.run.policies
         return {i: one for i, one in self.of_training.items() if i // policies not in self.failed and len(one["frame"])}
 
     @property
     def measured(self) -> dict[int, Table]:
-        """The tables of the seeds from which the returns are taken: of evaluation if the run's returns are, else of training."""
+        """The tables of the seeds from which the returns are taken: evaluation tables if `rigorous`, else training tables."""
         return {index: self.evaluated[index] for index in self.seeds if index in self.evaluated} if self.rigorous else self.seeds
 
     @cached_property
     def evaluates(self) -> bool:
-        """Whether the current return is that of the last evaluation, which each seed has made recently."""
+        """Whether current returns are taken from the last evaluation: each seed has a recent evaluation."""
         return bool(self.seeds) and all(is_recent(self.evaluated.get(index), table) for index, table in self.measured.items())
 
     @property
     def latest(self) -> dict[int, Table]:
-        """The table of each seed whose last row has its current return."""
+        """Index of each seed → the table whose last row has the seed's current return."""
         return {index: self.evaluated[index] for index in self.seeds} if self.evaluates else self.measured
 
     @cached_property
     def bounds(self) -> tuple[float, float] | None:
-        """The possible returns; None if they are unknown, or if a return is outside, since arguments of the env may change them."""
+        """The range of possible returns; None if it is unknown, or if a return is outside, since arguments of the env may change it."""
         found, columns = return_range(self.run.settings()), ("current_return", "total_reward")
         values = [curve(table, name).value for table in self.of_training.values() for name in columns]
         inside = found is not None and all(((found[0] <= one) & (one <= found[1])).all() for one in values)
@@ -215,7 +216,7 @@ class _Trial:
 
     @cached_property
     def level(self) -> float | None:
-        """The return that counts as learned, for the comparison of seeds."""
+        """The return at which a seed counts as having learned, for the comparison of seeds."""
         return common_level([curve(table, "current_return") for table in self.measured.values()], self.baseline)
 
     def _name(self, index: int) -> str:
@@ -229,7 +230,7 @@ class _Trial:
         return name if len(sessions) == 1 else f"session {session}, {name}"
 
     def current(self, index: int) -> Table:
-        """Return the table whose last row has the current return of a training; also of a failed Session."""
+        """Return the table whose last row has the current return of a training. The Session may have failed."""
         if index in self.latest:
             return self.latest[index]
         return (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
@@ -241,7 +242,7 @@ class _Trial:
         return [*filter(None, found)]
 
     def _rating(self) -> dict[str, Any] | None:
-        """Return the Elo rating in self-play, in which the return depends on the opponents."""
+        """Return the Elo rating, which is shown for self-play instead of the return, since the return depends on the opponents."""
         newest = [(last_value(table, "elo"), last_value(table, "elo_se")) for table in self.seeds.values()]
         found = mean_rating([(elo, error) for elo, error in newest if elo is not None])
         if found is None:
@@ -263,7 +264,7 @@ class _Trial:
         return _fact("current return", estimate_number(value, found["current_return_se"]), over)
 
     def _returns_of_policies(self) -> dict[str, Any]:
-        """Return the current return of each policy of agent.policies: in a game their mean says nothing."""
+        """Return the current return of each policy of agent.policies. Their mean is not shown, since in a game it is meaningless."""
         texts = []
         for policy, name in enumerate(self.run.policy_names):
             own = {i // self.run.policies: current_return(self.current(i)) for i in self.seeds if i % self.run.policies == policy}
@@ -303,7 +304,10 @@ class _Trial:
         return f", {duration(max(0.0, (planned - done) / speed))} left"
 
     def _bottleneck(self) -> list[dict[str, Any]]:
-        """Return where the time went: the busy shares of the processes with rollout workers, else what the Sessions logged at their end."""
+        """Return whether acting or learning took most of the time, with the shares of both.
+
+        With rollout workers, it returns the bottleneck and how much of the time each kind of process was busy.
+        """
         found = bottleneck(list(self.train.values()))
         if found is not None:
             role, busy = found
@@ -325,7 +329,7 @@ class _Trial:
         return _fact("seeds", f"{total} {what}{'s' * (total != 1)}", ", ".join(notes))
 
     def ranking(self) -> dict[str, Any]:
-        """Return the seeds, best first: by their current return, in self-play their Elo rating, then by their mean return over the run."""
+        """Return the table of the seeds, best first: by current return (in self-play, Elo rating), then by mean return over the run."""
         learned = [] if self.level is None else [f"reached {rounded(self.level)} at frame"]
         ratings = ["Elo rating ± se"] if self.is_rated else []
         columns = [
@@ -345,7 +349,7 @@ class _Trial:
         return {"columns": columns, "rows": [row for _, row in rows]}
 
     def _rank(self, index: int) -> tuple[tuple[float, float], dict[str, Any]]:
-        """Return the sort key of a seed, and its row."""
+        """Return the sort key of a seed and its row in the table."""
         own = (self.evaluated if self.rigorous else self.of_training).get(index, {"frame": np.empty(0)})
         now, one, table = self.current(index), curve(own, "current_return"), self.of_training[index]
         found = current_return(now)
@@ -372,7 +376,7 @@ class _Trial:
     # ---- graphs
 
     def graphs(self) -> dict[str, Any]:
-        """Return the tables, and what is drawn from them."""
+        """Return the tables and the descriptions of the graphs that are drawn from them."""
         train = {index: self._with_strengths(table) for index, table in self.train.items()}
         if self.run.distributed:
             train[ALL_WORKERS] = self._with_strengths(self.of_training[ALL_WORKERS])
@@ -401,7 +405,7 @@ class _Trial:
         return {"index": index, "name": name, "failed": failed, "group": index % self.run.policies if self.run.policies > 1 else index}
 
     def _means(self) -> list[dict[str, Any]]:
-        """Return the bold lines: the mean over Sessions, for several policies one of each policy, or the joint table of all workers."""
+        """Return the bold lines: the mean over Sessions (one line per policy if there are several), or the joint table of all workers."""
         policies = self.run.policies
         if self.run.distributed:
             return [{"name": "all workers", "indices": [ALL_WORKERS], "workers": sorted(self.train)}]
@@ -428,7 +432,7 @@ class _Trial:
         return [*random, *published_levels(self.run)]
 
     def _with_strengths(self, table: Table) -> Table:
-        """Return the table with the columns of SLM Lab's metrics, up to each row."""
+        """Return the table with additional columns: SLM Lab's metrics over all rows up to each row."""
         strengths, rows = Strengths.from_table(table, self.baseline), np.isfinite(table.get("total_reward", np.empty(0)))
         if not len(strengths.value):
             return table
@@ -482,11 +486,11 @@ def _fact(label: str, value: str, note: str = "") -> dict[str, Any]:
 
 
 def _baseline(run: Run) -> float | None:
-    """Return the return of a random agent: that of the run's metrics, or a known one."""
+    """Return the return of a random agent, from the run's metrics or else the shipped or cached one; None if there is none."""
     found = run.metrics.get("random_baseline")
     if isinstance(found, int | float):
         return float(found)
-    with suppress(Exception):  # an env of another version
+    with suppress(Exception):  # the env may belong to another version of the program
         known = known_baseline(EnvSpec.model_validate(run.spec["env"]))
         return known.mean_return if known else None
     return None
@@ -499,17 +503,17 @@ def _scattered(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _json_table(table: Table, rows: int) -> dict[str, list[float | None]]:
-    """Return the columns that have values, thinned to `rows` rows."""
+    """Return the columns that have values, thinned to at most `rows` rows."""
     thinned = thin(table, rows)
     kept = {name: values for name, values in thinned.items() if np.isfinite(values).any() and name not in ("epi", "t")}
     return {name: [five_digits(value) for value in values.tolist()] for name, values in kept.items()}
 
 
 def thin(table: Table, rows: int) -> Table:
-    """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows; all groups have about the same size.
+    """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows. All groups have about the same size.
 
-    Columns of counts and returns (_LAST) keep the last value of the group, if it is finite. All other values are means over the finite
-    values of the group.
+    In columns of counts and returns (_LAST), the value is the last value of the group, if that is finite. All other values are means over
+    the finite values of the group.
     """
     count = len(table["frame"])
     if count <= rows:

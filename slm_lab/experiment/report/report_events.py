@@ -1,7 +1,7 @@
-"""Events of a run besides its rows: notices, restarts and failures, with the frame and the training time at which they happened.
+"""Events of a run that are not in its tables: notices, restarts and failures, with the frame and the training time at which they happened.
 
-A process writes its notices to the log of its Session, with the time of day. "begins: …, frame F" marks the start of a process, from
-which the time of training of later lines is computed.
+A process writes its notices to the log of its Session, with date and time. The line "begins: …, frame F" marks the start of a process; the
+training time of later lines is computed from it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)")
 _BEGINS = re.compile(r"begins: index \d+, .*frame (\d+)")
 _TIME = re.compile(r"time: ([\d.]+) s collecting, ([\d.]+) s learning")
 _EXPECTED = re.compile(r"ends at frame \d+|time: |process \d+ on node |open episodes |close\(\) failed")
-"""Lines that are not warnings."""
+"""Lines of a log that are not warnings and therefore not events."""
 _MAX_BYTES = 1_000_000
-"""The part of a log that is read, from its end: an env may print without limit."""
+"""Maximum size of the end of a log that is read, since an env may print without limit."""
 _MAX_EVENTS, _MAX_LETTERS = 100, 400
 
 
@@ -34,13 +34,13 @@ class _Process(NamedTuple):
 
     time: datetime
     seconds: float
-    """Seconds of training at its start."""
+    """Training time at the start of the process, s."""
 
 
 def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the events of all Sessions in order of time: {frame, seconds, line, name, kind, text}; kind: start, notice or failed.
+    """Return the events of all Sessions in order of time: {frame, seconds, line, name, kind, text}; kind is start, notice or failed.
 
-    Equal notices of a Session are one event, with their number. Args: names: index of a table → its name.
+    Equal notices of a Session are merged into one event, whose text gives their number. Args: names: index of a table → its name.
     """
     tables, found = run.tables("train"), list[dict[str, Any]]()
     sessions = {index // run.policies for index in tables} | {int(s) for s in run.metrics.get("failures", {})}
@@ -57,7 +57,7 @@ def trial_events(run: Run, names: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def time_split(run: Run) -> tuple[float, float] | None:
-    """Return the seconds that the Sessions spent collecting experience and learning, together; None if no Session has ended normally."""
+    """Return the time that all Sessions together spent collecting experience, and learning, s; None if no Session has ended normally."""
     sessions = {index // run.policies for index in run.tables("train")}
     texts = [text for session in sessions for _, text in _lines(run.paths.session_log(session, run.trial))]
     found = [(float(match[1]), float(match[2])) for text in texts if (match := _TIME.fullmatch(text))]
@@ -83,7 +83,7 @@ def _of_log(log: Path, table: Table) -> list[dict[str, Any]]:
 
 
 def _lines(log: Path) -> list[tuple[datetime, str]]:
-    """Return the time and the text of each line of a log that begins with a time."""
+    """Return the time and the text of each line of a log that begins with a date and time."""
     with suppress(OSError, ValueError), log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _MAX_BYTES))
@@ -93,7 +93,7 @@ def _lines(log: Path) -> list[tuple[datetime, str]]:
 
 
 def _interpolated(table: Table, x: str, y: str, at: float) -> float:
-    """Return column `y` where column `x` is `at`, interpolated from (0, 0); 0 without rows."""
+    """Return the value of column `y` where column `x` is `at`, by linear interpolation that begins at (0, 0); 0 without rows."""
     if x not in table or y not in table:
         return 0.0
     found = curve(table, y, x)

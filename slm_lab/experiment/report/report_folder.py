@@ -1,4 +1,4 @@
-"""report.html of a search and of a study, and the page of any folder."""
+"""Write report.html of a search or a study, or the page of any folder."""
 
 from __future__ import annotations
 
@@ -55,15 +55,17 @@ from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import PlannedRun, StudyPlan, StudySpec
 
 _MAX_TRIALS = 300
-"""Maximum number of trials in the ranking; the best are shown."""
+"""Maximum number of trials in the ranking; if there are more, the best are shown."""
 
 
 def write_folder_report(where: str, data_dir: Path, choice: Choice) -> Path:
-    """Write the page of the run, search or study that `where` names (a folder, also below `data_dir`, or latest), and return its path.
+    """Write the page of a run, search or study, and return its path.
 
-    Args: choice: a trial of a search or a run of a study, whose own page is written instead.
+    Args:
+        where: the folder, with or without `data_dir`, or "latest".
+        choice: a trial of the search or a run of the study, whose own page is written instead.
 
-    Raises UserError if there is no such folder, or if its page cannot be written; SpecError if its spec cannot be read.
+    Raises UserError if there is no such folder or its page cannot be written, and SpecError if its spec cannot be read.
     """
     for folder in (Path(where), data_dir / where):
         if (study := study_in(folder)) is not None:
@@ -97,7 +99,7 @@ def _study_or_run(paths: StudyPaths, data_dir: Path, choice: Choice) -> Path:
 
 
 def _saved_study(paths: StudyPaths, about: Mapping[str, Any]) -> StudyPlan:
-    """Return the study as its folder has saved it, which its spec file may contradict by now. Raises UserError."""
+    """Return the study as saved in its folder, since its spec file may have changed. Raises UserError if it cannot be read."""
     try:
         body = json.loads(paths.study.read_text(encoding="utf-8"))[paths.name]
         scores = {(entry, env): score for entry, env, score in about["scores"]}
@@ -117,7 +119,7 @@ def _with_added_seeds(study: StudyPlan, results: Sequence[ResultRun]) -> StudyPl
 
 
 def _page(kind: str, title: str, subtitle: str, root: Path, *, running: bool, complete: bool) -> dict[str, Any]:
-    """Return the keys that all pages have."""
+    """Return the keys that the data of all pages have."""
     return {
         "version": VERSION,
         "kind": kind,
@@ -327,7 +329,7 @@ def _origins(results: Sequence[ResultRun]) -> dict[str, Any]:
 
 
 def _runs(study: StudyPlan, paths: StudyPaths, results: Sequence[ResultRun]) -> dict[str, Any]:
-    """Return a table of the runs that have ended, with links to their pages."""
+    """Return the table of the runs that have ended, with links to their pages."""
     rows = []
     for one in sorted(results, key=lambda one: (one.env, one.content["entry"], one.random_seed)):
         value = average(seed.final_return(study.metric) for seed in seeds_of(one))

@@ -1,4 +1,4 @@
-"""Origin of a run and commands for it: settings, versions, commands, files and published scores."""
+"""The parts of a page about the origin of a run: settings, versions, commands, files and published scores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODES: tuple[DataMode, ...] = ("train", "eval")
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return the spec as text, the keys that differ from their defaults, and those that differ from the previous run of this name."""
+    """Return the spec as text, the keys that differ from their defaults, and the keys that differ from the previous run of this name."""
     body = {**run.spec, "meta": {key: value for key, value in run.spec.get("meta", {}).items() if key != "run"}}
     rows = [[path, _text(value), _text(default)] for path, value, default in changed_settings(body)]
     return {
@@ -36,7 +36,7 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 
 def changed_settings(spec: Mapping[str, Any], path: KeyPath = ()) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (path, value, default) of each key of a spec whose value is not its default; the default of a required key is None."""
+    """Yield (path, value, default) for each key of a spec whose value is not the default; the default of a required key is None."""
     models = models_at(path, spec)
     fields = models[0].model_fields if len(models) == 1 else {}
     section: Any = spec
@@ -73,7 +73,7 @@ def _previous(run: Run) -> dict[str, Any] | None:
 
 
 def previous_run(run: Run) -> Run | None:
-    """Return the last run of the same spec name and mode that began before this one, in the same folder; None if there is none."""
+    """Return the last earlier run, in the same folder, with the same spec name and mode; None if there is none."""
     root = run.paths.root.absolute()
     earlier = [folder for folder in stamped_folders(root.parent, run.paths.stem) if folder.name < root.name]
     for folder in reversed(earlier):
@@ -85,7 +85,7 @@ def previous_run(run: Run) -> Run | None:
 
 
 def origin(run: Run) -> list[dict[str, str]]:
-    """Return versions, git commit, host, seed, command and starts of a run."""
+    """Return the versions, git commit, host, seed, command and starts of a run."""
     last, meta = run.starts[-1], run.spec.get("meta", {})
     host = last.get("host") or {}
     versions = ", ".join(f"{name} {version}" for name, version in (last.get("versions") or {}).items())
@@ -127,7 +127,7 @@ def commands(run: Run) -> list[dict[str, str]]:
 
 
 def files(run: Run) -> list[dict[str, str]]:
-    """Return the existing files of a run for the list of links on its page: label, and path relative to the run folder."""
+    """Return the existing files of a run, for the links on its page, as {label, href}; href is relative to the run folder."""
     paths, t = run.paths, run.trial
     tables = [paths.session_df(index, mode, t) for mode in _MODES for index in paths.sessions("train", t)]
     found = [(f"rows: {path.name}", path) for path in tables]
@@ -141,7 +141,7 @@ def files(run: Run) -> list[dict[str, str]]:
 
 
 def published_levels(run: Run) -> list[dict[str, Any]]:
-    """Return the published score and the return that counts as solved, as far as the study that the run belongs to gives them.
+    """Return the published score and the return that counts as solved, if the study to which the run belongs has them.
 
     The list is empty if the run does not belong to a study.
     """

@@ -1,6 +1,7 @@
-"""report.html: one page for a trial, a search or a study, which needs no network and only plotly.min.js beside it.
+"""report.html: one page for a trial, a search or a study. It needs no network connection, only plotly.min.js in the same folder.
 
-The page has the data as JSON (see report_data.py), and one script and style, which a server can use for its own pages: `assets()`.
+The page contains the data as JSON (see report_data.py), one script and one style sheet. A server can use both for its own pages, see
+`assets`.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from slm_lab.lib.files import finite
 from slm_lab.lib.log import notice
 
 REFRESH = 20
-"""Seconds after which an open page of a running trial is loaded again, and minimum between two writes of it."""
+"""Interval at which an open page of a running trial is loaded again, and minimum interval between two writes of the page; s."""
 _COST = 150
-"""Minimum interval between two writes, in durations of a write: below 1 % of a core."""
+"""Minimum interval between two writes, as a multiple of the duration of a write, so that writing takes less than 1 % of a core."""
 _POLICY = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval' 'self' file:; style-src 'unsafe-inline'; img-src 'self' data: blob:"
-"""Content security policy: nothing is loaded from another machine. Plotly compiles functions for parallel coordinates."""
+"""Content security policy: nothing is loaded from another machine. 'unsafe-eval' is needed because plotly compiles functions for parallel
+coordinates."""
 
 
 @cache
@@ -39,7 +41,7 @@ def assets() -> dict[str, str]:
 
 
 def page(data: Mapping[str, Any]) -> bytes:
-    """Return the page that shows the data of a report."""
+    """Return the HTML page that shows the data of a report."""
     title, code = html.escape(str(data["title"])), assets()
     facts = "; ".join(f"{one['label']}: {one['value']}" for one in data.get("facts", ()))
     return f"""<!DOCTYPE html>
@@ -64,19 +66,21 @@ def script_json(data: Mapping[str, Any]) -> str:
     text = json.dumps(finite(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text.encode(errors="replace").decode()  # a lone surrogate, of a damaged log
+    return text.encode(errors="replace").decode()  # replaces lone surrogates, which a damaged log may contain
 
 
 def write_page(writer: Writer, path: Path, data: Mapping[str, Any]) -> None:
-    """Write a page, and the script that it needs beside it."""
+    """Write a page and, in the same folder, the script that it needs."""
     writer.write_script()
     writer.write("page not written", (path, lambda: page(data)))
 
 
 def write_trial_report(paths: RunPaths, trial: int = 0, *, ended: bool = False) -> Path:
-    """Write the page of a trial from its files, and return its path. The run may still be training; open pages are then loaded again.
+    """Write the page of a trial from its files, and return its path.
 
-    Args: ended: whether the trial has ended, although its folder is still locked: by this process, or by the search.
+    The run may still be training; the browser then reloads the page at intervals.
+
+    Args: ended: whether the trial has ended although its folder is still locked, by this process or by its search.
 
     Raises UserError if the spec of the run cannot be read, or if the page cannot be written.
     """
@@ -99,7 +103,7 @@ def write_pages(root: Path, path: Path, data: Mapping[str, Any]) -> Path:
 
 
 def attempt(write: Callable[[], Path]) -> Path | None:
-    """Write a page and return its path. If this fails, print a notice and return None, since a page must never end a run."""
+    """Write a page and return its path. If this fails, print a notice and return None, since a failed page must not end a run."""
     try:
         return write()
     except Exception as error:
@@ -109,9 +113,10 @@ def attempt(write: Callable[[], Path]) -> Path | None:
 
 
 class LiveReport:
-    """Writes a page while a run trains, at intervals such that writing takes less than 1 % of a core. An error causes a notice and ends it.
+    """Writes a page while a run trains, at intervals for which writing takes less than 1 % of a core.
 
-    It is called by the thread that handles the events of the run, so that no other thread runs beside a Session in this process.
+    After an error, a notice is printed and the page is no longer written. The thread that handles the events of the run calls `poll`, so
+    that no additional thread runs beside a Session in this process.
     """
 
     def __init__(self, write: Callable[[], Path]) -> None:

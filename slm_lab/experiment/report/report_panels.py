@@ -1,6 +1,6 @@
-"""Define the graphs of a page: the columns of the tables that are drawn together, with titles and units.
+"""The graphs of a page: which columns of the tables are drawn together, with titles and units.
 
-A column that is not listed here, such as an entry of the env's `info`, has a graph in the last group.
+A column that is not listed here, for example an entry of the env's `info`, has its own graph in the last group.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from slm_lab.experiment.report.metrics import Table
 from slm_lab.experiment.training.observers.base import info_column, score_column
 
 COUNTS = ("frame", "global_frame", "wall_t", "opt_step", "epi", "t")
-"""Columns that only grow."""
+"""Columns that never decrease; they have no graph."""
 RETURNS = {
     "current_return": "current return (recent episodes)",
     "total_reward": "last 100 episodes (total_reward)",
@@ -23,7 +23,7 @@ RETURNS = {
 }
 """Column of returns → its name in the graph of the return."""
 _QUIET = ("lock_wait", "lag_masked", "bytes_pushed", "bytes_pulled", "entropy_coef", "epi_truncated")
-"""Columns that are not drawn if they are always 0."""
+"""Columns that are not drawn if all their values are 0."""
 _NOT_DRAWN = (*COUNTS, "epi_new", "current_return_se", "current_epi", "elo_se")
 
 
@@ -39,9 +39,9 @@ class PanelSpec(NamedTuple):
 _SLM_LAB = "Metrics of SLM Lab"
 _SCORE = score_column("")
 _SCORES = PanelSpec("Score", "mean per game", ("score_random", "score_previous"), "1: won, 0.5: drawn, 0: lost")
-"""Scores of self-play; those against fixed opponents are added."""
+"""Graph of the scores of self-play, to which the scores against fixed opponents are added."""
 _ERRORS = {"elo": "elo_se"}
-"""Column → that of its standard error, drawn as a band."""
+"""Column → column of its standard error, which is drawn as a band."""
 _GROUPS: dict[str, tuple[PanelSpec, ...]] = {
     "Episodes": (
         PanelSpec("Length of episodes", "steps", ("epi_len", "epi_len_max")),

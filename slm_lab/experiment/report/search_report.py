@@ -36,13 +36,13 @@ from slm_lab.spec.models.spec import Spec
 _MAX_COLUMNS = 12
 """Maximum number of keys in the grid of scatter plots; the most important keys are shown."""
 _MAX_OPTIONS = 12
-"""Maximum number of values of a choice that have a label at the axis."""
+"""Maximum number of values of a categorical key that have a label at the axis."""
 _LETTERS = 14
 """Maximum number of characters of a value at an axis."""
 _POINTS = 300
 """Maximum number of points of a line in the figure of all trials."""
 _OUTLIERS = 10
-"""Percentile below which all trials have the colour of the worst trial."""
+"""Percentile of the metric below which all trials have the same colour, so that outliers do not determine the colour scale."""
 _BEST_COLOURS = ("#440154", "#3B528B", "#0072B2", "#21918C", "#009E73", "#5EC962", "#E69F00", "#D55E00", "#CC79A7", "#882255")
 _RETURN_LABELS = {
     "mean_returns": "mean return (evaluation, or recent episodes)",
@@ -55,25 +55,25 @@ class SearchSummary:
     """The results of a search, and the data of its figures."""
 
     title: str
-    """Spec and env."""
+    """Name of the spec, and the env."""
     space: SearchSpace
     ranked: Sequence[TrialRecord]
     """All trials, best first."""
     metric: str
     """Name of the metric by which the trials are ranked."""
     importance: Importance | None
-    """None if not available, see key_importance."""
+    """Importance of the keys; None if it is not available, see key_importance."""
     files: Sequence[Path] = ()
     """The written files, without the script of the HTML pages."""
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best trial, according to --confirm if any trial was confirmed; None if no trial has a result."""
+        """The best trial or, if trials were confirmed, the best confirmed trial; None if no trial has a result."""
         return next((one for one in self.ranked if one.status != "failed" and one.known_metric is not None), None)
 
     @cached_property
     def known(self) -> list[TrialRecord]:
-        """The trials with a metric that did not fail."""
+        """The trials that have a metric and did not fail."""
         return [one for one in self.ranked if one.status in figures.STATUS_TEXTS and one.known_metric is not None]
 
     @cached_property
@@ -82,7 +82,7 @@ class SearchSummary:
         return np.array([one.known_metric for one in self.known], dtype=float)
 
     def count(self, *, shown: bool = True) -> str:
-        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; without `shown`, omit "(not shown)"."""
+        """Return "24 trials: 20 finished, 3 stopped early, 1 failed (not shown)"; with shown=False, "(not shown)" is omitted."""
         words = {**figures.STATUS_TEXTS, "failed": "failed" + " (not shown)" * shown}
         counts = {text: sum(one.status == status for one in self.ranked) for status, text in words.items()}
         trials = len(self.ranked)
@@ -104,7 +104,7 @@ class SearchSummary:
 def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
     """Write the files of a finished or unfinished search from its trials and their tables, and return its results.
 
-    Trials may be running, failed or stopped, and `records` may be empty. A file or figure that fails causes a notice.
+    Trials may be running, failed or stopped, and `records` may be empty. A file or figure that cannot be written causes a notice.
 
     Args: metric: name of TrialRecord.metric.
     """
@@ -124,7 +124,7 @@ def write_search(paths: RunPaths, spec: Spec, records: Sequence[TrialRecord], me
 
 
 def summarize_search(spec: Spec, records: Sequence[TrialRecord], metric: str) -> SearchSummary:
-    """Return the results of a search from its trials. If the importance of the keys cannot be computed, there is a notice."""
+    """Return the results of a search from its trials. If the importance of the keys cannot be computed, a notice is printed."""
     space, order, importance = SearchSpace(spec), tuple(ranked(records)), None
     try:
         importance = key_importance(space, order)
@@ -156,9 +156,9 @@ def search_records(state: SearchState, paths: RunPaths, random_seed: int | None)
 
 
 def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None with a single Session.
+    """Return the 95 % interval of the metric over the Sessions of a confirmed trial (Student's t); None for a single Session.
 
-    That of a return is within the range of possible returns, if it is known.
+    The interval of a return is clipped to the range of possible returns, if that is known.
     """
     files = (runs.session_metrics(session, trial) for session in runs.sessions("train", trial))
     bounds = None
@@ -170,7 +170,7 @@ def confidence_interval(runs: RunPaths, trial: int, metric: str) -> tuple[float,
 
 
 def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
-    """Return the spec of the best trial, with a comment on the search; it can be run directly with `train`."""
+    """Return the spec of the best trial, with a comment about the search. The spec can be run with `train`."""
     space = view.space
     body = dump_spec(space.apply(best.values))[space.spec.name]
     body.get("meta", {}).pop("run", None)
@@ -192,7 +192,7 @@ def _best_spec(view: SearchSummary, best: TrialRecord, folder: str) -> bytes:
 
 
 def _csv(space: SearchSpace, records: Sequence[TrialRecord]) -> bytes:
-    """Return the table: one row per trial, best first; cells of keys that are not active in a trial are empty."""
+    """Return the table as CSV: one row per trial, best first. The cell of a key that is not active in a trial is empty."""
     keys = dict.fromkeys([*space.keys, *(key for one in records for key in one.values)])
     after = ("frame", "seconds", "random_seed", "confirmed", "confirmed_low", "confirmed_high", "cause")
     metrics = dict.fromkeys(name for one in records for name in one.metrics if name not in after)
@@ -219,7 +219,7 @@ def search_figures(view: SearchSummary) -> dict[str, figures.AnyFigure]:
 
 
 def grid_figure(view: SearchSummary) -> ScatterGrid:
-    """Return scatter plots of every known metric over every key, or over the most important keys if there are many."""
+    """Return scatter plots of every metric that has values over every key, or over the most important keys if there are many."""
     values = {view.metric: view.known_metric_T}
     for name in get_args(SearchMetric):
         values.setdefault(name, np.array([one.metrics.get(name) for one in view.known], dtype=float))
@@ -245,12 +245,12 @@ def parallel_figure(view: SearchSummary) -> ParallelCoordinates:
 
 
 def _stacked(axes: Sequence[tuple[Scale, np.ndarray]], view: SearchSummary) -> tuple[list[Scale], np.ndarray]:
-    """Return the scales, and the positions of all trials on them, [axes, T]."""
+    """Return the scales, and the positions of all trials on these scales, [axes, T]."""
     return [scale for scale, _ in axes], np.array([position_T for _, position_T in axes]).reshape(len(axes), len(view.known))
 
 
 def importance_figure(view: SearchSummary) -> Figure:
-    """Return a figure with a bar for each key."""
+    """Return a figure with a bar for the importance of each key."""
     names, found = short_names(view.space.keys), view.importance
     title = f"{view.title}, search: importance of the searched keys for {view.metric}"
     if found is None:
@@ -274,7 +274,7 @@ def importance_figure(view: SearchSummary) -> Figure:
 
 
 def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict[str, Figure]:
-    """Return figures of the mean returns of all trials over frames, with the best ten highlighted."""
+    """Return name → figure of the mean returns of all trials over frames, in which the best ten trials are highlighted."""
     curves = {one.trial: _trial_curves(paths, one.trial, mode) for one in view.ranked if one.status != "failed"}
     best = {one.trial: (rank, one) for rank, one in enumerate(view.known[: figures.BEST])}
     found = {}
@@ -307,7 +307,7 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each path, preceded by the parts needed to make it unique or to show what it belongs to."""
+    """Return path → short name: the last part of the path, preceded by parts that make it unique or show what it belongs to."""
     parts = {key: key.split(".") for key in keys}
 
     def name(key: str) -> str:
@@ -357,7 +357,7 @@ def _choices(label: str, key: str, same: Sequence[SearchKey], known: Sequence[Tr
 
 
 def _frozen(value: object) -> str:
-    """Return a value as text that is equal for equal values."""
+    """Return a text of a value that is the same for equal values."""
     return json.dumps(value, sort_keys=True, default=str)
 
 
@@ -372,7 +372,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequence[float] = ()) -> tuple[Scale, np.ndarray]:
-    """Return an axis from the minimum to the maximum of the values and `ends`, both labelled, and the positions of the values on it."""
+    """Return an axis from the minimum to the maximum of the values and `ends`, and the positions of the values on it.
+
+    Both ends of the axis have a label.
+    """
     finite = [*value_T[np.isfinite(value_T)].tolist(), *ends]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
     if low == high:
@@ -387,7 +390,7 @@ def _linear(label: str, value_T: np.ndarray, *, log: bool = False, ends: Sequenc
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return at most six round numbers from low to high."""
+    """Return at most six round numbers between `low` and `high`."""
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)

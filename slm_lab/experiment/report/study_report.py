@@ -1,4 +1,4 @@
-"""The comparison at the end of a study, created only from its result files: tables, figures and one HTML page."""
+"""The report at the end of a study, created from its result files alone: tables, figures and one HTML page."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _MORE = {
     "lock_wait": ("lock wait", "wait for the lock (ms)"),
     "lag_mean": ("policy lag", "age of the policy that acted (gradient steps)"),
 }
-"""Additional column, drawn if an entry has it → title, label of the vertical axis."""
+"""Additional column → (title, label of the vertical axis). A column is drawn if an entry has values."""
 
 
 class Row(NamedTuple):
-    """The numbers of an entry in an env; None if unknown."""
+    """The numbers of an entry in an env; None if a number is unknown."""
 
     env: str
     entry: str
@@ -63,7 +63,7 @@ class Row(NamedTuple):
     interquartile_mean: Estimate | None = None
     """Interquartile mean of the metric over the seeds."""
     difference: Estimate | None = None
-    """Difference to the baseline's score."""
+    """Difference from the baseline's score."""
     improvement: Estimate | None = None
     """Probability that a seed scores higher than a seed of the baseline."""
     p_holm: float | None = None
@@ -71,22 +71,22 @@ class Row(NamedTuple):
     solved: int | None = None
     """Number of seeds that reached `solve`."""
     solve_seconds: Median | None = None
-    """Median number of seconds until the return counts as solved; infinite if fewer than half of the seeds reached it."""
+    """Median time until a seed reached `solve`, s; infinite if fewer than half of the seeds reached it."""
     solve_frames: Median | None = None
     """Like solve_seconds, in global frames."""
     published: float | None = None
     verdict: str = ""
-    """≥, ≈ (below, but the interval contains the published score) or below; "" without a published score."""
+    """"≥", "≈" (below, but the interval contains the published score) or "below"; "" if there is no published score."""
     updates_per_second: float | None = None
     grad_norm: float | None = None
     grad_norm_variance: float | None = None
-    """Variance of the gradient norm over the rows of a seed, mean over the seeds."""
+    """Variance of the gradient norm over the rows of a seed, as a mean over the seeds."""
     return_variance: float | None = None
     """Variance of the score between the seeds."""
     staleness: float | None = None
     lock_wait: float | None = None
     lag: float | None = None
-    """Mean age of the policy that acted, in gradient steps."""
+    """Mean age of the policy that collected the data, in gradient steps."""
 
 
 def write_report(
@@ -97,10 +97,12 @@ def write_report(
     *,
     decide: bool = False,
 ) -> list[str]:
-    """Write the tables and figures of a study; return lines for the terminal: the table and its file.
+    """Write the tables and figures of a study, and return lines for the terminal: the table and its file.
+
+    A file that cannot be written causes a notice.
 
     Args:
-        failed: (entry, env) of each run that failed. A file that cannot be written causes a notice.
+        failed: (entry, env) of each run that failed.
         decide: report whether each difference is decided (see report/decision.py).
     """
     found = study_settings(study, results)
@@ -127,7 +129,7 @@ def write_report(
 
 
 def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
-    """Return the study with the metric that `comparable_metric` chooses for its runs, and the reason if it is another one."""
+    """Return the study with the metric that `comparable_metric` chooses for its runs, and the reason if that is another metric."""
     metric, reason = comparable_metric(study.metric, found.values())
     return replace(study, spec=study.spec.model_copy(update={"metric": metric})), f"{reason}." if reason else ""
 
@@ -138,13 +140,13 @@ def _decision_row(one: Decision) -> dict[str, Any]:
 
 
 def decision_lines(study: StudyPlan, found: Sequence[Decision]) -> list[str]:
-    """Return a sentence for each decision, and one that explains the intervals."""
+    """Return a sentence for each decision, and a sentence that explains the intervals."""
     lines = [one.text(f" in {one.env}" if len(study.envs) > 1 else "") for one in found]
     return [*lines, decision_explanation(found)] if lines else []
 
 
 def study_settings(study: StudyPlan, results: Sequence[ResultRun]) -> dict[tuple[str, str], Setting]:
-    """Return (env, entry) → Setting with its ended runs, in the order of the study."""
+    """Return (env, entry) → Setting with the runs that have ended, in the order of the study."""
     found: dict[tuple[str, str], list[ResultRun]] = {}
     for env in study.envs:
         for entry in study.entries:
@@ -206,7 +208,7 @@ def _scores(setting: Setting, metric: str) -> list[float]:
 
 
 def _difference(setting: Setting, base: Setting, metric: str, *, paired: bool) -> Estimate | None:
-    """Return the difference of the scores; if paired, between the means of each random_seed that both settings have."""
+    """Return the difference of the scores; if paired, it is computed from the runs with a random_seed that both settings have."""
     bounds = setting.bounds if setting.bounds == base.bounds else None
     if not paired:
         return difference(_scores(setting, metric), _scores(base, metric), bounds=bounds)
@@ -221,7 +223,7 @@ def _mean_of(setting: Setting, column: str) -> float | None:
 
 
 def verdict(score: Estimate | None, published: float | None) -> str:
-    """Return "≥" if the score is at least the published score, "≈" if it is lower but its interval contains that score, else "below"."""
+    """Return "≥" if the score is at least the published score, "≈" if it is lower but its interval contains that score, or "below"."""
     if score is None or published is None:
         return ""
     if score.value >= published:
@@ -233,7 +235,7 @@ def verdict(score: Estimate | None, published: float | None) -> str:
 
 
 def study_figures(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> dict[str, Figure]:
-    """Return figures for each env: the metric over each axis, the variance between seeds, and additional columns."""
+    """Return name → figure, for each env: the metric over each axis, the variance between seeds, and additional columns."""
     figures: dict[str, Figure] = {}
     for env in study.envs:
         settings = [setting for (own, _), setting in found.items() if own == env]
@@ -260,7 +262,10 @@ def _figures(study: StudyPlan, env: str, settings: Sequence[Setting], x: str) ->
 
 
 def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[float | None, str]:
-    """Return the level that is drawn in the figure of an env: `solve`, or else the published score if it is one for all entries."""
+    """Return the level of the horizontal line in the figure of an env, and its name.
+
+    The level is `solve` or, without it, the published score if that is the same for all entries.
+    """
     if (solve := study.solve(env)) is not None:
         return solve, "solved"
     scores = {study.published(one.name, env) for one in settings} - {None}
@@ -271,7 +276,7 @@ def _level(study: StudyPlan, env: str, settings: Sequence[Setting]) -> tuple[flo
 
 
 def study_table(study: StudyPlan, rows: Sequence[Row]) -> list[list[str]]:
-    """Return the header and the lines of the table, without columns that no row has."""
+    """Return the header and the lines of the table, without columns for which no row has a value."""
     columns: dict[str, list[str]] = {
         "env": [row.env for row in rows] if len(study.envs) > 1 else [],
         "entry": [row.entry for row in rows],
@@ -312,7 +317,7 @@ def markdown_table(study: StudyPlan, rows: Sequence[Row]) -> str:
 
 
 def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision] = (), reason: str = "") -> list[str]:
-    """Return the table, why its metric is another one, and the decisions, for the terminal."""
+    """Return the text for the terminal: the table, the reason why its metric is another one (if so), and the decisions."""
     texts = [*([reason] if reason else []), f"{explanation(study, rows)} {_BOOTSTRAP}", *decision_lines(study, decided)]
     table = aligned(study_table(study, rows), keys=2 if len(study.envs) > 1 else 1)
     return [*table, *(line for text in texts for line in wrapped(text, indent="").splitlines())]
@@ -345,7 +350,7 @@ def _levels(study: StudyPlan) -> str:
 
 
 def findings(study: StudyPlan, rows: Sequence[Row]) -> list[str]:
-    """Return sentences on the results: differences to the baseline, then when each entry reached `solve`."""
+    """Return sentences about the results: first the differences from the baseline, then when each entry reached `solve`."""
     return [*_differences(study, rows), *_solved(study, rows)]
 
 
@@ -393,7 +398,7 @@ def definitions(study: StudyPlan) -> dict[str, str]:
 
 
 def origins(results: Sequence[ResultRun]) -> list[str]:
-    """Return processors, versions and commits of the runs, each with the number of runs."""
+    """Return the processors, versions and commits of the runs, each with its number of runs."""
     described = (
         f"{one.content.get('processor') or 'unknown processor'}; "
         f"{', '.join(f'{name} {version}' for name, version in one.content.get('versions', {}).items()) or 'unknown versions'}; "

@@ -18,7 +18,7 @@ from slm_lab.lib.limits import processor
 
 VERSION = 1
 MAX_ROWS = 100
-"""Maximum number of rows; longer tables are thinned by merging consecutive rows."""
+"""Maximum number of rows of a table; longer tables are thinned by merging consecutive rows."""
 _COLUMNS = (
     "frame", "global_frame", "wall_t", "opt_step", "epi_new", "return_new", "current_return", "current_return_se", "total_reward",
     "total_reward_ma", "grad_norm", "staleness", "lock_wait", "lag_mean",
@@ -30,10 +30,10 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
     """Write the result of a run that has ended.
 
     Args:
-        identity: entry, env, random_seed, digest, settings and spec_version.
+        identity: the keys entry, env, random_seed, digest, settings and spec_version of the result.
         seconds: duration of the run including analysis; None: unknown, for example if the run was continued.
 
-    Raises OSError.
+    Raises OSError if the file cannot be written.
     """
     content = {
         "version": VERSION,
@@ -54,7 +54,7 @@ def write_result(file: Path, run: Run, identity: Mapping[str, Any], seconds: flo
 
 
 def _model(description: str) -> str:
-    """Return the model name in a description of the processor, or else the first line."""
+    """Return the model name in a description of the processor; if there is none, its first line."""
     lines = description.splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, lines[0] if lines else "")
@@ -70,7 +70,11 @@ def _tables(run: Run, mode: DataMode) -> dict[str, dict[str, list[float | None]]
 
 
 def thin(table: Table, rows: int = MAX_ROWS) -> Table:
-    """Return a table with at most `rows` rows: consecutive rows are merged into their last values and the mean over their new episodes."""
+    """Return a table with at most `rows` rows, each of which replaces a group of consecutive rows.
+
+    The values are the last values of the group, except epi_new, which is the number of new episodes of the group, and return_new, which is
+    the mean over these episodes.
+    """
     count = len(table["frame"])
     if count <= rows:
         return table

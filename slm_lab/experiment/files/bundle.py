@@ -1,8 +1,9 @@
 """Checkpoints. A checkpoint is a bundle of all state and is written atomically: a reader never sees a partially written file.
 
-A bundle is a file of torch.save (a ZIP archive), followed by a header, which can be read without the archive (`read_header`), and by a
-seal with the CRC-32 of all bytes before it (`_SEAL`), since torch does not verify the checksums inside the archive. Programs that read
-ZIP archives, including torch.load, ignore bytes after the archive. The bundle of a named model is a safetensors file (tensor_file.py).
+A bundle is a file written by torch.save (a ZIP archive), followed by a header and a seal. The header can be read without the archive
+(`read_header`). The seal (`_SEAL`) contains the CRC-32 of all bytes before it, since torch does not verify the checksums inside the
+archive. Programs that read ZIP archives, including torch.load, ignore bytes after the archive. The bundle of a named model is a
+safetensors file (tensor_file.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ PLAYABLE = (
 """Entries of a bundle that are needed to act and to describe the agent."""
 
 ENOUGH_EPISODES = 5
-"""Minimum number of training episodes for the current return by which the best weights are chosen; with fewer episodes the estimate is too
+"""Minimum number of training episodes in a current return by which the best weights are chosen; with fewer episodes, the estimate is too
 uncertain."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
@@ -202,7 +203,7 @@ def _bundle_errors(path: Location) -> Iterator[None]:
 
 
 def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
-    """Return the argument, which must be a bundle or the header of a bundle. Raises BundleError if it is not, or has another version."""
+    """Return `bundle`, a bundle or the header of a bundle. Raises BundleError if it is neither, or if it has another version."""
     if not isinstance(bundle, dict) or "version" not in bundle:
         raise BundleError(f"{path} is not an slm_lab checkpoint")
     if bundle["version"] != VERSION:
@@ -213,7 +214,7 @@ def _of_this_version(bundle: Any, path: Location) -> dict[str, Any]:
 
 @contextmanager
 def _opened(path: Location) -> Iterator[IO[bytes]]:
-    """Open a file for random access reading. The file of a StoredPath is copied first, so that it is transferred only once."""
+    """Open a file for reading with random access. The file of a StoredPath is copied first, so that it is transferred only once."""
     if not isinstance(path, StoredPath):
         with path.open("rb") as file:
             yield file
@@ -227,7 +228,8 @@ def _opened(path: Location) -> Iterator[IO[bytes]]:
 def _check(file: IO[bytes], path: Location) -> None:
     """Raise BundleError if a file has changed since `save` wrote it. Sets the position to the beginning of the file.
 
-    If the seal is missing (files of such versions are rejected later) or does not match, the checksums inside the archive are compared.
+    If the seal does not match, or is missing as in files of old versions (which are rejected later), the checksums inside the archive are
+    compared.
     """
     size = max(file.seek(0, os.SEEK_END) - _SEAL_BYTES, 0)
     file.seek(size)
@@ -313,9 +315,9 @@ def _torch() -> Any:
 def rank(weights: Mapping[str, Any] | None) -> tuple[int, float]:
     """Return a sort key for saved weights, by which better weights rank higher.
 
-    Weights with a current return from evaluation rank highest, then weights with one from at least ENOUGH_EPISODES training episodes, then
-    weights with one from fewer episodes; within each group, a higher current return ranks higher. Weights of self-play are ranked by the
-    Elo rating of the newest snapshot, if snapshots were rated.
+    Weights whose current return is from evaluation rank highest, then weights whose current return is from at least ENOUGH_EPISODES
+    training episodes, then weights whose current return is from fewer episodes. Within each group, a higher current return ranks higher.
+    Weights of self-play are ranked by the Elo rating of the newest snapshot, if snapshots were rated.
 
     Args: weights: a bundle or its header. None ranks lowest, together with weights that were saved before the end of the first episode.
     """

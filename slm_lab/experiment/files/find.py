@@ -160,7 +160,7 @@ def _files(folder: Location) -> list[Location]:
 
 
 class Choice(NamedTuple):
-    """The choice of a training in a search or study (None: the best one) and of one of its policies in agent.policies (None: no choice)."""
+    """The choice of a training in a search or study (None: the best one), and of a policy of agent.policies (None: no choice)."""
 
     trial: int | None = None
     entry: str | None = None
@@ -207,9 +207,10 @@ class Training:
 
 
 def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choice: Choice = BEST) -> Training:
-    """Return the training that `where` and `choice` refer to. Raises UserError if there is none, or if `choice` does not fit the folder.
+    """Return the training to which `where` and `choice` refer. Raises UserError if there is none, or if `choice` does not fit the folder.
 
-    By default, the best confirmed trial of a search is used, or else its best trial; of a study, the run with the highest current return.
+    By default, this is the best confirmed trial of a search, or else its best trial; and the run of a study with the highest current
+    return.
 
     Args: where: the folder of a run, search or study; "latest" (the latest run of mode train); or the name or folder of a model. A folder
         takes precedence over the name of a model.
@@ -329,11 +330,11 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
     """Return a checkpoint file and its content.
 
     Args:
-        where: a checkpoint file; the folder of a run, search or study, of which the best checkpoint is used; or the name or folder of a
-            model.
-        policy: name of the policy, if the training has several (agent.policies). The weights of other trainings fit every policy.
+        where: a checkpoint file; the folder of a run, search or study, whose best checkpoint is used; or the name or folder of a model.
+        policy: name of the policy, if the training has several policies (agent.policies). For other trainings, the name is ignored, since
+            their weights fit every policy.
 
-    Raises UserError.
+    Raises UserError if there is no such checkpoint, or if it cannot be used.
     """
     for path in (Path(where), data_dir / where):
         if path.is_file():
@@ -347,7 +348,7 @@ def find_weights(where: str, data_dir: Path, policy: str | None = None) -> tuple
 
 
 def _best_weights(where: Path, data_dir: Path, policy: str | None) -> tuple[Location, dict[str, Any]]:
-    """Return the best checkpoint of a training, or of one of its policies, and the content of this checkpoint."""
+    """Return the best checkpoint of a training, or of one of its policies, and the checkpoint's content."""
     try:
         training = find_training(where, None, data_dir)
     except UserError as error:

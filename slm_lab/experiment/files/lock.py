@@ -23,10 +23,10 @@ ENDED = "was killed or exited"
 
 
 class _FileLock:
-    """A lock of the operating system (flock), which is released when the process that holds the lock ends, even if it is killed.
+    """A lock of the operating system (flock). It is released when the process that holds it ends, even if the process is killed.
 
-    The lock file contains the process that holds the lock, or that held it last. If the system or file system does not support locks,
-    nothing is locked.
+    The content of the lock file describes the process that holds the lock, or that was killed while it held the lock. If the system or the
+    file system does not support locks, nothing is locked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class _FileLock:
         content = json.dumps(holder).encode() if holder else b""
         with suppress(OSError):  # the disk is full; the lock is still valid
             os.ftruncate(self.fd, 0)
-            os.lseek(self.fd, 0, os.SEEK_SET)  # not pwrite, which Windows lacks
+            os.lseek(self.fd, 0, os.SEEK_SET)  # pwrite is not available on Windows
             os.write(self.fd, content)
 
     def release(self) -> None:
@@ -73,7 +73,7 @@ class _FileLock:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the descriptor still refers to the lock file. An env may have closed it, so that another file has its number."""
+        """Whether the descriptor still refers to the lock file. If an env has closed it, another file may have the same descriptor."""
         try:
             return os.path.samestat(os.fstat(self.fd), self._file)
         except OSError:
@@ -81,20 +81,21 @@ class _FileLock:
 
 
 class RunLock(_FileLock):
-    """The lock of a run, held by the process that trains it. Acquiring the lock waits until Sessions of a killed process have ended.
+    """The lock of a run, which is held by the process that trains the run.
 
-    Raises UserError if another process holds the lock, or OSError if the lock file cannot be created.
+    The constructor acquires the lock, and waits until the Sessions of a killed process have ended. It raises UserError if another process
+    holds the lock, or OSError if the lock file cannot be created.
 
-    Args: what: word for messages, if the folder does not belong to a run.
+    Args: what: what the folder belongs to, for messages, if it is not a run.
     """
 
     def __init__(self, path: Path, what: str = "run") -> None:
         super().__init__(path)
         try:
-            if not self.acquire(0.3):  # `in_use`, called by another process, holds the lock briefly
+            if not self.acquire(0.3):  # another process that calls `in_use` holds the lock briefly
                 raise UserError(f"the {what} in {path.parent} is in use by {_shown(self.holder)}; wait until it ends, or stop it")
             self.killed: str | None = _shown(self.holder) if self.holder else None
-            """The process that held the lock last, if it did not release the lock; else None."""
+            """The process that held the lock last, if it ended without releasing the lock; else None."""
             for other in sorted(path.parent.glob(f"{path.name}_*")):
                 self._wait_for(other)
         except BaseException:
@@ -119,7 +120,7 @@ class RunLock(_FileLock):
 
 
 class SessionLock(_FileLock):
-    """The lock of a Session or of a trial of a search, held by its process, which may outlive a killed parent by some seconds."""
+    """The lock of a Session or of a trial of a search, which is held by its process. That process may outlive a killed parent briefly."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -128,7 +129,7 @@ class SessionLock(_FileLock):
 
 @contextmanager
 def mark_in_use(folder: Path) -> Iterator[None]:
-    """Lock a folder itself while the block runs, so that `in_use` returns True for it. No effect on systems that cannot lock folders."""
+    """Lock a folder during the with-block, so that `in_use(folder)` returns True. No effect on systems that cannot lock folders."""
     try:
         fd = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows cannot open folders

@@ -36,8 +36,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
 _LEFT_OVER_SECONDS = 3_600.0
-"""Age in seconds after which an unused temporary folder is deleted. It is not deleted immediately, since on file systems without locks it
-may be in use."""
+"""Age in seconds after which an unused temporary folder is deleted. It is not deleted immediately, since it may be in use on a file system
+without locks."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ModelPaths(RunPaths):
         return self.root
 
     def checkpoint(self, s: int, which: str | int, t: int = 0) -> Location:
-        """The file of the weights. For any other Session or checkpoint, the returned path does not exist."""
+        """The file of the weights. For a Session or checkpoint that the model does not have, the returned path does not exist."""
         return self.weights if (s, which) == (0, "best") else self.root / f"s{s}_{which}{SUFFIX}"
 
     def sessions(self, mode: DataMode = "train", t: int = 0) -> list[int]:
@@ -110,7 +110,7 @@ def model_names(data_dir: Path) -> list[str]:
 
 
 def near_model(where: str, data_dir: Path) -> str:
-    """Return "; did you mean …?" with the most similar name of a model; "" if no name is similar."""
+    """Return "; did you mean …?" with the model name that is most similar to `where`; "" if no name is similar."""
     return nearest(where, model_names(data_dir))
 
 
@@ -123,7 +123,7 @@ def named_model(name: str, data_dir: Path) -> ModelPaths:
 
 
 def check_name(name: str) -> None:
-    """Raise UserError if the name is not valid for a model."""
+    """Raise UserError if the name is not a valid name of a model."""
     if not _NAME.fullmatch(name) or ".." in name or name == "latest":
         rule = "expected letters, digits, '.', '_' and '-', at most 96, the first a letter or digit, without '..'; 'latest' is reserved"
         raise UserError(f"invalid name of a model {name!r}; {rule}")
@@ -140,11 +140,11 @@ def check_free(name: str, data_dir: Path, replace: bool) -> None:
 
 @contextmanager
 def new_model(name: str, data_dir: Path, replace: bool) -> Iterator[Path]:
-    """Yield a temporary folder. If the block succeeds, this folder becomes the model `name`; otherwise it is deleted.
+    """Yield a temporary folder. If the with-block succeeds, this folder becomes the model `name`; otherwise it is deleted.
 
     Args: replace: whether an existing model is replaced. Other files in the folder of that model are kept.
 
-    Raises UserError if the name cannot be used, or OSError.
+    Raises UserError if the name cannot be used, and OSError if a file or folder cannot be written.
     """
     check_free(name, data_dir, replace)
     folder = models_dir(data_dir) / name

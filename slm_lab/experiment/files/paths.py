@@ -1,10 +1,10 @@
 """The names of all files below the data folder: files of runs, comparisons and studies.
 
-{name}_{time}/               of a study
-  {name}_study.json          the study of the last start
-  runs/{run}/                study_run.json, log.txt, and a run folder as written by `train`; a second one after a failure
+{name}_{time}/               folder of a study
+  {name}_study.json          the study as of the last start
+  runs/{run}/                study_run.json, log.txt, and a run folder as written by `train`; another run folder after each failure
   results/{run}.json         data for the tables and figures
-  aside/                     runs of entries that have changed since
+  aside/                     runs of entries that have changed since the runs were made
   {name}_study_table.md …    the comparison
 """
 
@@ -30,7 +30,7 @@ _STAMP_PATTERN = r"\d{4}_\d{2}_\d{2}_\d{6}"
 
 
 def file_stem(spec_name: str) -> str:
-    """Return the spec's name for use in file names: all characters except letters, digits, '.', '-' and '_' become '_'."""
+    """Return a spec's name as it is used in file names: all characters except letters, digits, '.', '-' and '_' become '_'."""
     return re.sub(r"[^\w.-]", "_", spec_name)
 
 
@@ -73,8 +73,8 @@ class RunPaths:
     """The paths of the files of one run.
 
     `root` is the run folder and `spec_name` the name of the spec. In arguments, t is the index of a trial and s the index of a Session. If
-    each Session trains P policies (agent.policies, or num_policies of meta.sampler), the files of policy p of Session s (tables, graphs,
-    checkpoints) have the number s · P + p, which is passed as s, and s{s}_p{p} in their names.
+    each Session trains P policies (agent.policies, or num_policies of meta.sampler), policy p of Session s has its own files (tables,
+    graphs, checkpoints): the argument s is then s · P + p, and the names of the files contain s{s}_p{p}.
     """
 
     root: Path
@@ -103,14 +103,14 @@ class RunPaths:
     search_log = FileIn("log/{stem}_search.log")
     """Output of the search."""
     confirmation = FileIn("confirm")
-    """Folder of the run that trains the best trials again. A trial has the same number there as in the search."""
+    """Folder of the run that trains the best trials again. A trial has the same index in this folder as in the search."""
 
     @property
     def stem(self) -> str:
         return file_stem(self.spec_name)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state, including values from the saved spec, since a process on another machine may not be able to read the spec."""
+        """Return the state with values from the saved spec, which a process on another machine may not be able to read."""
         known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}
         return {**self.__dict__, **known}
 
@@ -124,7 +124,7 @@ class RunPaths:
 
     @cached_property
     def checkpoint_dir(self) -> Location:
-        """Folder of the checkpoints: the location that is recorded in meta.run of the saved spec, or model_dir if none is recorded."""
+        """Folder of the checkpoints: the location recorded in meta.run of the saved spec, or model_dir if no location is recorded."""
         try:
             return StoredPath(next(start["checkpoints"] for start in self._saved_meta()["run"] if "checkpoints" in start))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
@@ -149,7 +149,7 @@ class RunPaths:
             folder.mkdir(exist_ok=True)
 
     def remove_temporaries(self) -> None:
-        """Delete temporary files of killed processes; no process may be writing in the run folder."""
+        """Delete temporary files of killed processes. No process may be writing to the run folder."""
         for folder in (self.root, self.graph_dir, self.info_dir, self.log_dir, self.model_dir):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
@@ -161,7 +161,7 @@ class RunPaths:
         return self.root / f"{self.stem}_t{t}_trial_metrics_scalar.json"
 
     def trial_report(self, t: int = 0) -> Path:
-        """Page of a trial: `report`. In the folder of a search, `report` is the page of the search, and each trial has a separate page."""
+        """Page of a trial: `report` or, in the folder of a search, whose own page is `report`, a separate page of the trial."""
         return self.root / f"{self.stem}_t{t}_report.html" if self.holds_trials else self.report
 
     def trial_graph(self, what: str, ext: str, t: int = 0) -> Path:
@@ -191,7 +191,7 @@ class RunPaths:
         return self.info_dir / f"{self.stem}_t{t}_s{s}_timeline.csv"
 
     def timeline_graph(self, s: int, ext: str, t: int = 0) -> Path:
-        """The timeline as bars over seconds."""
+        """Figure of the timeline, with bars over time."""
         return self.graph_dir / f"{self.stem}_t{t}_s{s}_session_graph_timeline.{ext}"
 
     def pbt(self, s: int, t: int = 0) -> Path:
@@ -199,7 +199,7 @@ class RunPaths:
         return self.info_dir / f"{self.stem}_t{t}_s{s}_pbt.csv"
 
     def elo(self, s: int, t: int = 0) -> Path:
-        """The snapshots of self-play (CSV): frame, Elo rating with its standard error, and scores of each."""
+        """The snapshots of self-play (CSV): the frame, Elo rating with standard error, and scores of each snapshot."""
         return self.info_dir / f"{self.stem}_t{t}_s{s}_elo.csv"
 
     def session_log(self, s: int, t: int = 0) -> Path:
@@ -243,7 +243,7 @@ class RunPaths:
         return [path for path in self.model_dir.glob("*.pt") if pattern.fullmatch(path.name)]
 
     def _tables(self, mode: DataMode) -> set[tuple[int, int]]:
-        """Return (index of the trial, number of the table) for each existing table, see events.Row."""
+        """Return (index of the trial, number of the table) of each existing table, see events.Row."""
         pattern = re.compile(re.escape(f"{self.stem}_t") + rf"(\d+)_s(\d+)(?:_p(\d+))?_session_df_{mode}\.csv")
         found = (pattern.fullmatch(path.name) for path in self.info_dir.glob("*.csv"))
         return {(int(match[1]), int(match[2]) * self.policies + int(match[3] or 0)) for match in found if match}
@@ -254,13 +254,13 @@ class RunPaths:
 
     @property
     def holds_trials(self) -> bool:
-        """Whether this is the folder of a search or of its confirmations, in which trials have different values."""
+        """Whether this is the folder of a search or of its confirmations, whose trials have different hyperparameter values."""
         is_confirmation = self.root.name == "confirm" and any(self.root.parent.glob("*_search_state.json"))
         return self.search_state.exists() or is_confirmation or len(self.trials()) > 1
 
     @property
     def is_of_train(self) -> bool:
-        """Whether this is the folder of a run of mode train, and not of mode dev or of a search."""
+        """Whether this is the folder of a run of mode train, rather than of mode dev or of a search."""
         try:
             starts = self._saved_meta().get("run") or [{}]
             return starts[0].get("mode", "train") == "train" and not self.holds_trials
@@ -289,7 +289,7 @@ class ComparisonPaths:
 
 
 def new_run(data_dir: Path, spec_name: str) -> RunPaths:
-    """Create the folder of a new run. Raises OSError."""
+    """Create the folder of a new run, and return its paths. Raises OSError."""
     paths = RunPaths(new_folder(data_dir, spec_name), spec_name)
     try:
         paths.make_dirs()
@@ -300,7 +300,10 @@ def new_run(data_dir: Path, spec_name: str) -> RunPaths:
 
 
 def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
-    """Create the folder of a comparison: `out`, which may already exist, or a new folder below the data folder. Raises OSError."""
+    """Create the folder of a comparison and return its paths. Raises OSError.
+
+    Args: out: the folder, which may already exist; None: a new folder below the data folder.
+    """
     if out is None:
         return ComparisonPaths(new_folder(data_dir, "compare"))
     out.mkdir(parents=True, exist_ok=True)
@@ -308,7 +311,7 @@ def new_comparison(data_dir: Path, out: Path | None = None) -> ComparisonPaths:
 
 
 def new_folder(data_dir: Path, name: str) -> Path:
-    """Create and return a new folder whose name contains the time. If a folder with this second exists, the next free second is used.
+    """Create and return a new folder whose name ends with the current time. If that folder exists, the next free second is used.
 
     Raises OSError.
     """
@@ -342,7 +345,7 @@ def run_paths_in(folder: Path) -> RunPaths | None:
 
 
 def imported_run(folder: Path, spec_name: str) -> RunPaths:
-    """Return the paths for the output of retro_analyze on a run folder of SLM Lab. They are in a subfolder, since file names are equal."""
+    """Return the paths for the output of retro_analyze on a run folder of SLM Lab: a subfolder, since both have files of the same names."""
     return RunPaths(folder / "retro_analyze", spec_name)
 
 
@@ -352,14 +355,14 @@ def runs(data_dir: Path, spec_name: str) -> list[Path]:
 
 
 def names_with_runs(data_dir: Path, spec_name: str) -> list[str]:
-    """Return the names (as in file names) of the runs whose spec names consist of `spec_name` and the values of variables."""
+    """Return the names, as in file names, of the runs whose spec name consists of `spec_name` and the values of variables."""
     pattern = re.compile(f"({re.escape(file_stem(spec_name))}_.+)_{_STAMP_PATTERN}")
     found = [pattern.fullmatch(path.name) for path in data_dir.iterdir()] if data_dir.is_dir() else []
     return sorted({match[1] for match in found if match})
 
 
 def belongs_to_other_spec(folder: Path, spec_name: str) -> bool:
-    """Return whether a run folder belongs to another spec whose name in file names is equal, as "a b" and "a+b" both become a_b."""
+    """Return whether a run folder belongs to another spec with the same name in file names: "a b" and "a+b" both become a_b."""
     try:
         return spec_name not in json.loads(RunPaths(folder, spec_name).spec.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the spec is not written yet, or is damaged, which is reported when it is loaded
@@ -376,7 +379,7 @@ class StudyPaths:
     root: Path
     name: str
     results_folder: Path | None = None
-    """Folder of the results; None: a subfolder of the folder of the study."""
+    """Folder of the results; None: a subfolder of the study's folder."""
 
     study = FileIn(f"{{stem}}{SUFFIX}")
     lock = FileIn(".lock")
@@ -393,7 +396,7 @@ class StudyPaths:
         return file_stem(self.name)
 
     def lock_of(self, run: str) -> Path:
-        """Lock file, which is locked while a process trains a run. That process may outlive a killed study by some seconds."""
+        """Lock file, which is locked while a process trains a run. That process may outlive a killed study process by some seconds."""
         return self.root / f".lock_{run}"
 
     @property
@@ -429,7 +432,7 @@ class RunFolder:
 
 
 def run_name(run: StudyRun) -> str:
-    """Return the name of a run's folder and result file; it does not depend on the position of the run in the study."""
+    """Return the name of a run's folder and result file. The name does not depend on the position of the run in the study."""
     return f"{file_stem(run.entry)}_{file_stem(run.env)}_seed{run.random_seed}_{run.digest[:8]}"
 
 
@@ -440,7 +443,10 @@ def study_in(folder: Path) -> StudyPaths | None:
 
 
 def find_study(where: str, name: str, data_dir: Path) -> StudyPaths:
-    """Return the study in a folder (a path, or a name below the data folder), or the latest study with this name. Raises UserError."""
+    """Return the study in a folder (a path, or a name below the data folder), or the latest study with this name.
+
+    Raises UserError if there is none.
+    """
     if where == "latest":
         stem = file_stem(name)
         found = [path for path in stamped_folders(data_dir, stem) if (path / f"{stem}{SUFFIX}").is_file()]

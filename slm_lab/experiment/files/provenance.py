@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 def provenance(choices: Mapping[str, str | int], mode: str = "train") -> dict[str, Any]:
     """Return the code version, package versions, spec version, machine, command and mode of a run that begins now.
 
-    Args: choices: settings that were chosen for this machine (env backend, library of matrix products, threads), which are included.
+    Args: choices: settings that were chosen for this machine (env backend, library of matrix products, threads); they are included.
     """
     return {
         "began": datetime.now().astimezone().isoformat(timespec="seconds"),

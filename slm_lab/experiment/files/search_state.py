@@ -1,4 +1,4 @@
-"""The state of a search: a JSON file in the run folder, replaced atomically, from which a killed search is continued."""
+"""The state of a search. It is saved as a JSON file in the run folder, from which a killed search is continued."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slm_lab.spec.load.search_space import Values
 
 VERSION = 1
 TrialStatus = Literal["waiting", "running", "finished", "stopped", "failed"]
-"""Status of a trial. "waiting": the trial was proposed or will be retried. "stopped": the scheduler has stopped it."""
+"""Status of a trial. "waiting": the trial has not started yet or will be retried. "stopped": the scheduler stopped the trial."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class TrialState:
 
 
 def best_first(trials: Iterable[TrialState]) -> list[TrialState]:
-    """Return the trials that have a metric and did not fail: first the finished trials, then the stopped ones, each sorted best first."""
+    """Return the trials that have a metric and did not fail: finished trials, then stopped trials, each group from best to worst."""
     known = [trial for trial in trials if trial.status in ("finished", "stopped") and trial.metric is not None]
     return sorted(known, key=lambda trial: (trial.status != "finished", -(trial.metric or 0.0)))
 
@@ -68,13 +68,13 @@ class SearchState:
     """Whether the proposer has no values left to propose."""
     proposer: dict[str, Any] = field(default_factory=dict)
     confirm: int = 0
-    """Number of the best trials that are trained again."""
+    """Number of best trials that are trained again."""
     confirm_seed: int | None = None
     """The random_seed of the confirmations."""
     confirmations: list[TrialState] = field(default_factory=list)
 
     def save(self, path: Path) -> None:
-        """Write the state. Raises OSError."""
+        """Write the state atomically. Raises OSError."""
         content = with_checksum(_encoded({"version": VERSION, **asdict(self)}))
         replace_file(path, json.dumps(content, indent=1).encode(), sync=True)
 

@@ -21,11 +21,11 @@ from slm_lab.lib.log import NotWritable, notice
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 CheckpointKind = Literal["last", "best"] | int
-"""Kind of checkpoint. "last": state of a Session; "best": best weights of a policy; a number: weights of a policy at that frame."""
+"""Kind of checkpoint. "last": state of a Session; "best": best weights of a policy; an integer: weights of a policy at that frame."""
 Spans = list[tuple[str, str, float, float]]
 """(process, kind of work, begin, end) in seconds."""
 Position = dict[str, tuple[int, int]]
-"""Name of a table → its size in bytes and the CRC-32 of its content."""
+"""Name of a table → (size in bytes, CRC-32 of its content)."""
 _FORMATS = {"wall_t": ".3f", "fps": ".1f"}
 _KEPT_BYTES = 2**28
 """Maximum size in bytes of a previous checkpoint that is kept."""
@@ -74,7 +74,7 @@ class RunSink:
 
 
 class MemorySink(RunSink):
-    """Stores rows in memory and does not store state; the default of `Session.run`."""
+    """Stores rows in memory, and does not store state. This is the default of `Session.run`."""
 
     def __init__(self) -> None:
         self.row_events: list[Row] = []
@@ -135,7 +135,7 @@ class LocalSink(RunSink):
         if not path.exists():
             return 0, 0
         with path.open("rb") as file:
-            content = file.read(path.stat().st_size)  # the size is 0 if it is not a regular file; reading such a file may never end
+            content = file.read(path.stat().st_size)  # for other files than regular ones, whose read may block, the size is 0
         return len(content), zlib.crc32(content)
 
     def rewind(self, session: int, position: Position | None = None, frame: int = 0) -> None:
@@ -165,7 +165,7 @@ class LocalSink(RunSink):
 
     def close(self, status: Status = "done") -> None:
         for table in self.tables.values():
-            with suppress(OSError):  # closing retries a row that could not be written: that error has already ended the Session
+            with suppress(OSError):  # closing retries to write a row; the error of the first try has already ended the Session
                 table.file.close()
         self.tables.clear()
         for trackers in self.trackers.values():
@@ -194,7 +194,7 @@ class CsvTable:
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self.file: IO[bytes] = path.open("ab+")
-        size = self.file.seek(0, os.SEEK_END)  # 0 if it is not a regular file; reading such a file may never end
+        size = self.file.seek(0, os.SEEK_END)  # 0 for other files than regular ones, whose read may block
         self.file.seek(0)
         content = self.file.read(size)
         self.size, self.crc = len(content), zlib.crc32(content)
@@ -221,9 +221,10 @@ class CsvTable:
 
 
 def _keep_previous(last: Path, previous: Location, bundle: Mapping[str, Any]) -> None:
-    """Keep the state before `bundle` as a hard link, so that `verify` can train the end of a run again from this state.
+    """Keep the state that was saved before `bundle`, so that `verify` can train the end of a run again from it.
 
-    Nothing is copied. States from which training does not continue exactly, and states of more than 256 MiB, are not kept.
+    The state is kept as a hard link, without copying. States from which training does not continue exactly, and states of more than
+    256 MiB, are not kept.
     """
     temporary = last.with_name(f".{last.name}.previous.tmp")
     with suppress(OSError, state.BundleError):  # there is no such file yet, or the file system has no hard links
@@ -240,7 +241,7 @@ _L = TypeVar("_L", bound=Location)
 
 @contextmanager
 def _writing(path: _L) -> Iterator[_L]:
-    """Convert an error that means that the folder is read-only to NotWritable."""
+    """Convert an error because of a read-only folder to NotWritable."""
     try:
         yield path
     except OSError as error:
@@ -250,7 +251,7 @@ def _writing(path: _L) -> Iterator[_L]:
 
 
 def complete_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a table; [] if it is missing. An incomplete last line of a killed process is removed. Raises OSError."""
+    """Return the rows of a table; [] if the file is missing. An incomplete last line, of a killed process, is removed. Raises OSError."""
     if not path.exists():
         return []
     with path.open("rb+") as file:

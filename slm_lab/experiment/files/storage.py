@@ -1,4 +1,4 @@
-"""Files at a URL of any file system that fsspec supports (s3://, gs://, file://, …), with the methods of pathlib.Path for checkpoints.
+"""Files at URLs of any file system that fsspec supports (s3://, gs://, file://, …), with the methods of pathlib.Path for checkpoints.
 
 fsspec is a dependency of torch. The package of a protocol (s3fs, gcsfs, adlfs, …) is imported when a URL with that protocol is used.
 """
@@ -60,7 +60,7 @@ class StoredPath:
 
     @contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
-        """Open the file for random access reading."""
+        """Open the file for reading with random access."""
         with _os_errors():
             files, path = self._files()
             opened = files.open(path, "rb")

@@ -1,8 +1,8 @@
 """Save nested dicts of tensors and plain values as a safetensors file, which can be loaded without unpickling.
 
-Format: https://huggingface.co/docs/safetensors: the size of the header (8 bytes, little-endian), the header (JSON: name of each tensor →
-dtype, shape, offsets), and the bytes of the tensors. The plain values, and the places of the tensors between them, are JSON in the
-header's "__metadata__".
+The format (https://huggingface.co/docs/safetensors) consists of the size of the header (8 bytes, little-endian), the header (JSON: name of
+each tensor → dtype, shape, offsets), and the bytes of the tensors. The plain values, with placeholders for the tensors, are stored as JSON
+in the header's "__metadata__".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPES = {
 """Name of a data type in the file → torch dtype."""
 _LARGEST_HEADER = 2**24
 _TENSOR = "$tensor"
-"""Key of a dict that is a placeholder for a tensor; the value is the name of the tensor."""
+"""The only key of a dict that is a placeholder for a tensor; its value is the name of the tensor."""
 
 
 class TensorFileError(ValueError):
@@ -156,7 +156,7 @@ def _values(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that `save` has stored in addition to the tensors."""
     try:
         content = json.loads(header["__metadata__"]["slm_lab"])
-        values = without_checksum({"crc32": None, **content})  # raises an error for a content without checksum
+        values = without_checksum({"crc32": None, **content})  # raises an error if the content has no checksum
     except (KeyError, TypeError):
         raise TensorFileError("was not written by slm_lab") from None
     except (ValueError, RecursionError, AttributeError):

@@ -2,8 +2,8 @@
 
 Each tracker has a separate process for each table. The library of a tracker therefore does not affect the random generators, threads and
 signal handlers of a Session, and a tracker that fails or blocks cannot stop the Session. Rows that the tracker process has not read yet are
-kept here. If a tracker fails, or does not take a row for _HANG_SECONDS, it is switched off with a notice. After the last row, the tracker
-process continues to run on its own for at most END_SECONDS; `wait_for_trackers` waits for it.
+kept in the Session's process. If a tracker fails, or does not take a row for _HANG_SECONDS, it is switched off with a notice. After the
+last row, the tracker process continues to run on its own for at most END_SECONDS; `wait_for_trackers` waits for it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from slm_lab.lib.system import has
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.report import Problem, SpecError
 
-with suppress(ImportError):  # Windows, where check_installed refuses trackers
+with suppress(ImportError):  # on Windows, where check_installed refuses trackers
     import fcntl
 
 MODULE = "slm_lab.experiment.track.tracker_process"
 """Name of the module that each tracker process runs."""
 _HANG_SECONDS = 120.0
-"""Seconds after which a tracker that has not taken a row is switched off."""
+"""Time in seconds after which a tracker that has not taken a row is switched off."""
 END_SECONDS = 120.0
 """Maximum time in seconds for a process to finish after the last row, for example an upload."""
 _WRITE_SECONDS = 5.0
-"""Maximum time in seconds that the last rows wait for a process that is still starting."""
+"""Maximum time in seconds to wait, with the last rows, for a process that is still starting."""
 _SHOW_SECONDS = 2.0
-"""Seconds after which `wait_for_trackers` prints what it is waiting for."""
+"""Time in seconds after which `wait_for_trackers` prints what it is waiting for."""
 _KINDS = {
     "return": ("total_reward", "total_reward_ma", "return_new", "current_return", "current_return_se", "worker_reward"),
     "episode": ("epi", "epi_new", "current_epi"),
@@ -111,7 +111,7 @@ class TrackerLink:
         self.name, self.log = name, paths.tracker(table, name, "log", trial)
         self._rows, self._read = bytearray(), bytearray()
         self._waiting: deque[float] = deque()
-        """For each row that the tracker has not taken yet: time at which it was sent."""
+        """The time at which each row that the tracker has not taken yet was sent."""
         self._process: subprocess.Popen[bytes] | None = None
         about = {"tracker": name, "root": str(paths.root.absolute()), "spec": paths.spec_name, "table": table, "trial": trial}
         try:
@@ -133,7 +133,7 @@ class TrackerLink:
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": path},
                 pass_fds=(locked,),
-                start_new_session=True,  # a signal to this process or its group does not reach it
+                start_new_session=True,  # so that a signal to this process or its group does not reach the tracker
             )
         for fd in self._fds:
             os.set_blocking(fd, False)
@@ -157,7 +157,7 @@ class TrackerLink:
             self._write(message)
 
     def end(self, status: Status) -> None:
-        """Send how the Session ended, and close the connection; the process then continues to run on its own."""
+        """Send how the Session ended, and close the connection. The tracker process then continues to run on its own."""
         self._receive()
         if self._process is not None:
             self._write({"end": status})
@@ -208,7 +208,7 @@ class TrackerLink:
                 assert stream is not None
                 with suppress(OSError):
                     stream.close()
-            self._process.wait()  # it has started another process and ended
+            self._process.wait()  # the process has started another process and ended
             self._process = None
 
 
@@ -243,7 +243,7 @@ def read_state(file: Path) -> dict[str, Any]:
 
 
 def is_running(log: Path) -> bool:
-    """Return whether a process of a tracker is running, in which case it holds a shared lock on its log (flock)."""
+    """Return whether a tracker process is running; it holds a shared lock (flock) on its log while it runs."""
     try:
         with log.open("rb") as opened:
             fcntl.flock(opened.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

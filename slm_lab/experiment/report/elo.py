@@ -1,4 +1,4 @@
-"""Figure of self-play: Elo rating of the snapshots of each Session, and their scores against other players."""
+"""The figure of self-play: the Elo ratings of the snapshots of each Session, and their scores against other players."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slm_lab.experiment.report.trial_figures import Labels
 from slm_lab.experiment.report.writer import Writer
 
 _SCORES = {"score_random": ("against random actions", GREY), "score_previous": ("against the previous snapshot", MEAN_COLOUR)}
-"""Column of scores → the opponent, and its colour."""
+"""Column of scores → (opponent, colour)."""
 _FIXED_COLOURS = (EVALUATION_COLOUR, "#D55E00", "#56B4E9")
 Snapshots = Mapping[str, np.ndarray]
 """Column → values of the snapshots of a Session."""
 
 
 def elo_figure(tables: Mapping[int, Snapshots], title: str, x_label: str = "frames") -> Figure | None:
-    """Return the figure of a trial, given the tables of snapshots of its Sessions; None without ratings."""
+    """Return the figure of a trial from the tables of snapshots of its Sessions; None if there are no ratings."""
     tables = {s: table for s, table in tables.items() if len(table.get("elo", ()))}
     if not tables:
         return None
@@ -51,7 +51,7 @@ def _rating(table: Snapshots, name: str, colour: str) -> Line:
 
 
 def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str) -> Line:
-    """Return the mean score over Sessions, at their common frames."""
+    """Return the line of the mean score over Sessions, at their common frames."""
     frames = [table["frame"][np.isfinite(table[column])] for table in tables if column in table]
     common = frames[0] if frames else np.empty(0)
     for other in frames[1:]:
@@ -61,7 +61,7 @@ def _mean_score(tables: Sequence[Snapshots], column: str, name: str, colour: str
 
 
 def draw_elo(writer: Writer, run: Run, labels: Labels) -> None:
-    """Write the figure of a run's snapshots, if it has any; an unreadable file causes a notice."""
+    """Write the figure of a run's snapshots, if the run has any. An unreadable file causes a notice."""
     paths, t, tables = run.paths, run.trial, {}
     for s in sorted({index // run.policies for index in run.tables("train")}):
         with writer.drawing(paths.elo(s, t).name):

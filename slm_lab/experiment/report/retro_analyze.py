@@ -1,7 +1,7 @@
-"""The command retro_analyze: metrics, graphs and results of a run, rebuilt from its files.
+"""The command `retro_analyze`: rebuild the metrics, graphs and results of a run from its files.
 
-A run folder of SLM Lab v4 or v5 is first imported into a run folder of our format. Its files ({name}_t0_trial_metrics_scalar.json and
-the graphs have the same names as ours):
+A run folder of SLM Lab v4 or v5 is first imported into a run folder of this program's format. In both formats,
+{name}_t0_trial_metrics_scalar.json and the graphs have the same names. The other files of SLM Lab are:
 
     {name}_spec.json (of a search), {name}_t0_spec.json, {name}_t0_s0_spec.json: one flat object {name, agent, env, meta}
     info/{name}_t0_s0_session_df_train.csv and …_eval.csv, written by pandas; frame is a float in v5
@@ -41,7 +41,7 @@ _META = ("max_session", "distributed", "rigorous_eval", "eval_episodes", "max_se
 
 
 LAST_EPISODES = "last episode of each env"
-"""The episodes over which SLM Lab's total_reward is the mean."""
+"""Description of the episodes whose mean return is total_reward in SLM Lab."""
 _REQUIRED = ("frame", "total_reward")
 _MISSING = {
     "opt_step": "training_efficiency",
@@ -50,25 +50,25 @@ _MISSING = {
     "explore_var": "the graph of explore_var",
     "wall_t": "wall-clock time",
 }
-"""Column → result that cannot be computed without it."""
+"""Column → the result that cannot be computed without this column."""
 _COUNTS = ("frame", "epi", "t", "opt_step")
 _ROWS = 100
 """Number of rows over which total_reward_ma is the mean."""
 _OTHER_SIMULATORS = re.compile(r"Roboschool|.*BulletEnv")
-"""Envs whose current id belongs to a different simulator with different rewards."""
+"""Names of envs whose current counterpart uses a different simulator with different rewards."""
 
 
 def retro_analyze(folder: Path) -> str:
-    """Rebuild the metrics and graphs of the run in `folder`; return its results and files as text, with a part for each trial.
+    """Rebuild the metrics and graphs of the run in `folder`, and return a text with the results and files of each trial.
 
-    The tables are only read, and each output file is replaced atomically, so that the run may still be training. A run of SLM Lab is first
+    The run may still be training, since the tables are only read and each output file is replaced atomically. A run of SLM Lab is first
     imported into a run folder inside its own folder.
 
-    A Session has failed if its metrics file says so and its table has not grown since. Otherwise it is done if its last row has reached
-    the frames in the spec, else stopped. The random baseline is shipped, cached, taken from the existing metrics, or measured, as at the
-    end of training.
+    A Session counts as failed if its metrics file says so and its table has not grown since. Otherwise it is done if its last row has
+    reached the number of frames in the spec, and stopped if not. As at the end of training, the random baseline is the shipped or cached
+    one, the one in the existing metrics, or else it is measured.
 
-    Raises UserError that names the run.
+    Raises UserError, whose message names the run, if the run cannot be analyzed.
     """
     try:
         if (raw := _slm_lab_spec(folder)) is not None:
@@ -113,7 +113,10 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
 
 
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
-    """Return the failed Sessions according to their metrics files: index → cause. Sessions resumed since then have a different last row."""
+    """Return index of each failed Session → cause, according to the metrics files.
+
+    If a Session was resumed since it failed, the last row of its table has changed, and it is omitted.
+    """
     causes, tables = dict[int, str](), run.tables("train")
     for s in sorted({index // spec.policies for index in tables} | set(range(spec.meta.max_session))):
         metrics, table = read_json(run.paths.session_metrics(s * spec.policies, run.trial)) or {}, tables.get(s * spec.policies)
@@ -125,8 +128,8 @@ def _failures(run: Run, spec: Spec) -> dict[int, str]:
 def _analysis_spec(run: Run) -> Spec:
     """Return a Spec with the env of a saved spec, and the keys of meta on which the analysis depends.
 
-    The agent is a placeholder, since the analysis does not depend on it: the saved spec may have another version, or name classes that
-    cannot be imported here. Raises UserError.
+    The agent is a placeholder: the analysis does not depend on it, and the saved spec may have another version or name classes that cannot
+    be imported. Raises UserError if the env or meta of the saved spec is invalid.
     """
     meta = {key: value for key, value in _known_keys(run.spec.get("meta"), MetaSpec).items() if key in _META}
     if "sampler" in meta:
@@ -161,9 +164,9 @@ def _headline(run: Run, spec: Spec, metrics: Mapping[str, Any], several: bool, e
 
 
 def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[str]]:
-    """Write the tables and the spec as a run folder of our format inside `folder`; return its paths, and remarks on differences.
+    """Write the tables and the spec of a run of SLM Lab as a run folder inside `folder`; return its paths and remarks on differences.
 
-    Raises UserError if no table is usable, OSError.
+    Raises UserError if no table is usable, and OSError if a file cannot be read or written.
     """
     name, old_env = str(raw["name"]), str(value_at(raw, ("env", 0, "name")) or value_at(raw, ("env", "name")))
     body = _body(raw, folder)
@@ -188,7 +191,7 @@ def _import_run(folder: Path, raw: Mapping[str, Any]) -> tuple[RunPaths, list[st
 
 
 def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
-    """Return the content of SLM Lab's spec file of the experiment or the first trial; None if neither exists."""
+    """Return the content of SLM Lab's spec file, of the experiment or else of the first trial; None if neither exists."""
     for path in sorted(folder.glob("*_spec.json"), key=lambda path: (len(path.name), path.name)):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -200,7 +203,7 @@ def _slm_lab_spec(folder: Path) -> dict[str, Any] | None:
 
 
 def _body(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return agent, env and meta in the current form, without the keys that SLM Lab adds to meta at run time."""
+    """Return agent, env and meta in this program's format, without the keys that SLM Lab adds to meta at run time."""
     body = {key: raw[key] for key in ("agent", "env", "meta")}
     report = Report()
     migrate(body, report)
@@ -228,7 +231,7 @@ def _row_count(table: Mapping[str, list[str]]) -> int:
 
 
 def _csv(table: Mapping[str, list[str]]) -> bytes:
-    """Return a table as CSV: our columns in our order, then other columns; a missing total_reward_ma is computed."""
+    """Return a table as CSV: this program's columns in their usual order, then other columns. A missing total_reward_ma is computed."""
     columns = dict(table)
     for name in _COUNTS:
         if name in columns:

@@ -1,4 +1,4 @@
-"""The range of possible returns of an env, where it is known: no interval may leave it."""
+"""The range of possible returns of envs for which it is known. Intervals are clipped to this range."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ RANGES: dict[str, tuple[float, float]] = {
     "ALE/Boxing-v5": (-100.0, 100.0),
     "ALE/Bowling-v5": (0.0, 300.0),
 }
-"""Id → lowest and highest return of an episode, from the rewards and the time limit of the env's definition."""
+"""Env id → lowest and highest return of an episode, according to the rewards and the time limit in the env's definition."""
 _PREFIXES = {"MiniGrid-": (-1.0, 1.0), "BabyAI-": (0.0, 1.0), "dm_control/": (0.0, 1000.0)}
-"""Beginning of an id → the same for all envs of a family."""
+"""Beginning of the ids of a family of envs → lowest and highest return of an episode."""
 _HARMLESS = {
     "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
     "obs_keys", "schedule",
 }  # fmt: skip
-"""Keys of env that do not change what an episode can return: returns are sums of the env's own rewards."""
+"""Keys of env that do not change the range of returns, since a return is the sum of the env's own rewards."""
 
 
 def return_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the lowest and the highest possible return; None if it is unknown, or if arguments, max_t or wrappers may change it.
+    """Return the lowest and the highest possible return; None if unknown, or if arguments, max_t or wrappers may change the range.
 
-    Args: settings: values of a spec by path, such as {"env.name": "CartPole-v1"} (see Run.settings).
+    Args: settings: key path → value of a spec, such as {"env.name": "CartPole-v1"} (see Run.settings).
     """
     name = str(settings.get("env.name", "")).rpartition(":")[2]
     found = RANGES.get(name) or next((own for prefix, own in _PREFIXES.items() if name.startswith(prefix)), None)

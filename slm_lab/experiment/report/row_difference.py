@@ -1,4 +1,4 @@
-"""The first row and column in which two tables differ."""
+"""Find the first row and column in which two tables differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Columns = Mapping[str, Sequence[str]]
 
 
 class Cell(NamedTuple):
-    """A cell that differs, in the row of a frame."""
+    """A cell that differs between two tables, in the row of a frame."""
 
     frame: int
     row: int
@@ -27,18 +27,18 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class RowComparison:
-    """Comparison of two tables in the rows and columns that both have; columns of times and speeds are left out."""
+    """Comparison of two tables in the rows and columns that both have, without the columns of times and speeds."""
 
     rows: int
-    """Number of rows compared: those whose frame is in both tables."""
+    """Number of compared rows, whose frame is in both tables."""
     equal: int
-    """Number of equal rows before the first that differs."""
+    """Number of equal rows before the first row that differs."""
     first: Cell | None = None
-    """The first row, and the first column in it, that differ."""
+    """The first cell that differs: the first differing column of the first differing row; None if all rows are equal."""
     columns: tuple[str, ...] = ()
     """All columns that differ in that row."""
     only: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Frames of the rows that only one of the tables has."""
+    """Frames of the rows that only the first table has, and of the rows that only the second table has."""
     only_columns: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
     @property
@@ -48,7 +48,10 @@ class RowComparison:
 
 
 def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: float = math.inf) -> RowComparison:
-    """Compare the rows of two tables with the same frame, where `after` < frame ≤ `up_to`. Numbers that are equal count as equal text."""
+    """Compare the rows of two tables that have the same frame, with `after` < frame ≤ `up_to`.
+
+    Two cells are equal if their texts or their numbers are equal.
+    """
     at_one, at_other = (_positions(table, after, up_to) for table in (one, other))
     frames = [frame for frame in at_one if frame in at_other]
     only = (tuple(frame for frame in at_one if frame not in at_other), tuple(frame for frame in at_other if frame not in at_one))
@@ -63,7 +66,7 @@ def compare_rows(one: Columns, other: Columns, *, after: float = 0.0, up_to: flo
 
 
 def _positions(table: Columns, after: float, up_to: float) -> dict[int, int]:
-    """Return the position of the row of each frame."""
+    """Return frame → position of its row."""
     cells = enumerate(table.get("frame", ()))
     return {int(cell): index for index, cell in cells if cell.isdecimal() and after < int(cell) <= up_to}
 

@@ -1,7 +1,7 @@
-"""Read a run folder: its spec, tables, metrics and status. Read only; the run may still be training.
+"""Read a run folder: its spec, tables, metrics and status. Nothing is written, and the run may still be training.
 
-`read_columns` is the only CSV reader of the analysis. It uses numpy and the standard library: importing pandas takes 0.25 s, 6 % of a
-short run, so DataFrames are built only on request.
+`read_columns` is the only CSV reader of the analysis. It uses only numpy and the standard library, since importing pandas takes 0.25 s,
+which is 6 % of a short run. pandas is imported only when a DataFrame is requested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 Status = Literal["done", "stopped", "failed", "running"]
-"""stopped: ended early on request, or killed; failed: a Session failed; running: a process trains it now."""
+"""stopped: the run was stopped early or killed; failed: a Session failed; running: a process is training it."""
 _IGNORED_KEY_PREFIXES = (
     "meta.random_seed",
     "meta.run",
@@ -48,17 +48,16 @@ _IGNORED_KEY_PREFIXES = (
     "meta.observers",
     "meta.track",
 )
-"""Path prefixes of keys that do not affect learning."""
+"""Path prefixes of spec keys that do not affect learning."""
 _COUNTS = ("frame", "global_frame", "epi", "t", "opt_step", "epi_new")
 _TAIL = 4_096
-"""Minimum number of bytes at the end of a table in which its last row is searched."""
+"""Minimum number of bytes that are read from the end of a table to find its last row."""
 
 
 class Run:
     """One trial of a run folder. Files are read on first use and cached; create a new Run to read newer content.
 
-    `train` and `eval` are pandas DataFrames. The analysis itself uses the underlying numpy tables (`tables`), so that pandas is imported
-    only for a DataFrame.
+    `train` and `eval` are pandas DataFrames. The analysis itself uses the numpy arrays of `tables`, and needs no pandas.
     """
 
     def __init__(self, paths: RunPaths, trial: int = 0) -> None:
@@ -90,7 +89,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """The trial's metrics; {} if not written yet."""
+        """The trial's metrics; {} if they are not written yet."""
         return self._trial_metrics or {}
 
     @cached_property
@@ -99,7 +98,7 @@ class Run:
 
     @cached_property
     def status(self) -> Status:
-        """How the run ended."""
+        """The status of the run: whether it is running, or how it ended."""
         if in_use(self.paths.lock):
             return "running"
         if (metrics := self._trial_metrics) is None:
@@ -109,7 +108,7 @@ class Run:
 
     @cached_property
     def sessions(self) -> dict[int, Status]:
-        """Session index → status, for Sessions that have a table or failed."""
+        """Index of each Session that has a table or has failed → its status."""
         with_tables = {index // self.policies for index in self.paths.sessions("train", self.trial)}
         return {s: self._session_status(s) for s in sorted(with_tables.union(map(int, self.metrics.get("failures", ()))))}
 
@@ -120,7 +119,7 @@ class Run:
 
     @cached_property
     def policy_names(self) -> list[str]:
-        """Names of the policies of each Session: those of agent.policies, or else their numbers."""
+        """Names of the policies of each Session: the names in agent.policies, or else their numbers."""
         return policy_names(self.spec)
 
     @cached_property
@@ -130,38 +129,38 @@ class Run:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this is neither a trial of a search nor a run of a study."""
+        """Whether the run is neither a trial of a search nor part of a study."""
         return not self.paths.holds_trials and not RunFolder(self.paths.root.absolute().parent).identity.is_file()
 
     @property
     def has_evaluation_curve(self) -> bool:
-        """Whether the evaluation rows are those of meta.rigorous_eval, from which metrics and curves are computed."""
+        """Whether the run uses meta.rigorous_eval; its metrics and curves are then computed from the evaluation rows."""
         return bool(self.settings().get("meta.rigorous_eval"))
 
     @property
     def distributed(self) -> bool:
-        """Whether the Sessions train one net together."""
+        """Whether the Sessions train one shared net."""
         return distributed(self.tables("train"))
 
     @property
     def has_new_returns(self) -> bool:
-        """Whether all training tables have the column return_new; False if SLM Lab wrote one of them."""
+        """Whether all training tables have the column return_new, which tables written by SLM Lab do not have."""
         return all("return_new" in table for table in self.tables("train").values() if len(table["frame"]))
 
     def tables(self, mode: DataMode) -> dict[int, Table]:
-        """Return tables by index (see RunPaths.session_df) of all Sessions with a training table; an unreadable table causes a notice."""
+        """Return index (see RunPaths.session_df) → table, of all Sessions with a training table. An unreadable table causes a notice."""
         if mode not in self._tables:
             indices = self.paths.sessions("train", self.trial)
             self._tables[mode] = {index: _table(self.paths.session_df(index, mode, self.trial)) for index in indices}
         return self._tables[mode]
 
     def tables_per_training(self, mode: DataMode) -> dict[int, Table]:
-        """Return one table per independent training: for all workers of a shared net a joint one (index ALL_WORKERS), else `tables`."""
+        """Return one table per independent training: `tables` or, for a shared net, the joint table of all workers (index ALL_WORKERS)."""
         return tables_per_training(self.tables(mode))
 
     @cached_property
     def starts(self) -> list[dict[str, Any]]:
-        """Entries of the spec for each start of the run (meta.run)."""
+        """The entry of meta.run for each start of the run: command, versions and machine."""
         starts = self.spec.get("meta", {}).get("run") or [{}]
         return starts if isinstance(starts, list) else [starts]
 
@@ -171,16 +170,16 @@ class Run:
         return str(self.starts[0].get("mode", "train"))
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that affect a run's results, by path: the mode and all keys of the spec except seeds, provenance and saving.
+        """Return key path → value of the settings that affect the results: mode, and spec keys except seeds, provenance and saving.
 
-        Missing keys get their defaults, so that an older run, saved before a key existed, is not considered different.
+        Missing keys have their default values, so that an older run, which was saved before a key existed, is not considered different.
         """
         keys = self.keys()
         ignored = _IGNORED_KEY_PREFIXES if keys["meta.distributed"] else (*_IGNORED_KEY_PREFIXES, "meta.max_session")
         return {key: value for key, value in keys.items() if not key.startswith(ignored)}
 
     def keys(self) -> dict[str, Any]:
-        """Return the mode and all keys of the spec, by path, without meta.run. Missing keys get their defaults."""
+        """Return key path → value of the mode and all spec keys except meta.run. Missing keys have their default values."""
         agent = {key: _named(value) if key in ("net", "critic_net") else value for key, value in self.spec.get("agent", {}).items()}
         spec = self.spec | {"agent": agent, "meta": self.spec.get("meta", {})}
         body = {**_with_defaults(spec, (), spec), "mode": self.mode}
@@ -202,7 +201,7 @@ class Run:
             raise UserError(f"{file} cannot be read as a saved spec: {error}") from None
 
     def _of_last_start(self, file: Path) -> dict[str, Any] | None:
-        """Return the content of a metrics file; None if the file is older than the last start of a continued run."""
+        """Return the content of a metrics file; None if the run was continued after the file was written."""
         if len(self.starts) > 1 and file.is_file():
             with suppress(ValueError, KeyError, TypeError):
                 if file.stat().st_mtime < datetime.fromisoformat(self.starts[-1]["began"]).timestamp():
@@ -210,7 +209,7 @@ class Run:
         return read_json(file)
 
     def _session_status(self, s: int) -> Status:
-        """Return the status of Session `s`; without a metrics file, the status of the run."""
+        """Return the status of Session `s`; if it has no metrics file, the status of the run."""
         metrics = self._of_last_start(self.paths.session_metrics(s * self.policies, self.trial))
         status: Status = self.status if metrics is None else metrics.get("status", "done")
         return status
@@ -230,7 +229,7 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read the run in a folder. Raises UserError if it is not a run folder, or contains several trials or an unreadable spec.
+    """Read the run in a folder. Raises UserError if it is not a run folder, has several trials, or has an unreadable spec.
 
     >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
     >>> run.train.groupby("session").current_return.last(), run.metrics["strength"], run.spec["env"], run.status
@@ -246,19 +245,22 @@ def load_run(folder: str | Path) -> Run:
     if len(trials) > 1:
         raise UserError(f"'{folder}' contains {len(trials)} trials; expected one")
     run = Run(paths, trials[0] if trials else 0)
-    _ = run.spec  # read here, so that a damaged spec raises an error immediately
+    _ = run.spec  # read the spec here, so that a damaged spec raises an error immediately
     return run
 
 
 def with_data_dir(word: str, data_dir: Path) -> str:
-    """Return the path of a folder that is named as it is in the data folder, and any other word as it is. Raises UserError for a model."""
+    """Return the path of the folder `word`, which may be relative to the data folder; any other word is returned unchanged.
+
+    Raises UserError if the folder holds an exported model.
+    """
     check_no_model(word, data_dir)
     named = word not in {"", "latest"} and not Path(word).is_dir() and (data_dir / word).is_dir()
     return str(data_dir / word) if named else word
 
 
 def run_folders(word: str) -> list[Path]:
-    """Return the folder `word`, or the run folders that match it as a pattern with *, ? or [. Raises UserError if there are none."""
+    """Return the folder `word`, or the run folders that match the pattern `word` (with *, ? or [). Raises UserError if there are none."""
     if word and Path(word).is_dir():
         return [Path(word)]
     if word and has_magic(word):
@@ -268,18 +270,18 @@ def run_folders(word: str) -> list[Path]:
         raise UserError(f"no run folder matches '{word}'")
     parent = Path(word).parent
     siblings = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
-    longer = [name for name in siblings if Path(word).name and name.startswith(Path(word).name)]  # a name without its timestamp
+    longer = [name for name in siblings if Path(word).name and name.startswith(Path(word).name)]  # `word` may lack the timestamp
     hint = f"; did you mean '{max(longer)}'?" if longer else nearest(Path(word).name, siblings, 0.5)
     raise UserError(f"'{word}' is not a folder{hint}; expected a run folder, such as data/ppo_cartpole_2026_01_31_120000")
 
 
 def read_columns(path: Path) -> dict[str, list[str]]:
-    """Return the columns of a CSV file as text, {} if the file does not exist or is empty.
+    """Return the columns of a CSV file as text; {} if the file does not exist or is empty.
 
-    The file may still be growing, or its writer may have been killed: a last line without a newline is dropped, even if it looks complete.
-    Lines with a wrong number of cells are dropped too.
+    The file may still be growing, or its writer may have been killed. Therefore a last line without a newline is dropped, even if it looks
+    complete, and so are lines with a wrong number of cells.
 
-    Raises OSError if an existing file cannot be read, csv.Error if it is not CSV.
+    Raises OSError if an existing file cannot be read, and csv.Error if it is not a CSV file.
     """
     if not path.exists():
         return {}
@@ -292,7 +294,7 @@ def read_columns(path: Path) -> dict[str, list[str]]:
 
 
 def read_table(path: Path) -> Table:
-    """Return the rows of a Session's table with a frame above 0. Raises OSError like read_columns."""
+    """Return the rows of a Session's table whose frame is above 0. Raises the same errors as read_columns."""
     columns = {name: numbers(cells) for name, cells in read_columns(path).items()}
     frame = columns.get("frame")
     if frame is None:
@@ -301,11 +303,14 @@ def read_table(path: Path) -> Table:
 
 
 def last_row(path: Path | str) -> dict[str, float]:
-    """Return the finite numbers in a table's last complete row; {} without one. Reads only the two ends of the file."""
+    """Return column → value of the finite numbers in a table's last complete row; {} if there is no such row.
+
+    Only the beginning and the end of the file are read.
+    """
     try:
         with open(path, "rb") as file:
             head = file.readline()
-            tail = max(_TAIL, 2 * len(head))  # many columns: a row is as long as the header
+            tail = max(_TAIL, 2 * len(head))  # with many columns, a row is about as long as the header
             file.seek(max(len(head), os.fstat(file.fileno()).st_size - tail))
             lines = file.read(tail).split(b"\n")[:-1]
     except OSError:
@@ -341,12 +346,12 @@ def _table(path: Path) -> Table:
 
 
 def _counts_as_int(name: str, values: np.ndarray) -> np.ndarray:
-    """Convert counts to int64 if all are known; return other values unchanged."""
+    """Convert a column of counts to int64 if all values are finite; return other columns unchanged."""
     return values.astype(np.int64) if name in _COUNTS and np.isfinite(values).all() else values
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file, None if it does not exist, {} with a notice if it cannot be read."""
+    """Return the content of a JSON file. Returns None if the file does not exist, and {}, with a notice, if it cannot be read."""
     try:
         return dict(json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -371,26 +376,26 @@ def _with_defaults(section: Mapping[str, Any], path: KeyPath, spec: Mapping[str,
 
 
 ALL_WORKERS = -1
-"""Index of the joint table of all workers, instead of a Session index."""
+"""Index of the joint table of all workers, which has no Session index."""
 _SUMMED = ("epi", "t", "opt_step")
-"""Counts of a worker; the counts of the trial are the sums over workers."""
+"""Columns of counts of each worker; in the joint table, they are summed over all workers."""
 
 
 def distributed(tables: Mapping[int, Table]) -> bool:
-    """Return whether the Sessions of these tables train one net together."""
+    """Return whether the Sessions of these tables train one shared net."""
     return any("global_frame" in table for table in tables.values())
 
 
 def tables_per_training(tables: Mapping[int, Table]) -> dict[int, Table]:
-    """Return one table per independent training: one for all workers of a shared net, else the given tables."""
+    """Return one table per independent training: the given tables or, for a shared net, the joint table of all workers."""
     return {ALL_WORKERS: global_table(tables)} if distributed(tables) else dict(tables)
 
 
 def global_table(tables: Mapping[int, Table]) -> Table:
-    """Return the rows of all workers ordered by global frame, which becomes the frame of this table.
+    """Return the joint table: the rows of all workers, ordered by global frame, which is also the frame of this table.
 
-    Episodes, vector steps and optimizer steps are sums over all workers, interpolated between the rows of each worker. Seconds never
-    decrease. Other columns are unchanged.
+    The numbers of episodes, vector steps and optimizer steps are sums over all workers; each worker's number is interpolated between its
+    rows. The time wall_t never decreases. Other columns are unchanged.
     """
     parts = [table for table in tables.values() if np.isfinite(table.get("global_frame", np.empty(0))).any()]
     parts = [{name: values[np.isfinite(table["global_frame"])] for name, values in table.items()} for table in parts]
@@ -401,7 +406,7 @@ def global_table(tables: Mapping[int, Table]) -> Table:
     order = np.argsort(joined["global_frame"], kind="stable")
     rows = {name: values[order] for name, values in joined.items()}
     frame = rows["frame"] = rows["global_frame"]
-    if "wall_t" in rows:  # each worker counts from its own start; later global frames are also later in time
+    if "wall_t" in rows:  # each worker measures time from its own start, but a higher global frame is always later
         rows["wall_t"] = np.fmax.accumulate(rows["wall_t"])
     for name in _SUMMED:
         if name in rows:

@@ -1,6 +1,6 @@
-"""Figures and metrics of runs with rollout workers: utilization, several policies, population-based training and timeline.
+"""Figures and metrics of runs with rollout workers or several policies: utilization, population-based training and timeline.
 
-The timeline shows the activities of each process as bars over seconds.
+The timeline shows the activities of each process as bars over time.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _NAMES = {"rollout": "collecting a rollout", "inference": "computing actions", "
 _OTHER_COLOUR = "#CC79A7"
 _IDLE, _WAITING, _WAITING_COLOUR = "idle", "waiting", "#E0E0E0"
 _THICKNESS = 0.8
-"""Thickness of a bar; the distance between two rows is 1."""
+"""Thickness of a bar, relative to the distance between two rows, which is 1."""
 _GAP = 0.7
-"""Additional distance between learner, inference and workers."""
+"""Additional distance between the rows of the learner, of inference and of the workers."""
 _ROW_HEIGHT, _MIN_HEIGHT, _MAX_HEIGHT = 30, 150, 1500
-"""Pixels."""
+"""Height of a row; minimum and maximum height of the figure; in pixels."""
 _NARROW = 0.01
-"""Fraction of the window; narrower bars have no edge, since it would hide them."""
+"""Bars narrower than this fraction of the window have no edge, since it would hide them."""
 _TOLERANCE = 0.02
-"""Fraction of a bar's length; smaller overlaps are due to the resolution of the clocks."""
+"""Overlaps of less than this fraction of a bar's length are ignored, since the clocks have limited resolution."""
 _ROLES = ("rollout", "inference", "learner")
-"""Roles; the busy share of each is in column {role}_busy."""
+"""Roles of processes. The column {role}_busy has the fraction of time in which the role was busy."""
 _TUNED = {"lr": "learning rate", "entropy_coef": "entropy coefficient", "gamma": "gamma"}
-"""Column of the history → vertical axis."""
+"""Column of the history → label of the vertical axis."""
 
 
 def bottleneck(tables: Sequence[Table]) -> tuple[str, dict[str, float]] | None:
-    """Return the role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and all shares, 0..1.
+    """Return the role ("rollout", "inference" or "learner") that was busy for the largest share of the time, and role → share (0 to 1).
 
-    Shares are means over the second half of each table's rows, then over the tables. Returns None if a role has no values.
+    The shares are means over the second half of each table's rows, and then over the tables. Returns None if a role has no values.
     """
     busy = {role: _settled_mean(tables, f"{role}_busy") for role in _ROLES}
     known = {role: share for role, share in busy.items() if share is not None}
@@ -57,9 +57,9 @@ def _settled_mean(tables: Sequence[Table], column: str) -> float | None:
 def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Table], policies: int) -> dict[str, Any]:
     """Return the metrics that only runs with rollout workers or several policies have.
 
-    If measured: `bottleneck`, the role that limits the speed, and `busy`, the share of time that each role is busy. With several policies
-    also `policies`, the mean over Sessions of each policy's last current_return (None if no episode ended), and
-    `best_policy`.
+    If the utilization was measured: `bottleneck`, the role that limits the speed, and `busy`, the share of the time in which each role is
+    busy. If there are several policies: `policies`, the mean over Sessions of each policy's last current_return (None if no episode
+    ended), and `best_policy`.
     """
     metrics: dict[str, Any] = {}
     if (found := bottleneck(list(train.values()))) is not None:
@@ -73,7 +73,7 @@ def sampler_metrics(train: Mapping[int, Table], metric_tables: Mapping[int, Tabl
 
 
 def pbt_figure(columns: Mapping[str, Sequence[str]], title: str, axis: Axis) -> Figure | None:
-    """Return a figure of population-based training: the mutated hyperparameters and the replaced policies; None without rows."""
+    """Return a figure of population-based training: the mutated hyperparameters and the replaced policies; None if there are no rows."""
     history = {name: numbers(cells) for name, cells in columns.items()}
     policies = sorted({int(policy) for policy in history.get("policy", ()) if np.isfinite(policy)})
     panels = []
@@ -97,7 +97,7 @@ def _history(history: Mapping[str, np.ndarray], policy: int, column: str) -> Lin
 
 
 def draw_sampler(writer: Writer, run: Run, labels: Labels, sampler: SamplerSpec | None) -> None:
-    """Write the timeline, and the history of population-based training, of all Sessions; an unreadable file causes a notice."""
+    """Write the figures of the timeline and of the history of population-based training; an unreadable file causes a notice."""
     if sampler is not None:
         turns = f"{'asynchronous' if sampler.async_rl else 'synchronous'}{', serial' if sampler.serial_mode else ''}"
         for s in sorted({index // sampler.num_policies for index in run.tables("train")}):
@@ -119,7 +119,7 @@ def _draw_session(writer: Writer, run: Run, s: int, labels: Labels, turns: str) 
 
 
 class Span(NamedTuple):
-    """An activity of a process, in seconds since the start of the window."""
+    """An activity of a process. Times are in seconds since the start of the window."""
 
     process: str
     kind: str
@@ -128,7 +128,7 @@ class Span(NamedTuple):
 
 
 def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
-    """Return the spans of a timeline file, shifted so that the window begins at 0, without idle spans and invalid rows."""
+    """Return the spans of a timeline file without idle spans and invalid rows. Times are shifted so that the window begins at 0."""
     if not {"process", "kind", "begin", "end"} <= columns.keys():
         return []
     times = numbers(columns["begin"]), numbers(columns["end"])
@@ -139,7 +139,10 @@ def spans_of(columns: Mapping[str, Sequence[str]]) -> list[Span]:
 
 
 def overlap(spans: Sequence[Span]) -> float | None:
-    """Return the share of the training time in which a worker collects a rollout, 0 if they take turns; None if either is missing."""
+    """Return the share of the training time in which a worker collects a rollout at the same time; None if there is no span of either kind.
+
+    The share is 0 if training and collection alternate.
+    """
     training, collecting = (_union(span for span in spans if span.kind == kind) for kind in ("train", "rollout"))
     whole = sum(end - begin for begin, end in training)
     both = sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in training for since, until in collecting)
@@ -158,7 +161,7 @@ def _union(spans: Iterable[Span]) -> list[tuple[float, float]]:
 
 
 def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
-    """Draw a row of bars for each process: learner, inference and workers, from top to bottom with gaps; grey while waiting."""
+    """Return a figure with a row of bars for each process: learner, inference and workers, from top to bottom. Waiting is grey."""
     share = overlap(spans)
     lead = "" if share is None else f"Rollouts are collected during {100 * share:.0f} % of the training time. "
     rows = row_positions({span.process for span in spans})
@@ -181,7 +184,7 @@ def timeline_figure(title: str, spans: Sequence[Span]) -> Figure:
 
 
 def row_positions(processes: Iterable[str]) -> dict[str, float]:
-    """Return the vertical centre of each process's row, from 0 downwards."""
+    """Return process → vertical centre of its row, from 0 downwards."""
     positions: dict[str, float] = {}
     position, above = 0.0, ""
     for process in sorted(processes, key=_order):
@@ -192,7 +195,7 @@ def row_positions(processes: Iterable[str]) -> dict[str, float]:
 
 
 def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: float) -> Bars:
-    """Return the bars of a kind; simultaneous bars of a process, for example of two groups of envs, share its row."""
+    """Return the bars of a kind. Simultaneous bars of a process, for example of two groups of envs, share the height of its row."""
     spans = [span for span in spans if span.kind == kind]
     name = _NAMES.get(kind, kind)
     bars = []
@@ -209,7 +212,7 @@ def _bars(kind: str, spans: Sequence[Span], rows: Mapping[str, float], window: f
 
 
 def _order(process: str) -> tuple[int, int, str]:
-    """Return the sort key of a process: learner, inference, worker, other; then by number."""
+    """Return the sort key of a process: first by kind (learner, inference, worker, other), then by number."""
     found = re.search(r"\d+", process)
     kinds = ("learner", "inference", "worker")
     kind = next((place for place, name in enumerate(kinds) if process.startswith(name)), len(kinds))
@@ -217,7 +220,7 @@ def _order(process: str) -> tuple[int, int, str]:
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
-    """Return the first free lane of each span; `spans` must be sorted by begin."""
+    """Return for each span the lowest lane that is free at its begin; `spans` must be sorted by begin."""
     ends: list[float] = []
     lanes = []
     for span in spans:

@@ -1,4 +1,4 @@
-"""Terminal output that never raises: an OSError on write is recorded."""
+"""Terminal output that never raises an exception: an OSError on write is stored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SPARE_FROM = 256
-"""Lowest descriptor for the copies of stdout and stderr: code that closes many descriptors rarely reaches such high numbers."""
+"""Lowest descriptor for the copies of stdout and stderr. Code that closes all low descriptors rarely reaches such high numbers."""
 _spares: dict[int, int] = {}
-"""Number of a standard stream (1, 2) → copy of its descriptor."""
+"""Descriptor of a standard stream (1 or 2) → its copy."""
 
 
 def keep_streams() -> None:
-    """Copy the descriptors of stdout and stderr, so that Screen can reopen a stream that was closed by an env."""
+    """Copy the descriptors of stdout and stderr, so that Screen can reopen a stream that an env has closed."""
     if not has("fcntl"):
         return
     import fcntl
@@ -32,7 +32,7 @@ def keep_streams() -> None:
 
 
 def console_on(stream: TextIO) -> Console:
-    """Return a rich console on a Screen. If NO_COLOR is set, it writes no styles, also not bold or dim, which rich would keep."""
+    """Return a rich console that writes to a Screen. If NO_COLOR is set, it writes no styles at all; rich would keep bold and dim."""
     from rich.console import Console
 
     return Console(
@@ -41,9 +41,9 @@ def console_on(stream: TextIO) -> Console:
 
 
 class Screen:
-    """A stream that stops writing after the first OSError, and stores that error. Characters that cannot be encoded are replaced.
+    """A stream that stops writing after the first OSError and stores the error. Characters that cannot be encoded are replaced.
 
-    A standard stream that was closed is reopened if `keep_streams` was called before.
+    If `keep_streams` was called before, a standard stream that was closed is reopened.
     """
 
     def __init__(self, stream: TextIO) -> None:

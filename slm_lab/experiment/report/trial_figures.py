@@ -34,7 +34,7 @@ _TEXTS = {
     "mean_returns": ("mean return", "mean return ({episodes})"),
     "mean_returns_ma": ("mean return, moving average", "mean return, moving average (last 100 rows)"),
 }
-"""Name of a figure → title, and label of the vertical axis."""
+"""Name of a figure → (title, label of the vertical axis)."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Axis:
 
 FRAMES = Axis("frames", "frame", "frames")
 GLOBAL_FRAMES = Axis("global_frames", "global_frame", "global frames (of all workers together)")
-"""Used if the Sessions train one net."""
+"""Used if the Sessions train one shared net."""
 POLICY_FRAMES = Axis("frames", "frame", "frames (of each policy)")
 """Used if a Session trains several policies."""
 WALL_CLOCK = Axis("wall_t", "wall_t", "wall-clock time (s)")
-"""Axis of comparisons."""
+"""Used in comparisons."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Labels:
     """Titles and names in the figures of a trial."""
 
     title: str
-    """Spec, env and trial."""
+    """Text with the spec, the env and the trial."""
     episodes: Mapping[DataMode, str]
-    """Description of the episodes over which a return is the mean."""
+    """Mode → description of the episodes whose mean is the return."""
     mode: DataMode = "train"
     """Mode of the tables used for the metrics and the figures of returns."""
     failed: int = 0
@@ -78,12 +78,12 @@ class Labels:
     baseline: float | None = None
     """The env's random baseline, drawn as a line in figures of returns; None: unknown."""
     workers: bool = False
-    """Whether the Sessions train one net."""
+    """Whether the Sessions train one shared net."""
     policy_names: tuple[str, ...] = ()
     """Names of the policies of each Session."""
 
     def describe(self, index: int) -> str:
-        """Return the name of the Session (and policy) that the table with this index belongs to."""
+        """Return the name of the Session (and policy) to which the table with this index belongs."""
         if self.workers:
             return f"all workers{self.failed_text}" if index == ALL_WORKERS else f"worker {index}"
         session, policy = divmod(index, self.policies)
@@ -100,12 +100,12 @@ class Labels:
 
     @property
     def unit_name(self) -> str:
-        """What each table belongs to: "policies", "workers" or "sessions"."""
+        """Plural name of what a table belongs to: "policies", "workers" or "sessions"."""
         return "policies" if self.policies > 1 else "workers" if self.workers else "sessions"
 
     @property
     def failed_text(self) -> str:
-        """The text ", 1 failed", or with several policies ", 1 session failed"."""
+        """The text ", 1 failed" or, if there are several policies, ", 1 session failed"; "" if none failed."""
         sessions = "" if self.policies == 1 else " session" if self.failed == 1 else " sessions"
         return f", {self.failed}{sessions} failed" if self.failed else ""
 
@@ -115,7 +115,7 @@ class Labels:
 
 
 def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
-    """Draw the returns of the trial and of each Session; all other columns are in the page of the trial."""
+    """Draw the returns of the trial and of each Session. All other columns are drawn in the page of the trial."""
     returns = draw_returns(writer, run, labels)
     for index, table in run.tables("train").items() if not labels.workers else ():
         _draw_session(writer, run, index, returns[index], labels)
@@ -124,7 +124,7 @@ def draw_tables(writer: Writer, run: Run, labels: Labels) -> None:
 
 
 def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
-    """Draw the returns of the trial over frames; return their curves."""
+    """Draw the returns of the trial over frames, and return index → curves of the table."""
     evaluations = labels.without_failed(run.tables_per_training("eval")) if labels.mode == "train" else {}
     returns = {index: return_curves(table) for index, table in run.tables_per_training(labels.mode).items()}
     writer.draw(_with_evaluation(trial_figures(returns, labels), evaluations), partial(run.paths.trial_graph, t=run.trial))
@@ -132,7 +132,7 @@ def draw_returns(writer: Writer, run: Run, labels: Labels) -> dict[int, Curves]:
 
 
 def _with_evaluation(figures: dict[str, Figure], tables: Mapping[int, Table]) -> dict[str, Figure]:
-    """Add the mean of evaluations to the figure of the returns in training, if there are any."""
+    """Add the mean of the evaluations, if there are any, to the figure of the training returns."""
     curves = [one for table in tables.values() if len((one := curve(table, "total_reward")).frame)]
     if not curves:
         return figures
@@ -147,7 +147,7 @@ def _draw_session(writer: Writer, run: Run, index: int, curves: Curves, labels: 
 
 
 def return_curves(table: Table) -> Curves:
-    """Return the curves of RETURNS."""
+    """Return the curves of the columns RETURNS."""
     return {name: curve(table, column) for name, column in RETURNS.items()}
 
 
@@ -163,7 +163,7 @@ def session_figures(index: int, curves: Curves, labels: Labels) -> dict[str, Fig
 
 
 def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Figure]:
-    """Return figures of each table's curves and their mean ± one standard deviation; also of curves without points."""
+    """Return name → figure with the curve of each table and the mean ± one standard deviation, even if the curves have no points."""
     figures = {}
     for name in next(iter(tables.values()), {}):
         lines = _mean_lines({index: curves[name] for index, curves in tables.items() if len(curves[name].frame)}, labels)
@@ -172,15 +172,16 @@ def trial_figures(tables: Mapping[int, Curves], labels: Labels) -> dict[str, Fig
 
 
 def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
-    """Return the strengths at common frames: those that all tables share, or by interpolation if these are few."""
+    """Return the strengths at the frames that all tables share; if these are few, at interpolated frames."""
     curves = [Curve(one.frame, one.value) for one in strengths if len(one.value)]
     return align_or_interpolate(curves, len(curves))
 
 
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
-    """Return a line for each table and their mean, which excludes failed Sessions.
+    """Return a line for each table and a line for the mean, which excludes failed Sessions.
 
-    The mean requires two Sessions at a frame, since the last row of a stopped Session is not on the frame grid of the others.
+    The mean is drawn at frames that at least two Sessions have, since the last row of a stopped Session is not on the frame grid of the
+    other Sessions.
     """
     successful = labels.without_failed(curves)
     name = f"mean of {labels.count(len(successful))}"

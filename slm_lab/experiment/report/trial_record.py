@@ -14,17 +14,17 @@ import numpy as np
 from slm_lab.spec.load.search_space import KeyChoices, SearchSpace, Values, frozen_trial
 
 TrialStatus = Literal["finished", "stopped", "failed", "running"]
-"""stopped: ended by the scheduler (ASHA)."""
+"""stopped: the trial was ended by the scheduler (ASHA)."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """Values and results of a trial."""
+    """The hyperparameter values and the results of a trial."""
 
     trial: int
     values: Values
     metrics: dict[str, float | None]
-    """Metrics of the trial; None for undefined ones."""
+    """Metrics of the trial; None for a metric that is not defined."""
     metric: float | None
     """Value of meta.search_metric, where higher is better; None if unknown."""
     frame: int
@@ -34,7 +34,7 @@ class TrialRecord:
     status: TrialStatus
     random_seed: int | None
     confirmed: float | None = None
-    """The metric after training the values again with new seeds (--confirm); None if not trained again."""
+    """The metric after the values were trained again with new seeds (--confirm); None if they were not trained again."""
     confirmed_interval: tuple[float, float] | None = None
     """95 % interval of `confirmed` over its Sessions."""
     cause: str = ""
@@ -47,7 +47,7 @@ class TrialRecord:
 
 
 def ranked(records: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials, best first: confirmed trials by `confirmed`, then finished trials, then other trials, both by metric.
+    """Return the trials, best first: confirmed trials ordered by `confirmed`, then finished trials and then other trials by metric.
 
     Trials that failed or have no metric are last, ordered by index.
     """
@@ -66,7 +66,7 @@ def _rank(record: TrialRecord) -> tuple[float, ...]:
 METHOD = "PED-ANOVA"
 EXPLANATION = "how far the values of a key among the best trials differ from its values among all trials; the shares add up to 1"
 MIN_TRIALS = 10
-"""Minimum number of trials with a metric to compute importance."""
+"""Minimum number of trials with a metric for the computation of the importance."""
 _BEST, _FEWEST = 0.25, 5
 """Fraction of trials that count as the best, and their minimum number."""
 
@@ -85,10 +85,10 @@ class Importance:
 
 
 def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Importance | None:
-    """Return the importance of each key, from trials that finished or were stopped (Watanabe et al., 2023, PED-ANOVA; its conditional form
-    for keys that are active in some trials only).
+    """Return the importance of each key, computed from the trials that finished or were stopped.
 
-    Returns None for fewer than MIN_TRIALS, for equal metrics, or without the package optuna.
+    The method is PED-ANOVA (Watanabe et al., 2023), in its conditional form for keys that are active only in some trials. Returns None if
+    there are fewer than MIN_TRIALS such trials, if their metrics are equal, or if the package optuna is not installed.
     """
     known = [one for one in records if one.status in ("finished", "stopped") and one.known_metric is not None]
     if len(known) < MIN_TRIALS or np.ptp([one.known_metric for one in known]) == 0:
@@ -112,7 +112,7 @@ def key_importance(space: SearchSpace, records: Sequence[TrialRecord]) -> Import
 
 
 def _quantiles(space: SearchSpace, record: TrialRecord) -> KeyChoices:
-    """Return the choices of a trial; choices of normal distributions as quantiles, which are bounded."""
+    """Return the choices of a trial, in which values of normal distributions are replaced by their quantiles, which are bounded."""
     return {
         name: NormalDist(*key.args[:2]).cdf(choice) if (key := space.named[name]).is_normal else choice
         for name, choice in space.choices_of(record.values).items()

@@ -23,17 +23,25 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Writer:
-    """Writes files below `root`. A failure causes a notice; on a full or read-only disk the rest is skipped and counted in one notice."""
+    """Writes files below `root`. An error causes a notice; if the disk is full or read-only, all further files are skipped.
+
+    `close` prints one notice with the number of skipped files.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root, self.reason = root, ""
         self.files: list[Path] = []
-        """The written files, without the script of the HTML pages."""
+        """The written files, except the script of the HTML pages."""
         self._png: PNGRenderer | None = None
         self._missing: Counter[str] = Counter()
 
     def write(self, what: str | None, *files: tuple[Path, Callable[[], bytes]]) -> None:
-        """Create and write the `files` of one item. A skipped item is counted as `what` ("graph not drawn"); None: not counted."""
+        """Create the content of the files of one item and write them.
+
+        Args:
+            what: text by which a skipped item is counted in the notice, such as "graph not drawn"; None: skipped items are not counted.
+            files: path and function that returns the content, for each file.
+        """
         for path, content in files:
             if self.reason:
                 break
@@ -49,7 +57,7 @@ class Writer:
             self._missing[what] += 1
 
     def draw(self, figures: Mapping[str, AnyFigure], path: Callable[[str, str], Path]) -> None:
-        """Write each figure as HTML and PNG, to path(name, "html") and path(name, "png"), and the script that the pages share."""
+        """Write each figure to path(name, "html") and path(name, "png"), and write the script that the HTML pages share."""
         if self._png is None:
             self._png = PNGRenderer()
             self.write_script()
@@ -59,21 +67,21 @@ class Writer:
             self.write("graph not drawn", (html, partial(render_html, figure, source)), (png, partial(self._png.render, figure)))
 
     def write_script(self) -> None:
-        """Write the script that the pages of the folder share, unless it is there."""
+        """Write the script that the pages in the folder share, unless a complete copy exists."""
         script = self.root / PLOTLY_JS
         if not script.exists() or script.stat().st_size != script_size():
             self.write(None, (script, plotly_js))
 
     @contextmanager
     def drawing(self, what: str = "graphs") -> Iterator[None]:
-        """Suppress an error in the block, with a notice that names `what`."""
+        """Suppress an error in the with-block; print a notice that names `what` instead."""
         try:
             yield
         except Exception as error:
             notice(f"cannot draw {what}: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Report the skipped items and the reason in one notice."""
+        """Print one notice with the skipped items and the reason."""
         if self.reason:
             kinds = (f"{count} {what if count == 1 else what.replace(' not', 's not')}" for what, count in self._missing.items())
             notice(f"{self.reason}: {', '.join(kinds)}")

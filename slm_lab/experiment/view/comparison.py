@@ -1,4 +1,4 @@
-"""Content of the page of a comparison: curves and statistics of each setting, and the specs of the runs side by side."""
+"""The content of the page of a comparison: curves and statistics of each setting, and the specs of the runs side by side."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
-    """Return the curves of a setting and the statistics of its seeds. The curves are those of the compared seeds."""
+    """Return the curves of a setting's compared seeds, and the statistics of these seeds."""
     summary, seeds = summarize(setting, None, metric), setting.seeds
     aligned = setting.aligned(metric, by)
     chosen = evenly(len(aligned.frame), _POINTS)
@@ -118,7 +118,7 @@ def _rounded(values: Iterable[float]) -> list[float]:
 
 
 def _specs(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return each key of the specs with its values in the runs, and whether these differ. Seeds and provenance are left out."""
+    """Return each key of the specs with its value in each run, and whether the values differ. Seeds and provenance are omitted."""
     bodies = [run.settings() | {f"meta.{key}": run.spec.get("meta", {}).get(key) for key in _SEEDS} for run in runs]
     keys = sorted({key for body in bodies for key in body})
     rows = []

@@ -1,7 +1,7 @@
 """Content of the pages of a run, a search and a study.
 
-Each of the functions run, search and study returns the version of the files (a text that changes when the files change) and a function that
-computes the content.
+Each of the functions run, search and study returns the version of the files (a text that changes when the files change), and a function
+that computes the content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CURVES = 300
 
 
 def version_of(found: Found, folders: Iterable[str] = ("", "info", "video")) -> str:
-    """Return a text that changes with the names, sizes and times of the files in some folders of a run, and with the lock of the run."""
+    """Return a text that changes with the names, sizes and times of the files in `folders` of a run, and with the lock of the run."""
     state: list[object] = [in_use(found.folder / ".lock")]
     for name in folders:
         try:
@@ -56,7 +56,8 @@ def run(found: Found, trial: int, data: DataFolder) -> Content:
         trials, several = paths.trials(), found.kind == "search" or paths.holds_trials
         if found.kind == "search" and trial not in trials and not paths.trial_spec(trial).is_file():
             raise NotServed(f"there is no trial {trial} in {found.folder.name}")
-        shown = trial if found.kind == "search" or trial in trials or not trials else trials[0]  # the confirmations of a search: the first
+        # a folder of the confirmations of a search may not have this trial; its first trial is shown then
+        shown = trial if found.kind == "search" or trial in trials or not trials else trials[0]
         entry = entry_of(Found(found.folder, "run", found.stem), shown)
         return {
             "entry": entry | {"path": relative(found.folder, data), "trial": shown, "kind": found.kind},
@@ -78,12 +79,12 @@ def _without_links(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def relative(folder: Path, data: DataFolder) -> str:
-    """Return the path of a folder below the data folder."""
+    """Return the path of a folder relative to the data folder."""
     return folder.relative_to(data.root).as_posix()
 
 
 def log_folders(found: Found) -> tuple[str, ...]:
-    """Return the folders with the logs of a run, relative to the run folder. The log of a run of a study is beside its run folder."""
+    """Return the folders with the logs of a run, relative to the run folder. The log of a study's run is beside the run folder."""
     of_study = RunFolder(found.folder.parent).identity.is_file()
     return ("log", "..") if of_study else ("log",)
 
@@ -117,10 +118,10 @@ def _time(path: Path) -> float:
 
 
 def log(file: Path, after: int | None, before: int | None) -> dict[str, Any]:
-    """Return a part of a log, of at most _LOG_BYTES: the text, its begin and end, and the size of the file, in bytes.
+    """Return a part of a log, of at most _LOG_BYTES: the text, the positions of its begin and end, and the size of the file, in bytes.
 
     Args:
-        after: byte at which the part begins. If it is None, or if the file is shorter, the part consists of the last _LOG_BYTES.
+        after: byte at which the part begins. If it is None, or if the file is shorter, the part is the last _LOG_BYTES.
         before: byte at which the part ends; None: the end of the file.
     """
     with file.open("rb") as opened:
@@ -184,7 +185,7 @@ def _leaves(block: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _searched_key(name: str, trials: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the path of a searched key, whether its axis is logarithmic, and its options if its values are not numbers."""
+    """Return the path of a searched key, whether its axis is logarithmic, and, if its values are not numbers, its options."""
     path, _, distribution = name.rpartition("__")
     path = path or name
     values = [one["values"][path] for one in trials if path in one["values"]]

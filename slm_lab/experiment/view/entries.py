@@ -1,9 +1,13 @@
 """Entries of the list of runs. An entry summarises a run, search or study, and is read from only a few files.
 
-An entry is a dict for JSON with these keys: path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame, max_frame,
-progress (0 to 1), eta (remaining seconds), seconds (of training so far), value and error (the current return and its standard error; with
-measure "Elo", the rating in self-play; for a search, the metric of the best trial; for a study, the score of the best entry), best (that
-trial or entry), began and, for a search or study, ended (in seconds since 1970).
+An entry is a dict that can be written as JSON, with these keys:
+
+- path, kind, name, env, algorithm, mode, status, text (a problem or a count), frame and max_frame
+- progress (0 to 1), eta (remaining time, s) and seconds (training time so far, s)
+- value and error: the current return and its standard error. With measure="Elo", the rating in self-play. For a search, the metric of
+  the best trial; for a study, the score of the best entry.
+- best: this trial or entry
+- began and, for a search or study, ended (in seconds since 1970)
 """
 
 from __future__ import annotations
@@ -35,13 +39,13 @@ _WHOLE = 65_536
 _POINTS = 40
 """Number of points of a sparkline."""
 _ACTIVE_SECONDS = 120.0
-"""Time in seconds. A table that has not grown for this time is ignored in the estimate of the remaining time."""
+"""A table that has not grown for this time (s) is ignored in the estimate of the remaining time."""
 
 
 def entry_of(found: Found, trial: int = 0) -> Entry:
     """Return the entry of a folder, or of a trial in the folder.
 
-    If it cannot be read, the status of the entry is "unreadable", and its text is the reason.
+    If the folder cannot be read, the entry has the status "unreadable", and its text is the reason.
     """
     entry: Entry = {"kind": found.kind, "name": found.stem, "env": "", "algorithm": "", "mode": "", "text": "", "value": None}
     try:
@@ -56,7 +60,7 @@ def entry_of(found: Found, trial: int = 0) -> Entry:
 
 
 class _ListedRun(Run):
-    """A Run whose spec is read without searching its folder for trials, since a list may have a thousand runs."""
+    """A Run that reads its spec without searching its folder for trials, since a list may have a thousand runs."""
 
     @cached_property
     def _named_spec(self) -> tuple[str, dict[str, Any]]:
@@ -82,7 +86,7 @@ def _run(run: Run) -> Entry:
 
 
 def _rating(run: Run) -> Entry:
-    """Return the Elo rating if the run uses self-play, in which the return depends on the opponents; {} for other runs."""
+    """Return the Elo rating of a run with self-play, in which the return depends on the opponents; {} for other runs."""
     if run.spec.get("meta", {}).get("self_play") is None:
         return {}
     rows = [_last_row(path) for path in tables(run)]
@@ -149,7 +153,7 @@ def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
 
 
 def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: float) -> float | None:
-    """Return the seconds until all tables reach `target` frames or `limit` seconds of training, at the speed of the growing tables."""
+    """Return the time (s) until all tables reach `target` frames or `limit` seconds of training, at the speed of the tables that grow."""
     left = [max(target - row.get("frame", 0.0), 0.0) for row in rows]
     speed = sum(row.get("fps", 0.0) for row, rest in zip(rows, left, strict=True) if rest and row.get("active"))
     until_limit = [limit - row["wall_t"] for row in rows if "wall_t" in row]
@@ -158,7 +162,7 @@ def _seconds_left(rows: Collection[Mapping[str, float]], target: float, limit: f
 
 
 def _is_recent(evaluation: Mapping[str, float], row: Mapping[str, float]) -> bool:
-    """Return whether the last evaluation counts for the current return, see metrics.is_recent."""
+    """Return whether the last evaluation is recent enough to be the current return, see metrics.is_recent."""
     return evaluation.get("frame", -1.0) >= (1.0 - MAX_AGE) * row.get("frame", 0.0)
 
 
@@ -171,13 +175,13 @@ def _return(row: Mapping[str, float], evaluation: Mapping[str, float]) -> dict[s
 
 
 def _first_table(run: Run) -> str:
-    """Return the path of the training table of Session 0. (RunPaths would read the spec again.)"""
+    """Return the path of the training table of Session 0. RunPaths is not used, since it would read the spec again."""
     policy = "_p0" if run.policies > 1 else ""
     return f"{run.paths.info_dir}/{run.paths.stem}_t{run.trial}_s0{policy}_session_df_train.csv"
 
 
 def _last_row(path: Path | str) -> dict[str, float]:
-    """Return the last row of a table as numbers, and "active" (whether the table has grown recently); {} without a row."""
+    """Return the last row of a table as numbers, with "active" (whether the table has grown recently); {} if it has no row."""
     row = last_row(path)
     if row:
         row["active"] = float(time.time() - (_modified(path) or 0.0) < _ACTIVE_SECONDS)
@@ -226,7 +230,7 @@ def _study(found: Found) -> Entry:
     planned = sum(len(entry.get("random_seed") or spec["random_seed"]) for entry in spec["entries"]) * max(len(spec.get("envs") or []), 1)
     results, running = _names(study.results, ".json"), in_use(study.lock)
     begun = len(_names(study.runs))
-    planned = max(planned, begun)  # with the seeds that --until-decided has added
+    planned = max(planned, begun)  # including the seeds that --until-decided has added
     envs = [str(env.get("label") or env["name"]).rpartition(":")[2] for env in spec.get("envs") or []]
     return {
         "name": name,
@@ -336,9 +340,9 @@ def _thinned(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lines(file: BinaryIO, begin: int, size: int) -> list[bytes]:
-    """Return complete lines at evenly spaced positions of a file, including its last complete line.
+    """Return complete lines at evenly spaced positions of a file, including the last complete line.
 
-    At most 2 · _POINTS lines are returned from a file of at most _WHOLE bytes, and at most _POINTS lines from a larger file.
+    A file of at most _WHOLE bytes gives at most 2 · _POINTS lines, and a larger file at most _POINTS lines.
     """
     if size <= _WHOLE:
         lines = _read(file, size, begin).split(b"\n")[:-1]
@@ -355,7 +359,7 @@ def _read(file: BinaryIO, size: int, begin: int) -> bytes:
 
 
 def study_runs(found: Found, root: Path) -> list[Entry]:
-    """Return the entries of the runs of a study, with their paths below `root`."""
+    """Return the entries of the runs of a study, with paths relative to `root`."""
     runs = []
     for name, paths in runs_of_study(found.study):
         runs.append(entry_of(Found(paths.root, "run", paths.spec_name)) | {"path": paths.root.relative_to(root).as_posix(), "label": name})

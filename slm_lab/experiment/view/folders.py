@@ -1,6 +1,7 @@
-"""The data folder of the view: find the folders of runs, and determine which of their files may be read.
+"""The data folder of the view: find the folders of runs, and decide which of their files may be read.
 
-Requests contain the path of a folder below the data folder. Nothing outside the data folder is read, not even through a symbolic link.
+A request contains the path of a folder relative to the data folder. Nothing outside the data folder is read, not even through a symbolic
+link.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SPEC, _SEARCH = "_spec.json", "_search_state.json"
 
 
 class NotServed(Exception):
-    """A request cannot be answered.
+    """Raised if a request cannot be answered.
 
     Args: text: the reason. status: HTTP status of the response.
     """
@@ -69,7 +70,7 @@ class DataFolder:
         return not path.resolve().is_relative_to(self.root)
 
     def folder(self, path: str) -> Path:
-        """Return the existing folder `path`, which is relative to the data folder, with `/` between names. Raises NotServed."""
+        """Return the folder `path`, which is relative to the data folder, with `/` between names. Raises NotServed if there is none."""
         names = path.split("/")
         if "\0" in path or any(name in ("", ".", "..") for name in names):
             raise NotServed(f"'{path}' is not a path of a run folder")
@@ -111,7 +112,7 @@ class DataFolder:
                 raise NotServed(f"{entry.name} in {folder.name} is a link out of the data folder; this folder is not shown", 403)
 
     def file(self, found: Found, folders: tuple[str, ...], name: str, suffixes: tuple[str, ...]) -> Path:
-        """Return the file `name`, with one of the suffixes, in one of the folders of a run. Raises NotServed."""
+        """Return the file `name`, with one of `suffixes`, in one of `folders` of a run. Raises NotServed if there is none."""
         if name.endswith(suffixes) and os.path.basename(name) == name and "\0" not in name:
             for path in (found.folder / folder / name for folder in folders):
                 if path.is_file() and not self.leads_out(path):
@@ -120,7 +121,7 @@ class DataFolder:
 
 
 def found_in(folder: Path) -> Found | None:
-    """Return the run, search or study in a folder, which is recognised by the names of its files; None if there is none."""
+    """Return the run, search or study in a folder; None if there is none. It is recognised by the names of its files."""
     try:
         names = sorted(os.listdir(folder), key=len)
     except OSError:
@@ -136,7 +137,7 @@ def found_in(folder: Path) -> Found | None:
 
 
 def runs_of_study(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
-    """Yield, for each run of a study that has begun, its name and the paths of its last run folder."""
+    """Yield the name of each run of a study that has begun, and the paths of its last run folder."""
     try:
         folders = sorted(study.runs.iterdir())
     except OSError:

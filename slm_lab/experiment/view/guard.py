@@ -1,10 +1,11 @@
 """Protect a server on the loopback address against pages of other sites that a browser on this machine may show.
 
-- DNS rebinding: if evil.example is resolved to 127.0.0.1, its page sends requests with evil.example as Host. Only requests with a name of
-  the loopback address are answered.
-- Requests from other sites contain their Origin, or Sec-Fetch-Site: cross-site. They are refused, except for links to the page.
-- Headers of the responses make the browser load scripts, styles and data only from this server, not guess media types, and not show the
-  page in a frame.
+- DNS rebinding: if evil.example is resolved to 127.0.0.1, a page of that site sends requests with the header Host: evil.example. Only
+  requests whose Host is a name of the loopback address are answered.
+- Requests from pages of other sites have the site as Origin, or the header Sec-Fetch-Site: cross-site. They are refused, except for links
+  to the page.
+- Headers of the responses tell the browser to load scripts, styles and data only from this server, not to guess media types, and not to
+  show the page in a frame.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; connect-src 'self'; "
     "media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy. Plotly sets styles of elements and saves pictures as blobs; it does not need eval."""
+"""Content security policy. Plotly sets styles of elements and saves images as blobs; it does not need eval."""
 _HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
@@ -30,7 +31,7 @@ _HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that answers only reading requests from this page, and that adds the headers.
+    """ASGI middleware that refuses requests other than reading requests from this page, and adds the headers to responses.
 
     Args: port: port of the server; 0: any port.
     """

@@ -12,7 +12,7 @@ from slm_lab.experiment.view.entries import Entry, entry_of
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, found_in
 
 _FRESH = 0.5
-"""Minimum time in seconds between two refreshes of the index, which is useful if several pages are open."""
+"""Minimum time (s) between two refreshes of the index, for the case that several pages are open."""
 Signature = tuple[int, ...]
 
 
@@ -28,8 +28,8 @@ class _CachedEntry:
 class Index:
     """The entries of a data folder. Several threads may use the index.
 
-    The folder of a run that has ended needs only two calls of `stat` per refresh: files are created and replaced by renaming, which changes
-    the time of the folder, and a new start changes the lock file. The folder of a running run is read again.
+    For a run that has ended, a refresh needs only two calls of `stat`, on the folder and on the lock file: files are created and replaced
+    by renaming, which changes the time of the folder, and a new start changes the lock file. The folder of a running run is read again.
     """
 
     def __init__(self, data: DataFolder) -> None:

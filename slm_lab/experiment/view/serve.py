@@ -35,13 +35,14 @@ def serve(data_dir: Path, port: int | None, say: Callable[[str], object], *, bro
     Raises UserError if the folder does not exist, if a package is missing, or if the port cannot be used.
     """
     _check_folder(data_dir)
-    # the page shows the problem of a damaged file; on the terminal the message would be repeated for each request
+    # notices about damaged files are suppressed, since the page shows them, and the terminal would repeat them at each request
     with capture_notices(lambda text: None):
         _serve(Index(DataFolder(data_dir)), data_dir, port, say, browser)
 
 
 def _serve(index: Index, data_dir: Path, port: int | None, say: Callable[[str], object], browser: bool) -> None:
-    threading.Thread(target=index.changes, daemon=True, name="first list").start()  # while modules are imported and the browser starts
+    # read the folder while modules are imported and the browser starts
+    threading.Thread(target=index.changes, daemon=True, name="first list").start()
     try:
         import uvicorn
 
@@ -82,9 +83,9 @@ def _check_folder(data_dir: Path) -> None:
 
 
 def _bind(port: int | None) -> socket.socket:
-    """Return a socket on the loopback address. Raises UserError."""
+    """Return a socket on the loopback address. Raises UserError if the port cannot be used."""
     opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if os.name == "posix":  # a port of a server that has just ended can be used again at once
+    if os.name == "posix":  # so that the port of a server that has just ended can be used again immediately
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         opened.bind((ADDRESS, port or 0))
@@ -97,7 +98,7 @@ def _bind(port: int | None) -> socket.socket:
 
 
 def _open(url: str, port: int, say: Callable[[str], object]) -> None:
-    """Open the page in a browser. Without a display, print how to open it on another machine."""
+    """Open the page in a browser. If there is no display, print how to open the page on another machine."""
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         say(f"no display here; from another machine: ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}, then open the address there")
         return

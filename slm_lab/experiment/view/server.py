@@ -42,7 +42,7 @@ _ASSETS = {
 }
 """Files of the page → folder and media type."""
 _MOST_SPARKLINES, _MOST_RUNS = 200, 64
-"""Maximum number of sparklines in a request, and of runs in a comparison."""
+"""Maximum number of sparklines in a request, and maximum number of runs in a comparison."""
 _KEPT = 8
 """Maximum number of cached answers. An answer is valid until its files change."""
 _SHARE, _LEAST_SECONDS, _MOST_SECONDS = 0.007, 2.0, 60.0
@@ -158,7 +158,7 @@ class _Routes:
         for path in request.query_params.getlist("path")[:_MOST_SPARKLINES]:
             try:
                 found[path] = sparkline(self.data.find(path))
-            except Exception:  # the list says what is wrong with a damaged folder
+            except Exception:  # of a damaged folder; the list shows what is wrong with it
                 found[path] = []
         return Json(found)
 

@@ -1,9 +1,14 @@
-"""What several agents cost: `python -m bench.agents [--pairs 10]`.
+"""Cost of training several agents: `python -m bench.agents [--pairs 10]`.
 
-pair: an env with two agents that act at once against two envs with one agent: the same CartPoles, rows and updates.
-connect_four: self-play without opponents (both players learn) against an env with one player that has the same games, observations, net
-and transitions per step. Both runs of a pair take place at the same time on one core; printed is the ratio of their frames per second of
-processor time, the geometric mean over the pairs with its 95 % interval.
+Each case compares a run with several agents with a run with one agent:
+
+- pair: an env with two agents that act simultaneously, against two envs with one agent. Both runs have the same CartPoles, rows and
+  updates.
+- connect_four: self-play without opponents (both players learn), against an env with one player that has the same games, observations,
+  net and transitions per step.
+
+Both runs of a pair are executed at the same time on one core. The command prints the ratio of their frames per second of processor time:
+the geometric mean over the pairs with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Pair(Sync):
-    """Two CartPoles as the two agents of an env."""
+    """An env in which two CartPoles are the two agents."""
 
     agents = ("one", "other")
     name = ""
@@ -41,7 +46,7 @@ class Pair(Sync):
 
 
 class OnePlayer(EnvPoolAgents):
-    """ConnectFour as an env with one player, who makes all moves; the observation is that of the next move."""
+    """ConnectFour as an env with one player, who makes the moves of both sides; the observation belongs to the next move."""
 
     name = ""
 
@@ -88,7 +93,7 @@ CASES = {
         1.0,
     ),
 }
-"""Name → the spec with several agents, that with one agent, and the number of frames of the second for one of the first."""
+"""Name → (spec with several agents, spec with one agent, number of frames of the second spec that correspond to one of the first)."""
 
 RUN = """
 import json, sys, time
@@ -101,7 +106,7 @@ print(frames / (time.process_time() - begin))
 
 
 def start(body: dict[str, Any], core: int) -> subprocess.Popen[str]:
-    """Begin a run on a core."""
+    """Start a run on a core."""
     import json
 
     command = ["taskset", "-c", str(core), sys.executable, "-c", RUN, json.dumps(body)]

@@ -1,8 +1,8 @@
 """Hours that the missing runs of `make benchmarks` take on this machine: `python -m bench.benchmark_hours [NAME …] [--seconds 20]`.
 
-Each entry of a study that lacks results trains for some seconds in each of its envs, in this process, as the study would train it, but
-with updates almost from the start and without evaluations. Frames and seconds are counted from the first row on. Seconds are those of the
-processor, so that other programs hardly matter; from them follow the hours of one core. The table is written in Markdown.
+Each entry of a study that lacks results is trained for some seconds in each of its envs, in this process. The training is that of the
+study, except that updates begin almost immediately and there are no evaluations. Frames and time are counted from the first row. The time
+is processor time, so that other programs have little influence, and the hours are hours of one core. The table is printed in Markdown.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from slm_lab.spec.models.study import StudyRun
 
 
 class Rate(NamedTuple):
-    """The speed of an entry in an env, and what is left to train."""
+    """The speed of an entry in an env, and the runs that are left to train."""
 
     study: str
     entry: str
     env: str
     runs: int
-    """Runs that have no result yet."""
+    """Number of runs that have no result yet."""
     frames: int
-    """Frames of all of these runs and their sessions."""
+    """Number of frames of all these runs, over all their Sessions."""
     per_second: float | None
     """Frames per second of one core; None: the run failed."""
 
@@ -45,7 +45,7 @@ class Rate(NamedTuple):
 
 
 class Stopwatch(RunSink):
-    """Records frames and seconds of the processor at each row of training, and requests the end after some seconds."""
+    """Records the frame and the processor time at each training row, and requests a stop after some seconds."""
 
     def __init__(self, stop: Stop, seconds: float) -> None:
         self.stop, self.seconds = stop, seconds
@@ -59,13 +59,13 @@ class Stopwatch(RunSink):
 
     @property
     def frames_per_second(self) -> float | None:
-        """Frames per second from the first row to the last; None without two rows."""
+        """Frames per second from the first row to the last; None if there are fewer than two rows."""
         (first, begin), (last, end) = (self.marks[0], self.marks[-1]) if self.marks else ((0, 0.0), (0, 0.0))
         return (last - first) / (end - begin) if end > begin else None
 
 
 def shortened(spec: Spec) -> Spec:
-    """Return the spec for one Session on one thread, with frequent rows, without evaluations, and with updates almost from the start."""
+    """Return the spec with one Session, one thread, frequent rows and no evaluations, and with updates that begin almost immediately."""
     algorithm = spec.agent.algorithm
     if not algorithm.on_policy:
         algorithm = algorithm.model_copy(update={"training_start_step": 500})
@@ -76,9 +76,9 @@ def shortened(spec: Spec) -> Spec:
 
 
 def frames_per_second(spec: Spec, seconds: float) -> float | None:
-    """Train a Session (of a distributed run: one worker) for some seconds, and return its frames per second of the processor.
+    """Train a Session (one worker of a distributed run) for some seconds, and return its frames per second of processor time.
 
-    Returns None, with a message, if it fails.
+    Returns None, with a message, if the training fails.
     """
     stop, store = Stop(), None
     if spec.meta.distributed:
@@ -98,7 +98,7 @@ def frames_per_second(spec: Spec, seconds: float) -> float | None:
 
 
 def rates(name: str, seconds: float, envs: Sequence[str] = ()) -> Iterator[Rate]:
-    """Measure each entry of a study in each env, or those of `envs`, in which it lacks results."""
+    """Yield the measured rate of each entry of a study in each env (or each of `envs`) in which it lacks results."""
     missing = missing_runs(study_of(name), STUDIES[name].results)
     left = Counter((run.entry, run.env) for run in missing)
     first: dict[tuple[str, str], StudyRun] = {}

@@ -1,11 +1,13 @@
 """Write the tables and figures of the documentation from studies: `make benchmarks`, or `python -m bench.benchmarks [NAME …]`.
 
-The studies are those of bench/studies.py, in slm_lab/spec/study/. The command first trains their runs that have no result yet, and the
-runs of other libraries beside them (bench/peers.py). Then it writes docs/BENCHMARKS.md with its figures (bench/score_page.py), the short
-tables of scores in README.md and docs/algorithms.md, and the tables and figures of docs/hogwild.md, docs/sync_async.md and
-docs/learning_curves.md. A finished run writes one result file, which is kept in the repository (docs/benchmarks/, docs/hogwild/results/,
-docs/sync_async/results/, docs/learning_curves/NAME/). If this file is deleted, the run is repeated. The folders of the runs are in
-data/NAME/, so that a run that was interrupted continues. `--pages` writes the pages from the existing results without training.
+The studies are listed in bench/studies.py; their files are in slm_lab/spec/study/. The command first trains the runs that have no result
+yet, including the runs of other libraries that belong to the studies (bench/peers.py). Then it writes docs/BENCHMARKS.md with its figures
+(bench/score_page.py), the short tables of scores in README.md and docs/algorithms.md, and the tables and figures of docs/hogwild.md,
+docs/sync_async.md and docs/learning_curves.md.
+
+A finished run writes one result file, which is kept in the repository (docs/benchmarks/, docs/hogwild/results/, docs/sync_async/results/,
+docs/learning_curves/NAME/). If this file is deleted, the run is repeated. The folders of the runs are in data/NAME/; an interrupted run is
+continued. With `--pages`, the command writes the pages from the existing results without training.
 """
 
 import argparse
@@ -79,7 +81,7 @@ FIGURES = {
     "metaworld": {"metaworld": "returns_vs_frames"},
     "jumanji": {"snake": "returns_vs_frames_Jumanji_Snake-v1", "game2048": "returns_vs_frames_Jumanji_Game2048-v1"},
 }
-"""Study → image file in the folder of its page → name of the figure."""
+"""Study → name of the image file in the folder of its page → name of the figure."""
 SHORT_TABLES = {
     ROOT / "README.md": ("PPO", "DDQN + PER", "SAC", "CrossQ"),
     DOCS / "algorithms.md": ("REINFORCE", "SARSA", "A2C (GAE)", "A2C (n-step)", "PPO", "DQN", "DDQN + PER", "SAC", "CrossQ"),
@@ -88,7 +90,7 @@ SHORT_TABLES = {
 
 
 def scores(study: Study, rows: Sequence[Row]) -> str:
-    """Return the text of docs/BENCHMARKS.md, with a table row for each entry that has results."""
+    """Return the text of docs/BENCHMARKS.md, in which the table has a row for each entry that has results."""
     head = ["env", "algorithm", "frames", "spec", "seeds", "score", "95 % interval", "median", "published"]
     classic = f"{CLASSIC}{markdown([head, *(_cells(study, row) for row in rows)])}\n\n{explanation(study, rows)}\n"
     return f"{INTRO}{classic}\n{TABLES_INTRO}{tables_text()}"
@@ -108,7 +110,10 @@ def rows_of(study: Study, folder: Path) -> list[Row]:
 
 
 def with_short_table(page: Path, rows: Sequence[Row]) -> str:
-    """Return the content of a page with its short table: the score of each algorithm in each env, with the published score in brackets."""
+    """Return the content of a page with an updated short table.
+
+    The table has the score of each algorithm in each env, with the published score in brackets.
+    """
     known = {(row.entry, row.env): row for row in rows}
     envs = list(dict.fromkeys(row.env for row in rows if row.published is not None))
     shown = [(algorithm, [known.get((algorithm, env)) for env in envs]) for algorithm in SHORT_TABLES[page]]
@@ -139,7 +144,7 @@ def _cells(study: Study, row: Row) -> list[str]:
 
 
 def with_table(study: Study, folder: Path) -> str:
-    """Return the text of the page that belongs to a folder of results, with the updated table."""
+    """Return the text of the page that belongs to a folder of results, with an updated table."""
     return _between(f"study {study.name}", markdown_table(study, rows_of(study, folder)), _page(folder))
 
 
@@ -158,7 +163,7 @@ def _page(folder: Path) -> Path:
 
 
 def write_page(study: Study, folder: Path) -> None:
-    """Write the table and the figures of the page that belongs to a folder of results, if there are any and a section for them."""
+    """Write the table and figures of the page that belongs to a folder of results, if there are results and the page has a section."""
     if not results_of(study, folder):
         return
     if f"<!-- study {study.name} -->" not in _page(folder).read_text(encoding="utf-8"):
@@ -167,12 +172,12 @@ def write_page(study: Study, folder: Path) -> None:
     _page(folder).write_text(with_table(study, folder), encoding="utf-8")
     figures, renderer = study_figures(study, study_settings(study, results_of(study, folder))), PNGRenderer()
     for name, figure in FIGURES[study.name].items():
-        if figure in figures:  # else no run has the data of the figure
+        if figure in figures:  # missing if no run has the data of the figure
             (folder.parent / f"{name}.png").write_bytes(renderer.render(figures[figure]))
 
 
 def write_tables(study: Study, folder: Path) -> None:
-    """Write docs/BENCHMARKS.md after a change of the results of a table, with the figures of its section."""
+    """Write docs/BENCHMARKS.md, and the figures of the section of a study whose results have changed."""
     write_figures(study.name)
     write_scores(study_of("benchmarks"), STUDIES["benchmarks"].results)
 

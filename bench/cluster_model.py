@@ -1,14 +1,17 @@
 """Frames per second on a cluster, predicted from service times: `python -m bench.cluster_model [--check] [--hidden N]`.
 
-Hogwild across nodes is a closed queue: each of n workers collects a rollout, computes a gradient, sends it to the parameter server, which
-serves one message after the other, and waits for the answer. Mean value analysis gives the rate of such a queue (Reiser and Lavenberg
-1980): it assumes that service times vary as much as an exponential variable does, which makes it a little too low for steady ones.
+Hogwild across nodes is a closed queueing network. Each of n workers repeatedly collects a rollout, computes a gradient, sends the gradient
+to the parameter server and waits for the answer; the server handles one message after the other. Mean value analysis (Reiser and Lavenberg
+1980) gives the rate of such a network. It assumes exponentially distributed service times, so its result is slightly too low for service
+times that vary less.
 
-Rollout workers for one learner are a pipeline: its rate is that of the slowest of all workers together, the learner, and its network.
+Rollout workers and one learner are a pipeline. Its rate is the lowest of three rates: of all workers together, of the learner, and of the
+learner's network.
 
-Service times are measured on this machine (bench.cluster_times): the parts without Ray in this process, and a message of Ray between two
-processes. `--check` trains A3C on 1, 2 and 3 nodes of this machine and prints the measured rate beside the prediction. That uses service
-times of the same round, with messages between the parts, and the capacity of the machine's cores when all are busy.
+The service times are measured on this machine (bench.cluster_times): in this process for the parts without Ray, and between two processes
+for a Ray message. With `--check`, A3C is trained on 1, 2 and 3 nodes on this machine, and the measured rate is printed beside the
+prediction. This prediction uses service times that were measured in the same round and with messages between the parts, and the capacity of
+the machine's cores when all of them are busy.
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ from slm_lab.lib.process import environment
 
 
 def closed_queue(workers: int, think: float, service: float) -> float:
-    """Return the rate of one server with a closed number of customers, by exact mean value analysis.
+    """Return the rate of one server with a fixed number of customers (`workers`), by exact mean value analysis.
 
-    Args: think: seconds of a customer between its answer and its next request; service: seconds of the server per request.
+    Args:
+        think: time between the answer to a customer and its next request, s.
+        service: time of the server per request, s.
     """
     waiting, rate = 0.0, 0.0
     for number in range(1, workers + 1):
@@ -45,7 +50,7 @@ def closed_queue(workers: int, think: float, service: float) -> float:
 def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
     """Return the frames per second of `workers` that push gradients to one parameter server.
 
-    Args: cores: number of cores that workers and server share, in effect (see with_messages); infinity: each process has its own.
+    Args: cores: effective number of cores that the workers and the server share (see with_messages); infinity: each process has its own.
     """
     service = times.server + times.receiver
     network = (times.push + times.pull) / times.processes / times.bandwidth
@@ -57,7 +62,7 @@ def hogwild(times: Times, workers: int, cores: float = float("inf")) -> float:
 
 
 def impala(times: Times, workers: int, cores: float = float("inf")) -> float:
-    """Return the frames per second of `workers` whose rollouts one learner trains on. `push` is then the size of a rollout."""
+    """Return the frames per second of `workers` that collect rollouts for one learner. Here, times.push is the size of a rollout."""
     learner = times.gradient + times.server + times.receiver
     collect = times.rollout + times.sender
     network = (times.push + times.pull / 4) / times.bandwidth
@@ -66,12 +71,12 @@ def impala(times: Times, workers: int, cores: float = float("inf")) -> float:
 
 
 def table(times: Times, what: Callable[..., float]) -> list[str]:
-    """Return rows of frames per second for numbers of workers."""
+    """Return table rows with the frames per second for several numbers of workers."""
     return [f"| {workers:,} | {what(times, workers):,.0f} |" for workers in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)]
 
 
 def check(hidden: int, rounds: int, frames: int) -> None:
-    """Train on 1, 2 and 3 nodes of this machine; print measured and predicted frames per second of each round."""
+    """Train on 1, 2 and 3 nodes on this machine, and print the measured and predicted frames per second of each round."""
     from ray.cluster_utils import Cluster
 
     from slm_lab.experiment.files.sink import complete_rows
@@ -114,7 +119,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Measure, and print the prediction."""
+    """Measure the service times and print the prediction."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hidden", type=int, default=64, help="units of each of two hidden layers")
     parser.add_argument("--check", action="store_true", help="train on 1 to 3 nodes of this machine, and compare")
@@ -122,7 +127,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=200_000)
     arguments = parser.parse_args()
     _say(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {len(os.sched_getaffinity(0))} cores")
-    if arguments.check:  # by itself: a process cannot use clusters with and without a token
+    if arguments.check:  # without other measurements, since a process cannot use clusters with and without a token
         return check(arguments.hidden, arguments.rounds, arguments.frames)
     times = measure(arguments.hidden, ray_message())
     for name, value in vars(times).items():

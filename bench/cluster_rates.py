@@ -1,10 +1,12 @@
 """Rates of a parameter server on this machine: `python -m bench.cluster_rates [push] [a3c] [--rounds 5] [--processes N …]`.
 
-push: updates per second of a net with 1.7 M parameters and Adam by one worker that does nothing else, each a gradient there and the new
-parameters back; beside it calls of a Ray actor that take as many bytes, are copied there, and return as many.
-a3c: frames per second of A3C of CartPole with 2 workers of 4 environments and rollouts of 32 steps, through Ray and in shared memory.
+- push: updates per second, with Adam, of a net with 1.7 M parameters. One worker repeatedly sends a gradient to the server and receives the
+  new parameters. For comparison: calls per second of a Ray actor that receives and copies as many bytes, and returns as many.
+- a3c: frames per second of A3C on CartPole with 2 workers, each with 4 environments and rollouts of 32 steps, through Ray and in shared
+  memory.
 
-The cases of a round take turns, the first one changing. Printed are the medians over the rounds, with their range.
+The cases of a round are measured one after the other, beginning with another case in each round. The command prints the medians over the
+rounds and their range.
 """
 
 from __future__ import annotations
@@ -40,13 +42,13 @@ from slm_lab.lib import store
 from slm_lab.lib.rng import session_seeds
 
 HIDDEN = 918
-"""Units of each hidden layer of the two nets that have 1.7 M parameters together."""
+"""Units of each hidden layer of the two nets, which together have 1.7 M parameters."""
 WORKERS = 2
 
 
 @contextmanager
 def looked_after(servers: ParameterServers) -> Iterator[None]:
-    """Poll the processes of a server in a thread, as the driver of a trial does."""
+    """Poll the processes of a server in a thread during the with-block, as the driver of a trial does."""
     ended = threading.Event()
 
     def poll() -> None:
@@ -63,7 +65,7 @@ def looked_after(servers: ParameterServers) -> Iterator[None]:
 
 
 def rate(call: Callable[[], object], seconds: float = 3.0) -> float:
-    """Return the calls per second."""
+    """Return how often `call` can be called per second."""
     for _ in range(5):
         call()
     begin, calls = perf_counter(), 0
@@ -74,8 +76,8 @@ def rate(call: Callable[[], object], seconds: float = 3.0) -> float:
 
 
 def pushes(processes: int | None) -> float:
-    """Return the pushes and pulls per second through a server of `processes` processes; None: as many as a trial would have."""
-    from bench.cluster_rates import _Divided  # by the name that other processes find it by
+    """Return the rate of a push with its pull, per second, for a server with `processes` processes; None: as many as a trial has."""
+    from bench.cluster_rates import _Divided  # imported under the name by which other processes find it
 
     spec = spec_of(HIDDEN)
 
@@ -104,13 +106,13 @@ def pushes(processes: int | None) -> float:
 
 
 def divide_among(processes: int | None) -> None:
-    """Let this process divide vectors of HIDDEN's size among the given number of processes."""
+    """Let this process divide the parameters of a net with HIDDEN units among the given number of server processes."""
     if processes is not None:
         store._RANGE = -(-1_710_000 // processes)
 
 
 class _Divided(ParameterServer):
-    """Divides as `divide_among` says, in a process of its own."""
+    """A parameter server in a separate process, for which `divide_among` is called there."""
 
     def __init__(self, processes: int | None, *arguments: Any) -> None:
         divide_among(processes)
@@ -118,7 +120,7 @@ class _Divided(ParameterServer):
 
 
 def bare_calls() -> float:
-    """Return the calls per second of an actor with the bytes of a push and its answer."""
+    """Return the calls per second of an actor that receives and returns as many bytes as a push and its answer have."""
     sent = np.zeros(1_700_000, np.float32)
     with connected("local", None):
         import ray
@@ -129,7 +131,7 @@ def bare_calls() -> float:
 
 
 def a3c(cluster: str | None, frames: int) -> float:
-    """Return the frames per second of A3C from the first row of each worker to its last."""
+    """Return the frames per second of A3C: the sum over the workers, each from its first row to its last."""
     with TemporaryDirectory(prefix="slm_", dir="/tmp") as folder:
         trial = Trial(spec_of(64, WORKERS, frames), plan=Plan(data_dir=Path(folder), cluster=cluster))
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -144,7 +146,7 @@ def a3c(cluster: str | None, frames: int) -> float:
 
 
 def compare(cases: dict[str, Callable[[], float]], rounds: int, unit: str, base: str) -> None:
-    """Print the rate of each case, and its ratio to that of `base` in the same round."""
+    """Print the rate of each case, and its ratio to the rate of the case `base` in the same round."""
     found: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds):
         names = list(cases)
@@ -158,7 +160,7 @@ def compare(cases: dict[str, Callable[[], float]], rounds: int, unit: str, base:
 
 
 def apart(case: Callable[[], float]) -> float:
-    """Call a function in a process of its own: one process cannot have two clusters, whose tokens differ, one after the other."""
+    """Call a function in a separate process, since a process cannot use two clusters with different tokens one after the other."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(case).result()
 
@@ -169,7 +171,7 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    """Measure."""
+    """Measure and print the rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", choices=["push", "a3c", []], help="absent: both")
     parser.add_argument("--rounds", type=int, default=5)

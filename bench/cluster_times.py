@@ -22,44 +22,44 @@ from slm_lab.spec.models.spec import Spec
 
 ENVS, ROWS = 4, 32
 GIGABIT = 125e6
-"""Bytes per second of a network of 1 Gbit/s."""
+"""Bandwidth of a network with 1 Gbit/s, in bytes per second."""
 _UPDATES = 1000
-"""Updates of each process that `with_messages` starts."""
+"""Number of updates in each process that `with_messages` starts."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Service times, in seconds, and sizes, in bytes, of one worker."""
+    """Service times (s) and message sizes (bytes) of one worker."""
 
     rollout: float
-    """Env steps and inference of a rollout."""
+    """Time of the env steps and the inference of a rollout."""
     gradient: float
-    """From the rollout to the gradient."""
+    """Time to compute the gradient from a rollout."""
     client: float
-    """Of the worker, to make a message of a gradient, and parameters of the answer."""
+    """Time in the worker to create a message from a gradient, and to read the parameters from the answer."""
     server: float
-    """In a process of the parameter server, for one push: the optimizer's step and the answer, without the message."""
+    """Time in a process of the parameter server for one push: the optimizer step and the answer, without the transfer of the message."""
     message: float
-    """Of a call and its answer between two processes with as many bytes as a push to one process and its answer have."""
+    """Time of a call and its answer between two processes, with as many bytes as a push to one process and its answer have."""
     sender: float
-    """Processor time of the worker for such a message, all threads."""
+    """Processor time of the worker, over all threads, for such a call."""
     receiver: float
-    """The same of the server's process."""
+    """Processor time of the server process for such a call."""
     push: int
     pull: int
-    """Bytes of a push to all processes of the server, and of their answers."""
+    """`push` and `pull` are the sizes of a push to all processes of the server, and of their answers."""
     processes: int = 1
-    """Number of processes of the server, each with a range of the net's parameters."""
+    """Number of processes of the server; each holds a range of the net's parameters."""
     frames: int = ENVS * ROWS
-    """Of a rollout."""
+    """Number of frames of a rollout."""
     bandwidth: float = 10 * GIGABIT
-    """Of the network at each process of the server, or at the learner."""
+    """Bandwidth of the network at each process of the server, or at the learner, in bytes per second."""
     latency: float = 0.0
-    """Of the network, there and back; 0 on one machine, some 1e-4 in one rack."""
+    """Round-trip time of the network; 0 on one machine, about 1e-4 within a rack."""
 
 
 def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
-    """Return A3C of CartPole."""
+    """Return a spec of A3C on CartPole."""
     net = {
         "name": "MLPNet",
         "hid_layers": [hidden, hidden],
@@ -78,17 +78,17 @@ def spec_of(hidden: int, workers: int = 1, frames: int = 10**6) -> Spec:
 
 
 class _Timed:
-    """A process of a parameter server, here in this process, that measures its time and the size of its messages."""
+    """Stands for a process of a parameter server: runs the server in this process, and measures its time and the size of its messages."""
 
     node = "here"
 
     def __init__(self, server: ParameterServer) -> None:
         self.server = server
         self.poll: Callable[[], None] | None = None
-        """What the driver calls while the Session waits for further processes."""
+        """Function that the driver would call while the Session waits for more server processes."""
         self.served: list[float] = []
         self.inside = 0.0
-        """Seconds in `start`."""
+        """Time spent in `start`, s."""
         self.push = self.pull = 0
 
     def send(self, method: str, *args: Any) -> None:
@@ -103,7 +103,7 @@ class _Timed:
     def result(self, started: Any) -> Any:
         return started
 
-    def __reduce__(self) -> Any:  # a handle, of which a copy would be another server
+    def __reduce__(self) -> Any:  # pickled as a handle, since a copy would be another server
         return _handle, (id(self),)
 
     def start(self, method: str, *args: Any) -> Any:
@@ -139,13 +139,15 @@ def _bytes(value: Any) -> tuple[Any, int]:
 
 
 Message = Callable[[int, int], tuple[float, float, float]]
-"""message(bytes sent, bytes returned): Times.message, sender and receiver."""
+"""Function (bytes sent, bytes returned) → (Times.message, Times.sender, Times.receiver)."""
 
 
 def time_updates(session: Session, after: Callable[[], object] = lambda: None) -> tuple[list[float], list[float]]:
-    """Time a session that has been built; return two lists, to which it adds the seconds of each rollout and of each update.
+    """Measure the rollouts and updates of a Session, which must be built and not yet run.
 
-    Args: after: called after each update; its time counts for neither.
+    Returns two lists, to which the time of each rollout and of each update (s) is appended while the Session runs.
+
+    Args: after: function that is called after each update; its time is not included.
     """
     rollouts_s: list[float] = []
     updates_s: list[float] = []
@@ -166,7 +168,7 @@ def time_updates(session: Session, after: Callable[[], object] = lambda: None) -
 
 
 def measure(hidden: int, message: Message, updates: int = 200) -> Times:
-    """Return the service times of A3C with a net of two hidden layers: medians."""
+    """Return the service times (medians over the updates) of A3C with a net that has two hidden layers of `hidden` units."""
     from slm_lab.experiment.session.cluster.remote import RemoteArrays
 
     spec = spec_of(hidden, frames=updates * ENVS * ROWS)
@@ -203,7 +205,7 @@ def measure(hidden: int, message: Message, updates: int = 200) -> Times:
 
 
 class Echo:
-    """Answers with the given number of bytes."""
+    """Ray actor that answers each call with `back` bytes."""
 
     def __init__(self, back: int) -> None:
         self.answer = np.zeros(back // 4, np.float32)
@@ -218,7 +220,7 @@ class Echo:
 
 @contextmanager
 def echo(address: str, there: int, back: int) -> Iterator[tuple[Callable[[], object], Callable[[], float]]]:
-    """Start an Echo on a cluster. Yield a call of it, with `there` bytes sent and `back` bytes returned, and its processor time."""
+    """Start an Echo on a cluster. Yields a function that calls it with `there` bytes, and a function that returns its processor time."""
     from slm_lab.experiment.execute.ray.connect import connected
 
     with connected(address, None):
@@ -232,7 +234,7 @@ def echo(address: str, there: int, back: int) -> Iterator[tuple[Callable[[], obj
 
 
 def ray_message(address: str = "local", calls: int = 300) -> Message:
-    """Return what measures messages with Ray between two processes of this machine."""
+    """Return a function that measures Ray messages between two processes on this machine."""
 
     def message(there: int, back: int) -> tuple[float, float, float]:
         with echo(address, there, back) as (call, processor):
@@ -250,9 +252,9 @@ def ray_message(address: str = "local", calls: int = 300) -> Message:
 
 
 def _train(hidden: int, address: str, there: int, back: int, together: Any) -> tuple[float, float, float]:
-    """Train a net of this process's own and call an Echo after each update. Training begins when all processes of a barrier are ready.
+    """Train a net that is not shared, and call an Echo after each update. Training begins when all processes of the barrier are ready.
 
-    Returns the updates per second, and the medians of a rollout and of an update in seconds.
+    Returns the updates per second, and the median times of a rollout and of an update, s.
     """
     with echo(address, there, back) as (call, _):
         call()
@@ -268,9 +270,11 @@ def _train(hidden: int, address: str, there: int, back: int, together: Any) -> t
 def with_messages(times: Times, hidden: int, address: str, cores: int) -> tuple[Times, float]:
     """Return the service times with a message after each update, and the capacity of this machine's cores when all are busy.
 
-    A rollout and a gradient take longer with messages between them than alone, since the processor's caches then hold other data too. For
-    the capacity, one process more than there are cores trains, each with an Echo of its own. Their updates per second times the processor
-    time of one update, measured with a single process, is the number of cores that they have in effect: fewer than `cores`.
+    A rollout and a gradient take longer if there are messages between them, since the processor's caches then hold other data too.
+
+    The capacity is the effective number of cores, which is lower than `cores`. To measure it, `cores` + 1 processes train at the same time,
+    each with its own Echo. The capacity is the sum of their updates per second, multiplied by the processor time of one update, which is
+    measured with a single process.
     """
     context = get_context("spawn")
     with context.Manager() as manager:

@@ -1,9 +1,9 @@
-"""Lines of code per algorithm, beside Stable-Baselines3 with its contrib package and CleanRL: `python -m bench.code_size CLEANRL`.
+"""Lines of code per algorithm, compared with Stable-Baselines3, its contrib package and CleanRL: `python -m bench.code_size CLEANRL`.
 
-A line counts if it contains code: no blank lines, comments or docstrings. "file" is the file with the algorithm's class, "with bases" also
-those of its base classes. A file of CleanRL also contains the nets, the command line and the training loop. CLEANRL is a checkout of
-https://github.com/vwxyzjn/cleanrl; Stable-Baselines3 is read from the virtual environment of bench.speed, which is created if it does not
-exist. Prints a table, and with --figure draws it too.
+Only lines with code are counted: no blank lines, comments or docstrings. "file" is the file with the algorithm's class; "with bases" also
+includes the files of its base classes. A file of CleanRL also contains the nets, the command line and the training loop. CLEANRL is a
+checkout of https://github.com/vwxyzjn/cleanrl. Stable-Baselines3 is read from the virtual environment of bench.speed, which is created if
+it does not exist. The command prints a table and, with --figure, draws it too.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from slm_lab.spec.models.algorithm import ALGORITHMS
 
 
 class Peers(NamedTuple):
-    """Files of the same algorithm in other libraries; empty: they do not have it."""
+    """Files of the same algorithm in other libraries; "": the library does not have the algorithm."""
 
     sb3: str = ""
-    """In site-packages."""
+    """Path in site-packages."""
     cleanrl: str = ""
-    """In the folder cleanrl."""
+    """Path in the folder cleanrl of the checkout."""
 
 
 PEERS = {
@@ -67,7 +67,7 @@ def code_lines(file: Path) -> int:
 
 
 def ours(name: str) -> tuple[int, int]:
-    """Return the code lines of an algorithm's file, and of that and the files of its base classes."""
+    """Return the code lines of an algorithm's file, and of this file together with the files of its base classes."""
     kind = ALGORITHMS[name].implementation()
     own = Path(inspect.getfile(kind))
     bases = {Path(inspect.getfile(base)) for base in kind.__mro__ if issubclass(base, Algorithm)}
@@ -75,7 +75,7 @@ def ours(name: str) -> tuple[int, int]:
 
 
 def of_sb3(name: str, packages: Path) -> tuple[int, int] | None:
-    """Return the same of Stable-Baselines3 or its contrib package; None: it does not have the algorithm."""
+    """Return the same numbers for Stable-Baselines3 or its contrib package; None if neither has the algorithm."""
     file = PEERS[name].sb3
     if not file:
         return None
@@ -86,7 +86,7 @@ def of_sb3(name: str, packages: Path) -> tuple[int, int] | None:
 
 
 def table(cleanrl: Path, packages: Path) -> list[tuple[str, tuple[int, int], tuple[int, int] | None, int | None]]:
-    """Return algorithm, lines of ours, of Stable-Baselines3 and of CleanRL."""
+    """Return for each algorithm: its name, and the code lines in slm_lab, in Stable-Baselines3 and in CleanRL."""
     files = {name: peers.cleanrl for name, peers in PEERS.items()}
     return [
         (name, ours(name), of_sb3(name, packages), code_lines(cleanrl / "cleanrl" / files[name]) if files[name] else None) for name in PEERS
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def draw(rows: list[tuple[str, tuple[int, int], tuple[int, int] | None, int | None]], file: Path) -> None:
-    """Draw a bar per algorithm and library: the lines of the algorithm's file."""
+    """Draw a bar for each algorithm and library: the code lines of the algorithm's file."""
     from matplotlib.figure import Figure
 
     picture = Figure(figsize=(8, 5), layout="constrained")

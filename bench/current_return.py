@@ -1,8 +1,8 @@
 """Current return of training episodes against an evaluation of the same weights: `python -m bench.current_return [--seeds 5]`.
 
-Each spec is trained in its full length with several seeds. At the end, the current return with its standard error (the mean over the
-episodes that ended recently) is compared with the mean of 100 episodes that the last weights play with sampled actions. Printed is the
-difference in standard errors, of both means together, and how many differences are at most two.
+Each spec is trained in its full length with several seeds. At the end, the current return (the mean over the episodes that ended recently)
+is compared with the mean return of 100 episodes that the last weights play with sampled actions. The command prints each difference as a
+multiple of its standard error, which combines the standard errors of both means, and how many differences are at most two.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def compare(file: str, name: str, seed: int) -> float:
-    """Train, evaluate, print and return the difference in standard errors."""
+    """Train and evaluate; print and return the difference as a multiple of its standard error."""
     sets = [f"meta.random_seed={seed}", "meta.rigorous_eval=0", "meta.eval_episodes=0", "meta.max_session=1"]
     session = Session(load_spec(file, name, sets)).build()
     row = session.run().rows[-1]
@@ -55,7 +55,7 @@ def compare(file: str, name: str, seed: int) -> float:
 
 
 def evaluate(session: Session, learner: PolicyLearner, seed: int) -> list[float]:
-    """Return the returns of EPISODES episodes with sampled actions of the last weights."""
+    """Return the returns of EPISODES episodes, played with sampled actions by the last weights."""
     spec = session.spec
     env = make_env(spec.env, seed + 10_000, num_envs=20, training=False, gamma=spec.agent.algorithm.gamma, input=spec.agent.input)
     env.normalizers.copy_obs_statistics(learner.normalizers.state_dict())

@@ -1,8 +1,9 @@
 """Compare EnvPool's DeepMind Control envs with dm_control: `python -m bench.dm_control_equality PYTHON`.
 
-PYTHON: the interpreter of a virtual environment with dm_control (pip install dm_control, which needs mujoco 3). slm_lab steps each env with
-smooth random actions. dm_control then makes each step from the state that EnvPool's observation shows, and separately all steps from the
-first state. Prints the largest differences of observations and rewards, and after how many steps the second way differs by 0.001.
+PYTHON is the interpreter of a virtual environment with dm_control (pip install dm_control, which needs mujoco 3). slm_lab steps each env of
+EnvPool with smooth random actions. dm_control then repeats the steps in two ways: each step from the state in EnvPool's observation, and
+all steps from the first state. The command prints the largest differences of observations and rewards, and the number of steps after which
+the second way differs by 0.001.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ TASKS = {"CheetahRun-v1": ("cheetah", "run"), "WalkerWalk-v1": ("walker", "walk"
 
 
 def smooth_actions(size: int) -> np.ndarray:
-    """Return float64 [STEPS, size] between −1 and 1: sums of two sines with random frequencies and phases."""
+    """Return actions between −1 and 1, float64 [STEPS, size]: sums of two sines with random frequencies and phases."""
     rng = np.random.default_rng(SEED)
     frequency, phase = rng.uniform(0.02, 0.2, (2, 1, size)), rng.uniform(0, 2 * np.pi, (2, 1, size))
     return np.asarray(np.sin(np.arange(STEPS)[:, None] * frequency + phase).mean(0))
 
 
 def recorded(name: str) -> dict[str, np.ndarray]:
-    """Step an env of EnvPool through slm_lab; return actions, rewards, and each part of the observations, [STEPS + 1, …]."""
+    """Step an env of EnvPool through slm_lab, and return the actions, the rewards, and each part of the observations, [STEPS + 1, …]."""
     from slm_lab.env.make import choose_backend, find_target
     from slm_lab.spec.models.env import EnvSpec
 
@@ -48,7 +49,7 @@ def recorded(name: str) -> dict[str, np.ndarray]:
 
 
 def planar_angles(cos_sin: np.ndarray, physics: Any) -> list[float]:
-    """Return the hinge angles of walker from the (xx, xz) of its bodies, each relative to the body before it."""
+    """Return the hinge angles of walker, each relative to the parent body, from the orientations (xx, xz) of its bodies."""
     angles = np.arctan2(cos_sin[1::2], cos_sin[::2])
     parents = [None, 0, 1, 2, 0, 4, 5]  # torso, right thigh, leg, foot, left thigh, leg, foot
     relative = [angle - (0.0 if parent is None else angles[parent]) for angle, parent in zip(angles, parents, strict=True)]
@@ -75,11 +76,11 @@ POSITIONS: dict[str, Callable[[dict[str, np.ndarray], Any], np.ndarray]] = {
     "walker": walker_state,
     "cartpole": cartpole_state,
 }
-"""Domain → function from an observation to qpos; the horizontal position, which no observation shows and no force depends on, is 0."""
+"""Domain → function that computes qpos from an observation. The horizontal position is 0: it is in no observation and affects no force."""
 
 
 def compared(name: str, data: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Make the recorded steps in dm_control, each from the recorded state, then all from the first state."""
+    """Repeat the recorded steps in dm_control, first each from the recorded state, and then all from the first state."""
     from dm_control import suite
 
     domain, task = TASKS[name]

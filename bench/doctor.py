@@ -1,7 +1,8 @@
-"""Does the doctor name what is wrong? `python -m bench.doctor {faults | healthy} [--data DIR] [--only NAME ...] [--base SPEC] [--seed N]`.
+"""Accuracy of the doctor: `python -m bench.doctor {faults | healthy} [--data DIR] [--only NAME ...] [--base SPEC] [--seed N]`.
 
-`faults` trains short runs with one fault each, and prints at which rank `slm-lab doctor` names it. `healthy` trains shipped specs, and
-counts the findings that are no remarks: false alarms. Runs that are in the folder already are not trained again.
+`faults` trains short runs with one fault each, and prints the rank of the fault among the findings of `slm-lab doctor`. `healthy` trains
+shipped specs, and counts false alarms: findings that are more severe than remarks. Runs that already exist in the folder are not trained
+again.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ DATA = ROOT / "data" / "doctor"
 
 
 class LargeRewards(gym.RewardWrapper):
-    """Rewards times 1,000."""
+    """Multiplies rewards by 1,000."""
 
     def reward(self, reward: Any) -> float:
         return 1000.0 * float(reward)
 
 
 class LargeObservations(gym.ObservationWrapper):
-    """Observations times 1,000."""
+    """Multiplies observations by 1,000."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -44,7 +45,7 @@ class LargeObservations(gym.ObservationWrapper):
 
 
 class TerminatedAtLimit(gym.Wrapper):
-    """A time limit of 100 steps that is reported as termination."""
+    """Ends episodes after 100 steps, and reports this time limit as termination instead of truncation."""
 
     def reset(self, **options: Any) -> Any:
         self.steps = 0
@@ -57,7 +58,7 @@ class TerminatedAtLimit(gym.Wrapper):
 
 
 class Slow(gym.Wrapper):
-    """Each step takes 3 ms longer."""
+    """Makes each step 3 ms longer."""
 
     def step(self, action: Any) -> Any:
         time.sleep(0.003)
@@ -65,7 +66,7 @@ class Slow(gym.Wrapper):
 
 
 class DeadUnits(Observer):
-    """Sets the biases of the hidden layers to -100 before training, so that every ReLU is 0."""
+    """Sets the biases of the hidden layers to -100 before training, so that the output of every ReLU is 0."""
 
     def __init__(self, context: ObserverContext) -> None:
         super().__init__(context)
@@ -77,7 +78,7 @@ class DeadUnits(Observer):
 
 
 class Training(NamedTuple):
-    """A run to train: spec, changes, and the rules that name its fault."""
+    """A run to train: its spec, the changes to the spec, and the rules that detect its fault."""
 
     file: str
     name: str
@@ -134,7 +135,7 @@ FAULTS = {
         *DEMO, (SHORT, 'agent.net.lr_scheduler_spec={"name": "LinearToMin", "frame": 5000, "min_factor": 0.01}'), ("learning_rate",)
     ),
 }
-"""Fault → run with it."""
+"""Fault → a run with this fault."""
 _FULL, _SHORTENED = None, 100_000
 HEALTHY = {
     name if seed == 11 else f"{name}, seed {seed}": Training(
@@ -174,11 +175,11 @@ HEALTHY = {
         ("reinforce_lunar", "reinforce_lunar", 11, _SHORTENED),
     )
 }
-"""Runs of shipped specs, some for fewer frames than the spec says."""
+"""Name → a run of a shipped spec; some have fewer frames than the spec."""
 
 
 def trained(folder: Path, training: Training) -> Path:
-    """Return the folder of a run, trained if it does not exist."""
+    """Return the folder of a run, which is trained first if it does not exist."""
     if not any(folder.glob("*/*_trial_metrics_scalar.json")):
         sets = [part for one in (ONE, *training.sets) for part in ("--set", one)]
         command = [sys.executable, "run_lab.py", f"{training.file}.json", training.name, "train", *sets, "--data-dir", str(folder)]
@@ -189,20 +190,20 @@ def trained(folder: Path, training: Training) -> Path:
 
 
 def rank(diagnosis: Diagnosis, expected: Sequence[str]) -> int | None:
-    """Return the rank of the first finding of an expected rule, from 1; None if there is none."""
+    """Return the rank, from 1, of the first finding of an expected rule; None if there is no such finding."""
     rules = [finding.rule for finding in diagnosis.findings]
     return next((place for place, rule in enumerate(rules, 1) if rule in expected), None)
 
 
 def _moved(training: Training, base: str | None, seed: int) -> Training:
-    """Return a run with another seed and, if it is of demo.json, with another spec."""
+    """Return a run with another seed and, if its spec is from demo.json, with the spec `base`."""
     if base is not None and training.file == DEMO[0]:
         training = training._replace(file=base, name=base)
     return training._replace(sets=(*training.sets, f"meta.random_seed={seed}"))
 
 
 def main() -> None:
-    """Train what is missing, and print one line per run and the totals."""
+    """Train the missing runs, and print a line for each run and the totals."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("faults", "healthy"))
     parser.add_argument("--data", type=Path, default=DATA)

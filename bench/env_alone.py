@@ -1,6 +1,7 @@
 """EnvPool's env of a speed case without an agent: `python -m bench.env_alone CASE [THREADS]`.
 
-Actions are normal random numbers, as from an untrained policy. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+Actions are normally distributed random numbers, as of an untrained policy. The last line of the output is
+{"fps": ..., "frames": ..., "version": ...}.
 """
 
 import json
@@ -18,7 +19,7 @@ SECONDS = 5.0
 
 def main(case: str, threads: str = "1") -> None:
     env = json.loads((Path(__file__).parent / "specs.json").read_text())[case]["env"]
-    several = 2 * int(threads) if int(threads) > 1 else 1  # as many as slm_lab uses
+    several = 2 * int(threads) if int(threads) > 1 else 1  # as many threads as slm_lab uses
     pool = import_envpool().make(env["name"], env_type="gymnasium", num_envs=env["num_envs"], num_threads=several, seed=1)
     rng, space = np.random.default_rng(0), pool.action_space
     actions = [rng.normal(size=(env["num_envs"], *space.shape)).clip(space.low, space.high).astype(space.dtype) for _ in range(64)]

@@ -13,11 +13,11 @@ SUITES = (
     "CheetahRun-v1", "MuJoCoPlayground/Go1JoystickFlatTerrain-v1", "MetaWorld/Reach-v3", "FetchReach-v4", "MiniGrid-DoorKey-8x8-v0",
     "Jumanji/Snake-v1", "highway-fast-v0", "D1Basic-v1", "gfootball/academy_empty_goal-v1",
 )  # fmt: skip
-"""One env of each suite of EnvPool, measured if no id is given."""
+"""One env of each suite of EnvPool. These envs are measured if no id is given."""
 
 
 def frames_per_second(name: str, num_envs: int, threads: int, seconds: float) -> tuple[str, float]:
-    """Return the backend and the frames per second, without the first reset."""
+    """Return the backend and the frames per second; the time of the first reset is not included."""
     env = make_env(EnvSpec(name=name, max_frame=1, num_envs=num_envs), 0, threads=threads)
     try:
         env.reset()

@@ -1,9 +1,9 @@
-"""What each fast path buys: `python -m bench.fast_paths [PATH …] [--pairs 10]`.
+"""Gain of each fast path: `python -m bench.fast_paths [PATH …] [--pairs 10]`.
 
-A fast path computes what the modules of a net or autograd would, in less time, and has a switch. Each runs in one case with the switch on
-and off, both at the same time on the same core. Printed is the speed with it as a multiple of that without it, by CPU time of
-`Session.run`: the geometric mean over the pairs with its 95 % interval (Student's t on the logarithms). Below 1.15 a path is not worth its
-code.
+A fast path computes the same as the modules of a net or autograd in less time, and can be switched off. For each path, one case is run with
+the switch on and with the switch off, both at the same time on the same core. The command prints the ratio of the speed with the path to
+the speed without it, measured by CPU time of `Session.run`: the geometric mean over the pairs with its 95 % interval (Student's t on the
+logarithms). A path with a ratio below 1.15 is not worth its code.
 """
 
 import argparse
@@ -16,10 +16,10 @@ from bench.paired import ROOT, T95, last_line, ratio
 
 
 class FastPath(NamedTuple):
-    """A switch, and the case that it is measured in."""
+    """The switch of a fast path, and the case in which the path is measured."""
 
     switch: str
-    """package.module:NAME of a module-level constant."""
+    """The module-level constant that is the switch, as package.module:NAME."""
     case: str
     frames: int
     sets: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ print(time.process_time() - begin)
 
 
 def start(path: FastPath, switch: str, core: int) -> subprocess.Popen[str]:
-    """Begin one run with the switch "on" or "off", to print its CPU time."""
+    """Start a run with the switch "on" or "off". The run prints its CPU time."""
     sets = [f"env.max_frame={path.frames}", *path.sets]
     command = [
         "taskset",
@@ -64,7 +64,7 @@ def start(path: FastPath, switch: str, core: int) -> subprocess.Popen[str]:
 
 
 def gain(path: FastPath, number: int) -> float:
-    """Return the CPU time without the path divided by that with it, in pair `number`."""
+    """Return the CPU time without the path divided by the CPU time with it, in pair `number`."""
     runs = {switch: start(path, switch, number // 2 % (os.cpu_count() or 1)) for switch in (("on", "off") if number % 2 else ("off", "on"))}
     seconds = {switch: float(last_line(run)) for switch, run in runs.items()}
     return seconds["off"] / seconds["on"]

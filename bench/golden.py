@@ -1,8 +1,8 @@
-"""Byte-equal results of two checkouts: `python -m bench.golden OTHER_CHECKOUT`, to show that a refactoring changes no number.
+"""Compare the results of two checkouts byte by byte: `python -m bench.golden OTHER_CHECKOUT`, to show that a refactoring changes no number.
 
-Each case is a short training with a fixed seed, run by both checkouts on this machine. Compared are the columns of every table (wall-clock
-columns aside) and every float tensor of the last checkpoint, by their SHA-256. (Sums of floats differ between processors, so hashes are
-compared within one run of this script, and never kept.)
+Each case is a short training with a fixed seed, which both checkouts run on this machine. The columns of every table (except columns that
+depend on the clock) and every float tensor of the last checkpoint are compared by their SHA-256. The hashes are not kept, since sums of
+floats differ between processors.
 """
 
 import argparse
@@ -144,7 +144,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
 
 
 def body(name: str) -> dict[str, Any]:
-    """The spec of a case."""
+    """Return the spec of a case."""
     algorithm, memory, net, env, meta = CASES[name]
     return {
         "agent": {"name": name, "algorithm": algorithm, "memory": memory, "net": net},
@@ -190,7 +190,7 @@ def _tensors(item: Any) -> list[Any]:
 
 
 def run(checkout: Path, names: list[str]) -> dict[str, dict[str, str]]:
-    """The results of these cases by the code of a checkout."""
+    """Return the results of the cases `names`, computed by the code of a checkout: name → results."""
     env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).resolve()), "--record", "-", *names]
     done = subprocess.run(command, env=env, cwd=checkout, capture_output=True, text=True, check=False)

@@ -1,11 +1,12 @@
 """Tests and speed on a CUDA device: `make gpu`, or `python -m bench.gpu [--device cuda:0] [--out FILE] [--dry-run]`.
 
-First the checks: every algorithm takes three updates as it does on the CPU, checkpoints are loaded on the CPU and back, workers train one
-net. Then gradient steps per second of PPO, SAC and CrossQ with small and large nets: here on the CPU (one thread, as a Session), here on
-the device, and in a minimal loop of plain torch on the device, whose data never leave it. Data are random; no environment takes part.
-Prints one table, and writes one JSON file. `--dry-run` takes the device's paths on the CPU, with tiny sizes.
+The checks come first: three updates of every algorithm give the same result as on the CPU, a checkpoint of the device is loaded on the CPU
+and back on the device, and two processes train one shared net. Then the gradient steps per second of PPO, SAC and CrossQ are measured with
+small and large nets: slm_lab on the CPU (one thread, as in a Session), slm_lab on the device, and a minimal loop of plain torch on the
+device, whose data never leave the device. The data are random, and no environment is used. The command prints a table and writes a JSON
+file. With `--dry-run`, the code paths of the device are used on the CPU, with tiny sizes.
 
-Exit: 0; 1 a check failed; 2 there is no CUDA device.
+Exit status: 0 on success, 1 if a check failed, 2 if there is no CUDA device.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ ENVS, OBS, ACTIONS = 16, 17, 6
 
 @contextmanager
 def paths_of(device: str, dry: bool) -> Iterator[None]:
-    """Take the paths of `device`; in a dry run those of a CUDA device, on the CPU."""
+    """Use the code paths of `device` in the with-block; in a dry run, use the code paths of a CUDA device on the CPU."""
     before, devices.ON_CPU = devices.ON_CPU, dry and device != "cpu"
     try:
         yield
@@ -75,11 +76,12 @@ def paths_of(device: str, dry: bool) -> Iterator[None]:
 
 
 def check_updates(case: Case, device: str, dry: bool) -> str:
-    """Let an agent here and one on the device learn from the same steps; return what differs, or "".
+    """Let an agent on the CPU and an agent on the device learn from the same steps; return a text on the difference, or "".
 
-    Each update is compared from equal weights: along a trajectory rounding grows, by how much depends on the processor.
+    The weights of both agents are equal before each update, since rounding errors grow over several updates, by an amount that depends on
+    the processor.
     """
-    net = {"clip_grad_val": 0.5} | ({"hid_layers": [7]} if case.net == "MLPNet" else {})  # an odd size: gaps in the flat vector
+    net = {"clip_grad_val": 0.5} | ({"hid_layers": [7]} if case.net == "MLPNet" else {})  # an odd size causes gaps in the flat vector
     spec, info = case.spec(2, net), case.info()
     here = build_agent(spec, info, session_seeds(0, 0, 0), Clock())
     with paths_of(device, dry):
@@ -93,7 +95,7 @@ def check_updates(case: Case, device: str, dry: bool) -> str:
             agent.clock.tick(2)
             agent.observe(obs_N, acting.first_N, acting.state_N, out, step)
         if here.ready():
-            set_generator_state(there.policy.rng, generator_state(here.policy.rng))  # SARSA draws its next actions from it
+            set_generator_state(there.policy.rng, generator_state(here.policy.rng))  # SARSA samples its next actions with this generator
             first = here.update()
             with paths_of(device, dry):
                 second = there.update()
@@ -114,7 +116,7 @@ def check_updates(case: Case, device: str, dry: bool) -> str:
 
 
 def check_checkpoint(here: Agent, there: Agent, case: Case, device: str, dry: bool) -> str:
-    """Load the device's state on the CPU, load that back on the device, and compare; return what differs, or ""."""
+    """Load the state of the device on the CPU, load it from there on the device, and compare; return a text on the difference, or ""."""
     with paths_of(device, dry):
         state = copy.deepcopy(there.state_dict())
     here.load_state_dict(state)
@@ -134,7 +136,7 @@ def on_cpu(state: Any) -> Any:
 
 
 def check_workers(gpu: bool) -> str:
-    """Let two processes train one net; return what went wrong, or ""."""
+    """Let two processes train one shared net; return a text on the failure, or ""."""
     spec = {
         "agent": {
             "algorithm": {"name": "ActorCritic", "lam": 0.95, "training_frequency": 16},
@@ -153,7 +155,7 @@ def check_workers(gpu: bool) -> str:
 
 
 def build(algorithm: str, width: int, batch: int, device: str) -> Agent:
-    """Build an agent of this package with full memory, ready to update again and again."""
+    """Build an agent of this package whose memory is full, so that it can be updated repeatedly."""
     net: dict[str, Any] = {"name": "MLPNet", "hid_layers": [width, width], "hid_layers_activation": "relu", "clip_grad_val": 0.5}
     if algorithm == "PPO":
         keys = {"time_horizon": 8 * batch // ENVS, "minibatch_size": batch, "training_epoch": 4}
@@ -178,7 +180,7 @@ def build(algorithm: str, width: int, batch: int, device: str) -> Agent:
 
 
 def ours(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
-    """Return a function that updates once, and returns the number of gradient steps."""
+    """Return a function that makes one update of slm_lab and returns the number of gradient steps."""
     agent = build(algorithm, width, batch, device)
 
     def update() -> int:
@@ -197,7 +199,7 @@ def mlp(inputs: int, width: int, outputs: int, norm: bool = False) -> nn.Sequent
 
 
 def plain(algorithm: str, width: int, batch: int, device: str) -> Callable[[], int]:
-    """Return the same update in a minimal loop of torch, its data on the device."""
+    """Return a function that makes the same update in a minimal loop of torch, with the data on the device."""
     return (plain_ppo if algorithm == "PPO" else plain_sac)(algorithm, width, batch, device)
 
 
@@ -276,14 +278,14 @@ def plain_sac(algorithm: str, width: int, batch: int, device: str) -> Callable[[
 
 
 def rate(update: Callable[[], int], device: str, seconds: float) -> float:
-    """Return gradient steps per second of whole updates."""
+    """Return the gradient steps per second of complete updates."""
 
     def wait() -> None:
         if device != "cpu":
             torch.cuda.synchronize(device)
 
     if device != "cpu":
-        update()  # kernels are loaded and chosen
+        update()  # loads and selects the kernels
     wait()
     begin = time.perf_counter()
     steps = update()
@@ -307,7 +309,7 @@ def measure(device: str, dry: bool) -> Iterator[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run checks and measurements; return the exit code."""
+    """Run the checks and measurements; return the exit status."""
     parser = argparse.ArgumentParser(description="Tests and speed on a CUDA device.")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file to write (default: gpu.json)")
@@ -328,7 +330,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, run in checks.items():
         try:
             found = run()
-        except Exception as error:  # the other checks run too
+        except Exception as error:  # the other checks are still run
             found = f"{type(error).__name__}: {error}"
         out["checks"][name] = found or "ok"
         sys.stdout.write(f"{name}: {found or 'ok'}\n")

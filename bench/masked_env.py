@@ -1,4 +1,4 @@
-"""An env with 40 actions of which two are valid, for comparisons of masked PPO: `bench.masked_env:TwoOf40-v0`. It needs Gymnasium alone."""
+"""An env with 40 actions, two of which are valid, to compare masked PPO: `bench.masked_env:TwoOf40-v0`. It needs only Gymnasium."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _ROWS = 4096
 
 
 class TwoOf40(gym.Env[Any, Any]):
-    """Observations float32 [4], the reward is 1 for one of the two valid actions. The step is as cheap as one in Python can be.
+    """Observations are float32 [4]. The reward is 1 for one of the two valid actions. A step costs as little as possible in Python.
 
-    The mask, bool [40], is info["action_mask"], and what `action_masks` returns for libraries that call this method.
+    The mask, bool [40], is in info["action_mask"]; the method `action_masks` returns it for libraries that call this method.
     """
 
     observation_space = gym.spaces.Box(-1.0, 1.0, (4,), np.float32)

@@ -1,8 +1,8 @@
 """One speed case in slm_lab, as a user runs it (rows, CSV and checkpoints on): `python -m bench.ours CASE [FRAMES [THREADS [CORES]]]`.
 
-CORES: number of cores of a Ray cluster of one node on this machine, on which the case then runs.
+CORES: if given, the case runs on a Ray cluster with one node on this machine, which has this number of cores.
 
-Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
 """
 
 import csv
@@ -19,9 +19,9 @@ from slm_lab.experiment.plan import Plan
 
 
 def frames_and_seconds(run_csv: Path) -> tuple[int, float]:
-    """Transitions and seconds between the first row and the last; what came before the first row counts as start-up.
+    """Return the number of transitions and the seconds between the first row and the last; the time before the first row is start-up time.
 
-    A backend may spend a frame on each reset, which is not a transition: one frame per episode is not counted, whether it does or not.
+    A backend may use a frame, which is not a transition, for each reset. Therefore one frame per episode is not counted, for all backends.
     """
     with run_csv.open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -1,9 +1,13 @@
-"""Gain of collecting while the learner trains: frames per second of asynchronous against synchronous runs: `python -m bench.overlap`.
+"""Gain of asynchronous rollouts, which are collected while the learner trains, in frames per second: `python -m bench.overlap`.
 
-In synchronous mode workers and learner wait for each other. The possible gain depends on how long both take, so training_epoch is chosen
-first, from a short synchronous run: in `sleeper`, an env that sleeps for 1 ms a step, collecting and training take the same time (a gain of
-at most 2 ×); in `humanoid`, where two workers and the learner compete for two cores, the same number of core seconds (at most 1.5 ×). Each
-measurement is a trial in a separate process; the modes alternate.
+In synchronous mode, the workers and the learner wait for each other. The possible gain of asynchronous mode depends on how long collecting
+and training take. Therefore training_epoch is first chosen from a short synchronous run:
+
+- `sleeper`: an env that sleeps for 1 ms in each step. Collecting and training take the same time, and the gain is at most 2 ×.
+- `humanoid`: two workers and the learner share two cores. Collecting and training take the same number of core seconds, and the gain is at
+  most 1.5 ×.
+
+Each measurement is a trial in a separate process. The modes alternate.
 """
 
 import argparse
@@ -22,7 +26,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 SPECS = Path(__file__).parent / "specs.json"
 CASES = {"sleeper": 1, "humanoid": 2}
-"""Case → number of cores that collect at a time."""
+"""Case → number of cores that are used for collecting."""
 
 
 class Sleeper(CartPoleEnv):
@@ -37,7 +41,10 @@ gym.register("Sleeper-v0", entry_point=Sleeper, max_episode_steps=500)
 
 
 def run(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
-    """Return the frames per second between the first row and the last, and the share of that time in which the learner was busy."""
+    """Train a case and return its results.
+
+    fps: frames per second from the first row to the last. learner_busy: share of this time in which the learner was busy. lag: policy lag.
+    """
     import slm_lab
 
     sets = [f"meta.sampler.async_rl={str(async_rl).lower()}", f"agent.algorithm.training_epoch={epochs}"]
@@ -53,7 +60,7 @@ def run(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
 
 
 def measured(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Return the result of `run` in a separate process."""
     command = [sys.executable, "-m", "bench.overlap", "--one", case, str(async_rl), str(epochs)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -61,7 +68,7 @@ def measured(case: str, async_rl: bool, epochs: int) -> dict[str, float]:
 
 
 def fitting_epochs(case: str) -> int:
-    """Return the number of epochs with which training takes as many core seconds as collecting."""
+    """Return the number of epochs for which training takes as many core seconds as collecting."""
     probe = 4
     share = measured(case, False, probe)["learner_busy"]
     return max(1, round(probe * CASES[case] * (1 - share) / share))

@@ -1,9 +1,10 @@
 """Training speed of this checkout against another one: `python -m bench.paired OTHER_CHECKOUT [CASE …] [--pairs 20]`.
 
-A case of one process runs in both checkouts at the same time on the same core, and its speed is in frames per second of CPU time of
-`Session.run`: what else the machine does, and a core whose speed changes, affect both alike. A case of several processes runs in turn, the
-order changing from pair to pair, and its speed is in frames per second of wall-clock time. Printed are the medians, and the ratio of this
-checkout to the other: the geometric mean over the pairs with its 95 % interval (Student's t on the logarithms).
+A case with one process is run by both checkouts at the same time on the same core, and its speed is in frames per second of CPU time of
+`Session.run`. Other programs and changes in the speed of the core therefore affect both checkouts in the same way. A case with several
+processes is run by one checkout after the other, in alternating order, and its speed is in frames per second of wall-clock time. The
+command prints the medians and the ratio of this checkout to the other one: the geometric mean over the pairs with its 95 % interval
+(Student's t on the logarithms).
 """
 
 import argparse
@@ -48,7 +49,7 @@ print(time.process_time() - begin)
 
 
 def start(checkout: Path, case: str, core: int | None) -> subprocess.Popen[str]:
-    """Begin one run: on `core`, to print its CPU time; None: with all cores, to print its frames per second."""
+    """Start a run. Args: core: the core on which it runs and prints its CPU time; None: it uses all cores and prints frames per second."""
     frames, specs = str(FRAMES[case]), str(ROOT / "bench" / "specs.json")
     if core is None:
         command = [sys.executable, str(ROOT / "bench" / "ours.py"), case, frames]
@@ -59,7 +60,7 @@ def start(checkout: Path, case: str, core: int | None) -> subprocess.Popen[str]:
 
 
 def last_line(run: subprocess.Popen[str]) -> str:
-    """Wait for a run; return the last line that it printed."""
+    """Wait for a run to end; return the last line that it printed."""
     out, errors = run.communicate()
     if run.returncode:
         raise SystemExit(errors[-2000:])
@@ -67,7 +68,7 @@ def last_line(run: subprocess.Popen[str]) -> str:
 
 
 def pair(checkouts: Sequence[Path], case: str, number: int) -> list[float]:
-    """Frames per second of each checkout in pair `number`."""
+    """Return the frames per second of each checkout in pair `number`."""
     order = [0, 1][:: 1 if number % 2 else -1]
     if case not in SEVERAL_PROCESSES:
         core = number // 2 % (os.cpu_count() or 1)
@@ -78,7 +79,7 @@ def pair(checkouts: Sequence[Path], case: str, number: int) -> list[float]:
 
 
 def ratio(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """Return the geometric mean of the ratios of pairs and the bounds of its 95% confidence interval."""
+    """Return the geometric mean of the ratios of the pairs, and the bounds of its 95 % confidence interval."""
     logs = [math.log(one) for one in ratios]
     half = T95[len(logs) - 1] * stdev(logs) / math.sqrt(len(logs))
     return math.exp(fmean(logs)), math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)

@@ -1,7 +1,7 @@
 """One speed case in rl_games, with the hyperparameters of specs.json: `python bench/peer_rl_games.py CASE [THREADS]`.
 
-rl_games 2 is in no package index: set PYTHONPATH to a checkout of https://github.com/Denys88/rl_games. Runs under the peer's own Python, so
-it does not import slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+rl_games 2 is in no package index: set PYTHONPATH to a checkout of https://github.com/Denys88/rl_games. The script runs with the Python of
+the peer's virtual environment and does not import slm_lab. The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
 """
 
 import json
@@ -25,7 +25,7 @@ from rl_games.torch_runner import Runner
 
 
 class Stopwatch(DefaultAlgoObserver):
-    """Record frames and time after each rollout and its updates."""
+    """Records frames and time after each rollout and its updates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Stopwatch(DefaultAlgoObserver):
 
 
 class OnePart(Envpool):
-    """EnvPool's env with one part of its Dict observation."""
+    """An env of EnvPool whose observation is one part of the env's Dict observation."""
 
     def __init__(self, config_name: str, num_actors: int, part: str, **kwargs: Any) -> None:
         super().__init__(config_name, num_actors, **kwargs)
@@ -56,14 +56,14 @@ env_configurations.register("one_part", {"vecenv_type": "ONE_PART"})
 
 
 def env_keys(env: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of the peer's config that describe the env."""
+    """Return the keys of the peer's configuration that describe the env."""
     if parts := env.get("obs_keys"):
         return {"env_name": "one_part", "env_config": {"env_name": env["name"], "part": parts[0]}}
     return {"env_name": "envpool", "env_config": {"env_name": env["name"], "flatten_obs": env["name"] == "CheetahRun-v1"}}
 
 
 def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the spec as the peer's config; keys that the spec does not have are those of the peer's file for HalfCheetah."""
+    """Return the spec as the peer's configuration. Values that are not in the spec are those of the peer's file for HalfCheetah."""
     algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
     actor = {
         "mu_activation": "None",
@@ -78,7 +78,7 @@ def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
         "tau": algorithm["lam"],
         "e_clip": algorithm["clip_eps_spec"]["start_val"],
         "entropy_coef": algorithm["entropy_coef_spec"]["start_val"],
-        "critic_coef": 2 * algorithm["val_loss_coef"],  # the peer halves it
+        "critic_coef": 2 * algorithm["val_loss_coef"],  # the peer halves this coefficient
         "learning_rate": net["optim_spec"]["lr"],
         "grad_norm": net["clip_grad_val"],
         "num_actors": env["num_envs"],
@@ -102,7 +102,7 @@ def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
     }
     return {
         "torch_threads": threads,
-        "seed": spec["meta"]["random_seed"] + 1,  # 0 means none
+        "seed": spec["meta"]["random_seed"] + 1,  # for the peer, 0 means no seed
         "algo": {"name": "a2c_continuous"},
         "model": {"name": "continuous_a2c_logstd"},
         "network": {"name": "actor_critic", "separate": not net["shared"], "space": {"continuous": actor}, "mlp": mlp},
@@ -111,7 +111,7 @@ def config(spec: dict[str, Any], threads: int) -> dict[str, Any]:
 
 
 def installed_version() -> str:
-    """Return the version in the pyproject.toml of the checkout."""
+    """Return the version of the peer from the pyproject.toml of its checkout."""
     return str(tomllib.loads((Path(rl_games.__file__).parent.parent / "pyproject.toml").read_text())["project"]["version"])
 
 

@@ -1,6 +1,7 @@
 """One case in RLlib, with the hyperparameters of specs.json: `python bench/peer_rllib.py CASE`.
 
-Runs under the peer's own Python, so it does not import slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+The script runs with the Python of the peer's virtual environment and does not import slm_lab. The last line of the output is
+{"fps": ..., "frames": ..., "version": ...}.
 """
 
 import json

@@ -1,7 +1,7 @@
 """One speed case in Stable-Baselines3, its contrib package or SBX: `python bench/peer_sb3.py CASE [THREADS]`.
 
-Hyperparameters are those of specs.json. Runs under the peer's own Python, so it does not import slm_lab: SBX where it is installed, else
-Stable-Baselines3. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+The hyperparameters are those of specs.json. The script runs with the Python of the peer's virtual environment and does not import slm_lab.
+It uses SBX if that is installed, and else Stable-Baselines3. The last line of the output is {"fps": ..., "frames": ..., "version": ...}.
 """
 
 import json
@@ -19,13 +19,13 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 
 try:
-    import sbx as library  # its algorithms have the same names and arguments, and it installs Stable-Baselines3
+    import sbx as library  # SBX has algorithms with the same names and arguments, and installs Stable-Baselines3
 except ImportError:
     import stable_baselines3 as library
 
 
 class Stopwatch(BaseCallback):
-    """Record the time at the start of each rollout, which is the end of the update before, and at the end of training."""
+    """Records frames and time at the start of each rollout, which is the end of the previous update, and at the end of training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Stopwatch(BaseCallback):
         return True
 
     def since(self, warm_up: int) -> tuple[int, float]:
-        """Frames and seconds from the first mark at or past `warm_up` frames to the end."""
+        """Return the frames and seconds from the first mark at or after `warm_up` frames to the end."""
         frame, start = next(mark for mark in self.marks if mark[0] >= warm_up)
         last_frame, end = self.marks[-1]
         return last_frame - frame, end - start
 
 
 def build(spec: dict[str, Any]) -> BaseAlgorithm:
-    """The peer's algorithm with the spec's hyperparameters; its policy's default nets are the spec's."""
+    """Return the peer's algorithm with the hyperparameters of the spec, whose nets are the default nets of the peer's policy."""
     return (on_policy if "lam" in spec["agent"]["algorithm"] else off_policy)(spec)
 
 
@@ -60,7 +60,7 @@ def make_env(spec: dict[str, Any]) -> VecEnv:
 
         gymnasium.register_envs(ale_py)
         return VecFrameStack(make_atari_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"]), n_stack=4)
-    if ":" in env["name"]:  # an env of ours that needs Gymnasium alone
+    if ":" in env["name"]:  # an env in bench, which needs only Gymnasium
         sys.path.insert(0, str(Path(__file__).parent.parent))
     made = make_vec_env(env["name"], n_envs=env["num_envs"], seed=spec["meta"]["random_seed"])
     obs, reward = env.get("normalize_obs", False), env.get("normalize_reward", False)
@@ -68,7 +68,7 @@ def make_env(spec: dict[str, Any]) -> VecEnv:
 
 
 def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """DQN and QR-DQN (64 × 64 relu), SAC (256 × 256 relu), TD3 with the spec's nets (relu), and SBX's CrossQ with its default nets."""
+    """Return DQN or QR-DQN (64 × 64 relu), SAC (256 × 256 relu), TD3 with the spec's nets (relu), or SBX's CrossQ with its default nets."""
     algorithm, net, memory = spec["agent"]["algorithm"], spec["agent"]["net"], spec["agent"]["memory"]
     common: dict[str, Any] = {
         "policy": "MlpPolicy",
@@ -99,7 +99,7 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
             policy_kwargs={"net_arch": widths(net)},
             **common,
         )
-    if library.__name__ != "sbx":  # it does not clip
+    if library.__name__ != "sbx":  # SBX does not clip gradients
         common["max_grad_norm"] = net["clip_grad_val"]
     kind = library.DQN
     if algorithm["name"] == "QRDQN":
@@ -115,7 +115,7 @@ def off_policy(spec: dict[str, Any]) -> BaseAlgorithm:
 
 
 def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
-    """PPO and A2C, with separate tanh nets; of images with the convolutions of Mnih et al. 2015, shared."""
+    """Return PPO or A2C with separate tanh nets or, for images, with shared convolutional layers as in Mnih et al. 2015."""
     algorithm, net = spec["agent"]["algorithm"], spec["agent"]["net"]
     lr, optimizer = net["optim_spec"]["lr"], net["optim_spec"]["name"]
     common: dict[str, Any] = {
@@ -149,7 +149,7 @@ def on_policy(spec: dict[str, Any]) -> BaseAlgorithm:
 
 
 def widths(net: dict[str, Any]) -> list[int]:
-    """The widths of the hidden layers of an MLPNet, or of a TorchArcNet with one chain."""
+    """Return the widths of the hidden layers of an MLPNet, or of a TorchArcNet with one chain of layers."""
     if net["name"] == "MLPNet":
         return list(net["hid_layers"])
     return [layer["LazyLinear"]["out_features"] for layer in net["arc"]["modules"]["body"]["Sequential"] if "LazyLinear" in layer]

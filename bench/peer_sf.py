@@ -1,6 +1,7 @@
 """One case in Sample Factory, with the hyperparameters of specs.json: `python bench/peer_sf.py CASE`.
 
-Runs under the peer's own Python, so it does not import slm_lab. Prints {"fps": ..., "frames": ..., "version": ...} as its last line.
+The script runs with the Python of the peer's virtual environment and does not import slm_lab. The last line of the output is
+{"fps": ..., "frames": ..., "version": ...}.
 """
 
 import json
@@ -20,7 +21,7 @@ from sample_factory.train import make_runner
 
 
 class Stopwatch(AlgoObserver):
-    """Record frames and time after each training step."""
+    """Records frames and time after each training step."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[int, float]] = []
@@ -30,7 +31,7 @@ class Stopwatch(AlgoObserver):
 
 
 def arguments(spec: dict[str, Any], folder: str) -> list[str]:
-    """Return the spec as the peer's arguments."""
+    """Return the spec as command line arguments of the peer."""
     algorithm, net, env = spec["agent"]["algorithm"], spec["agent"]["net"], spec["env"]
     sampler = spec["meta"]["sampler"]
     return [
@@ -63,7 +64,7 @@ def arguments(spec: dict[str, Any], folder: str) -> list[str]:
 
 
 def make_env(name: str, cfg: Any = None, env_config: Any = None, render_mode: str | None = None) -> gym.Env[Any, Any]:
-    """Make an env; the peer calls this in its workers."""
+    """Make an env. The peer calls this function in its workers."""
     return gym.make(name, render_mode=render_mode)
 
 

@@ -1,9 +1,17 @@
 """Train one agent of another library, and write the returns of its episodes: `python bench/peer_training.py PROGRAM ENV FRAMES SEED FILE`.
 
-Runs under the peer's own Python, so it does not import slm_lab (bench/peers.py starts it). FILE is a JSON file with `episodes`, [frame,
-seconds, return] of each training episode; `evaluations`, [frame, seconds, [returns]]; `frames`; `seconds` of training, without those of
-evaluations; `versions`; and `settings`, the arguments that are not defaults. Returns are those of the environment itself, before any
-normalisation. CleanRL is in no current package: set PYTHONPATH to a checkout of https://github.com/vwxyzjn/cleanrl.
+bench/peers.py starts this script with the Python of the peer's virtual environment; the script does not import slm_lab. FILE is a JSON file
+with these keys:
+
+- `episodes`: [frame, seconds, return] of each training episode
+- `evaluations`: [frame, seconds, [returns]] of each evaluation
+- `frames`
+- `seconds`: training time, without the time of evaluations
+- `versions`
+- `settings`: the arguments that are not defaults
+
+Returns are those of the environment itself, before any normalisation. There is no current package of CleanRL: set PYTHONPATH to a checkout
+of https://github.com/vwxyzjn/cleanrl.
 """
 
 import importlib.metadata
@@ -22,12 +30,12 @@ import gymnasium as gym
 import torch
 
 EVALUATIONS, EVALUATION_EPISODES = 10, 10
-"""Number of evaluations of off-policy algorithms, evenly spaced, and episodes of each, with deterministic actions."""
+"""Number of evaluations, evenly spaced, of an off-policy algorithm, and number of episodes of each. Actions are deterministic."""
 Results = dict[str, Any]
 
 
 class Log:
-    """Returns of training episodes over the steps of all envs that `record` wraps."""
+    """Records the returns of training episodes, and the steps of all envs that `record` wraps."""
 
     def __init__(self) -> None:
         self.frame, self.begin, self.paused = 0, perf_counter(), 0.0
@@ -36,7 +44,7 @@ class Log:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the first step, without evaluations."""
+        """Seconds since the first step, without the time of evaluations."""
         return perf_counter() - self.begin - self.paused
 
 
@@ -69,8 +77,9 @@ class Recorder(gym.Wrapper):
 def cleanrl_ppo(env: str, frames: int, seed: int, log: Log) -> Results:
     """Run CleanRL's ppo_continuous_action.py, unchanged, with its defaults.
 
-    It was written for an older Gymnasium. Three adaptations make today's behave as that one: vector envs reset in the step that ends an
-    episode, their `final_info`, which the script prints, is left out, and TransformObservation knows the space of its env.
+    The script was written for an older version of Gymnasium. Three adaptations make the installed version behave like that version: vector
+    envs reset in the step that ends an episode; their `final_info`, which the script prints, is removed; and TransformObservation receives
+    the observation space of its env.
     """
     found = importlib.util.find_spec("cleanrl")
     if found is None or not found.submodule_search_locations:
@@ -99,7 +108,7 @@ def cleanrl_ppo(env: str, frames: int, seed: int, log: Log) -> Results:
 
 
 def learner(library: str, algorithm: str, settings: Results, *, evaluated: bool) -> Callable[[str, int, int, Log], Results]:
-    """Return a function that trains an algorithm of a library with `settings`, and its defaults otherwise."""
+    """Return a function that trains an algorithm of a library with `settings`; other arguments have their defaults."""
 
     def train(env: str, frames: int, seed: int, log: Log) -> Results:
         import numpy as np
@@ -157,11 +166,11 @@ PROGRAMS: dict[str, Callable[[str, int, int, Log], Results]] = {
         "sbx", "CrossQ", {"learning_starts": 5000, "learning_rate": 1e-3, "policy_delay": 3, "policy_kwargs": NETS}, evaluated=True
     ),
 }
-"""Name → function that trains it, with arguments env, frames, seed and log, and returns what it trained with."""
+"""Name → function (env, frames, seed, log) that trains the program and returns the settings that it used."""
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that matter, where they are installed."""
+    """Return package → version of the relevant packages that are installed."""
     packages = ("stable-baselines3", "sbx-rl", "gymnasium", "mujoco", "torch", "jax")
     found = {}
     for name in packages:

@@ -1,9 +1,9 @@
-"""Runs of other libraries beside the runs of a study: `python -m bench.peers [NAME …]`, which `make benchmarks` calls too.
+"""Train other libraries for comparison with the runs of a study: `python -m bench.peers [NAME …]`, which `make benchmarks` calls too.
 
-Each peer of PEERS trains in the envs of its study, with the same seeds and frames, in a virtual environment of its own (bench/speed.py
-makes it). The returns of its episodes become a result file as a run of the study has it, with rows of the same spacing, in the folder
-`peers` beside the results of the study. A finished run is kept; one that is killed begins again. A peer that cannot run here is left out
-with a message.
+Each peer in PEERS is trained in the envs of its study, with the same seeds and numbers of frames, in its own virtual environment
+(bench/speed.py creates it). The returns of its episodes are written to a result file in the same format as the result of a run of the
+study, with rows at the same intervals, in the folder `peers` inside the folder of the study's results. A finished run is not repeated; a
+run that was killed starts from the beginning. A peer that cannot run on this machine is skipped with a message.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Beside(NamedTuple):
     """Key of PROGRAMS in peer_training.py."""
     peer: Peer
     of: str
-    """Label of the entry of the study that it is compared with."""
+    """Label of the entry of the study with which the agent is compared."""
 
 
 PEERS = {
@@ -55,7 +55,7 @@ PEERS = {
         Beside("SBX's CrossQ", "sbx_crossq", SBX, "CrossQ"),
     ),
 }
-"""Name of a study → the agents beside it."""
+"""Name of a study → the agents of other libraries in its tables."""
 
 
 class PeerRun(NamedTuple):
@@ -68,11 +68,14 @@ class PeerRun(NamedTuple):
     log_frequency: int
     random_seed: int
     file: Path
-    """Its result."""
+    """The result file."""
 
 
 def peer_runs(study: Study, folder: Path) -> Iterator[PeerRun]:
-    """Yield the runs of the peers of a study, given the folder of its results: one for each run of the entry that each peer is beside."""
+    """Yield the runs of a study's peers: for each peer, one for each run of the entry with which it is compared.
+
+    Args: folder: folder of the study's results.
+    """
     for beside in PEERS.get(study.name, ()):
         for run in study.runs:
             if run.entry == beside.of:
@@ -82,16 +85,18 @@ def peer_runs(study: Study, folder: Path) -> Iterator[PeerRun]:
 
 
 def with_peers(study: Study, folder: Path) -> tuple[StudyPlan, list[ResultRun]]:
-    """Return the study with the runs of its peers that have results, and these results."""
+    """Return the study with additional runs, which are the runs of its peers that have results, and these results."""
     found = [run for run in peer_runs(study, folder) if run.file.is_file()]
     planned = tuple(PlannedRun(run.beside.label, run.env, run.random_seed) for run in found)
     return replace(study, runs=(*study.runs, *planned)), [ResultRun(run.file) for run in found]  # type: ignore[arg-type]
 
 
 def rows(episodes: Sequence[Sequence[float]], frames: int, every: int) -> Table:
-    """Return the rows of training that slm_lab would have written for these episodes: [frame, seconds, return] each, in order.
+    """Return the training rows that slm_lab would have written for these episodes.
 
-    A row is at each multiple of `every` frames, and at the end. Its seconds are those of the last episode before it.
+    There is a row at each multiple of `every` frames, and at the end. The time of a row is the time of the last episode before it.
+
+    Args: episodes: [frame, seconds, return] of each episode, in order.
     """
     window, rest, seconds = EpisodeWindow(), list(episodes), 0.0
     table: Table = {name: [] for name in ("frame", "wall_t", "epi_new", "return_new", "total_reward", "current_return")}
@@ -109,13 +114,13 @@ def rows(episodes: Sequence[Sequence[float]], frames: int, every: int) -> Table:
 
 
 def evaluation_rows(evaluations: Iterable[tuple[float, float, Sequence[float]]]) -> Table:
-    """Return the rows of evaluations: (frame, seconds, returns) each."""
+    """Return the evaluation rows of evaluations given as (frame, seconds, returns)."""
     found = [(frame, seconds, sum(returns) / len(returns)) for frame, seconds, returns in evaluations]
     return {name: [one[index] for one in found] for index, name in enumerate(("frame", "wall_t", "total_reward"))}
 
 
 def result(run: PeerRun, content: dict[str, Any], model: str) -> dict[str, Any]:
-    """Return the content of a result file, given what peer_training.py has written and the name of the processor."""
+    """Return the content of a result file. Args: content: the output of peer_training.py. model: name of the processor."""
     settings = {"env.name": run.env_id, "env.max_frame": run.frames, **content["settings"]}
     if content["evaluations"]:
         settings |= {"meta.rigorous_eval": len(content["evaluations"][0][2]), "meta.eval_deterministic": True}
@@ -161,7 +166,7 @@ def _last_line(text: str) -> str:
 
 
 def run_peers(name: str, sets: Sequence[str] = ()) -> None:
-    """Train the runs of a study's peers that have no result. A peer that fails is left out, with a message."""
+    """Train the runs of a study's peers that have no result. A peer that fails is skipped with a message."""
     study, failed = load_study(STUDIES[name].file, name, sets), set[str]()
     for run in peer_runs(study, STUDIES[name].results):
         label = run.beside.label

@@ -1,7 +1,7 @@
 """Scaling of Hogwild!: updates per second of 2 workers against 1: `python -m bench.scaling [CASE …] [--mode MODE …] [--rounds N]`.
 
-Each measurement is a trial in fresh processes, with 1 and 2 workers in alternation. The time of a worker is measured from its first row to
-its last; the workers of a trial run at the same time.
+Each measurement is a trial in new processes; trials with 1 and 2 workers alternate. The time of a worker is measured from its first row to
+its last row. The workers of a trial run at the same time.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from tempfile import TemporaryDirectory
 
 CASES = ("a3c_cartpole", "async_sac_halfcheetah")
 MODES = {"synced": ("synced", False), "shared": ("shared", False), "locked": ("synced", True)}
-"""meta.distributed and meta.hogwild_lock of each."""
+"""Mode → values of meta.distributed and meta.hogwild_lock."""
 SPECS = Path(__file__).parent / "specs.json"
 
 
 def updates_per_second(case: str, mode: str, locked: bool, workers: int) -> float:
-    """Return the rate of all workers together. The number of frames per worker does not depend on the number of workers."""
+    """Return the updates per second of all workers together. The number of frames per worker does not depend on the number of workers."""
     import slm_lab
 
     plain = slm_lab.load_spec(str(SPECS), case)

@@ -1,4 +1,4 @@
-"""docs/BENCHMARKS.md: tables, figures and commands of the studies in tables.json, from the results that exist."""
+"""Generate docs/BENCHMARKS.md: tables, figures and commands of the studies in tables.json, from the existing results."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ from slm_lab.spec.models.study import StudyPlan, StudyRun
 
 FIGURES = DOCS / "scores"
 PUBLISHED = Path(__file__).with_name("published.csv")
-"""Published scores beside those that the studies themselves have: section, env, entry, source, score, standard deviation, frames, seeds."""
+"""Published scores in addition to those in the study files: section, env, entry, source, score, standard deviation, frames, seeds."""
 
 
 class Section(NamedTuple):
@@ -37,10 +37,10 @@ class Section(NamedTuple):
 
     title: str
     studies: Mapping[str, str]
-    """Study → source of the published scores that it has; "": none. In an env that two studies have, the run with more frames counts."""
+    """Study → source of the published scores in its file; "": none. If two studies have the same env, the run with more frames is used."""
     text: str
     reference: str = ""
-    """Source of the published score that `seconds` are counted to, and that is 1 in the interquartile mean over envs."""
+    """Source of the published score up to which `seconds` are counted, and which is 1 in the interquartile mean over envs."""
 
 
 SECTIONS = (
@@ -121,7 +121,7 @@ class Scored(NamedTuple):
 
 
 def scored(name: str) -> list[Scored]:
-    """Return what a study has results of."""
+    """Return the agents and envs for which a study has results."""
     found = study_of(name)
     own = results_of(found, STUDIES[name].results)
     study, others = with_peers(found, STUDIES[name].results)
@@ -133,7 +133,10 @@ def scored(name: str) -> list[Scored]:
 
 
 def contents(section: Section) -> list[Scored]:
-    """Return what a section has results of, in each env the agents with the most frames if studies have the same ones."""
+    """Return the agents and envs for which a section has results.
+
+    If several studies have the same agent in the same env, the result with most frames is returned.
+    """
     best: dict[tuple[str, str], Scored] = {}
     for one in (one for name in section.studies for one in scored(name)):
         key = one.row.env, one.row.entry
@@ -150,7 +153,7 @@ def published() -> list[dict[str, str]]:
 
 
 def sources(section: Section, found: Sequence[Scored]) -> dict[str, dict[tuple[str, str], float]]:
-    """Return source → (env, entry) → published score, of the envs and entries that have results."""
+    """Return source → (env, entry) → published score, for the envs and entries that have results."""
     columns: dict[str, dict[tuple[str, str], float]] = {}
     first = next(iter(section.studies))
     for one in found:
@@ -164,7 +167,7 @@ def sources(section: Section, found: Sequence[Scored]) -> dict[str, dict[tuple[s
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table without the columns that are empty below the first line, the header."""
+    """Return a Markdown table, whose header is the first line, without columns that are empty below the header."""
     head, *others = lines
     kept = [index for index in range(len(head)) if any(line[index] for line in others)]
     return "\n".join(f"| {' | '.join(cells[index] for index in kept)} |" for cells in (head, ["---"] * len(head), *others))
@@ -179,7 +182,7 @@ def table(section: Section, found: Sequence[Scored]) -> str:
 
 
 def _level(section: Section) -> str | None:
-    """Return the return that counts as solved in a section, if its study says one."""
+    """Return the return that counts as solved in a section; None if its study does not define one."""
     name = next(iter(section.studies))
     solve = study_of(name).spec.solve
     return None if solve is None else number(solve)
@@ -202,13 +205,16 @@ def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapp
 
 
 def reference(section: Section, one: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
-    """Return the return that seconds are counted to: the published score of the section's reference, or what counts as solved."""
+    """Return the return up to which seconds are counted.
+
+    This is the published score of the section's reference or, if there is none, the return that counts as solved.
+    """
     known = columns.get(section.reference, {}).get((one.row.env, one.row.entry))
     return one.study.solve(one.row.env) if known is None else known
 
 
 def seconds_to(one: Scored, threshold: float | None) -> Median | None:
-    """Return the median number of seconds until an agent reached a return; None without a threshold."""
+    """Return the median time, in seconds, until an agent reached a return; None if there is no threshold."""
     metric = one.study.metric
     return summarize(one.setting, threshold, metric, one.setting.all_seeds, metric).seconds_to_threshold
 
@@ -220,7 +226,7 @@ def _spec_link(one: Scored) -> str:
 
 
 def _advantage(one: Scored, found: Sequence[Scored]) -> str:
-    """Return by how much the entry that a peer is compared with scores more than the peer."""
+    """Return the difference between the score of the entry with which a peer is compared and the score of the peer."""
     of = next((beside.of for beside in PEERS.get(one.name, ()) if beside.label == one.row.entry), None)
     ours = next((other for other in found if (other.row.env, other.row.entry) == (one.row.env, of)), None)
     if ours is None:
@@ -230,7 +236,7 @@ def _advantage(one: Scored, found: Sequence[Scored]) -> str:
 
 
 def over_envs(section: Section, found: Sequence[Scored]) -> str:
-    """Return the interquartile means over all envs, with a sentence on the scale; "" where two envs or a scale are missing."""
+    """Return the interquartile means over all envs and a sentence about the scale; "" if there are not two envs or no scale."""
     columns = sources(section, found).get(section.reference, {})
     ones = {env: max(score for (its, _), score in columns.items() if its == env) for env, _ in columns}
     together = [Setting(one.row.entry, one.setting.runs) for one in found]
@@ -253,7 +259,7 @@ def over_envs(section: Section, found: Sequence[Scored]) -> str:
 
 
 def spec_of(study: StudyPlan, run: StudyRun) -> tuple[str, str]:
-    """Return file and name of the spec of a run."""
+    """Return the file and the name of the spec of a run."""
     entries = [entry for entry in study.spec.entries if entry.title == run.entry]
     entry = next((one for one in entries if one.env in (None, run.env)), entries[0])
     file, _, name = entry.spec.rpartition(":")
@@ -261,7 +267,7 @@ def spec_of(study: StudyPlan, run: StudyRun) -> tuple[str, str]:
 
 
 def command(study: StudyPlan, run: StudyRun) -> list[str]:
-    """Return the words of the command that trains a run of a study alone: its spec, its seed, and each value that the study changes."""
+    """Return the words of the command that trains only this run of a study: its spec, its seed, and each value that the study changes."""
     file, name = spec_of(study, run)
     raw = json.dumps(raw_entries(find_spec_file(file))[1][name])
     variable = [f"env={run.spec.env.name}"] if "${env}" in raw else []
@@ -273,7 +279,7 @@ def command(study: StudyPlan, run: StudyRun) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """Return a value as --set takes it: text without quotes where that is the same text."""
+    """Return a value in the format of --set: text has no quotes if it is read as the same text without them."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -289,7 +295,7 @@ def _command_of(one: Scored) -> str:
 
 
 def section_text(section: Section) -> str:
-    """Return the text of a section; one line if it has no results."""
+    """Return the text of a section; it has one line if there are no results."""
     found = contents(section)
     names = " ".join(section.studies)
     if not found:
@@ -301,7 +307,7 @@ def section_text(section: Section) -> str:
 
 
 def explained(section: Section, found: Sequence[Scored]) -> str:
-    """Return an explanation of the columns and links."""
+    """Return an explanation of the columns and the links."""
     rows = [one.row for one in found]
     text = explanation(found[0].study, [row._replace(solved=None) for row in rows])
     seconds = (
@@ -312,20 +318,20 @@ def explained(section: Section, found: Sequence[Scored]) -> str:
 
 
 def _left(section: Section) -> str:
-    """Return a sentence on the runs without a result; "" if there are none."""
+    """Return a sentence about the runs that have no result yet; "" if there are none."""
     missing = sum(len(missing_runs(study_of(name), STUDIES[name].results)) for name in section.studies)
     total = sum(len(study_of(name).runs) for name in section.studies)
     return f"{missing} of {total} runs are not trained yet." if missing else ""
 
 
 def processors(results: Sequence[ResultRun]) -> str:
-    """Return a sentence on the processors of runs."""
+    """Return a sentence about the processors of runs."""
     counts = Counter(str(run.content.get("processor") or "an unknown processor") for run in results)
     return f"Trained on {', '.join(f'{name} ({count} runs)' if len(counts) > 1 else name for name, count in counts.items())}."
 
 
 def _blocks(found: Sequence[Scored]) -> Iterator[str]:
-    """Yield for each env its figures and the commands of its agents."""
+    """Yield, for each env, its figures and the commands of its agents."""
     for anchor in dict.fromkeys(one.anchor for one in found):
         own = [one for one in found if one.anchor == anchor]
         env = own[0].row.env
@@ -335,7 +341,7 @@ def _blocks(found: Sequence[Scored]) -> Iterator[str]:
 
 
 def figures_of(own: Sequence[Scored]) -> dict[str, Figure]:
-    """Return file name → figure: the curves of an env over each axis of its study."""
+    """Return file name → figure with the curves of an env, for each axis of its study."""
     one = own[0]
     drawn = study_figures(one.study, {(one.row.env, each.row.entry): each.setting for each in own})
     suffix = f"_{file_stem(one.row.env)}" if len(one.study.envs) > 1 else ""
@@ -349,7 +355,7 @@ def tables_text() -> str:
 
 
 def write_figures(name: str) -> None:
-    """Write the figures of the sections that a study belongs to."""
+    """Write the figures of the sections to which a study belongs."""
     renderer = PNGRenderer()
     FIGURES.mkdir(exist_ok=True)
     for section in SECTIONS:

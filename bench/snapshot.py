@@ -1,7 +1,7 @@
-"""Pause of the workers while the arrays that they share are copied: `python -m bench.snapshot [--parameters N] [--snapshots N]`.
+"""Pause of the workers while their shared arrays are copied: `python -m bench.snapshot [--parameters N] [--snapshots N]`.
 
-The shared arrays are those of a net with Adam: parameters and two moments. One process copies them; another one updates a few of the
-parameters without a break, and measures how long each update takes, the wait for the copy included.
+The shared arrays are those of a net with Adam: parameters and two moments. One process copies them. Another process continuously updates a
+few of the parameters, and measures how long each update takes, including the wait for the copy.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class Net:
 
 
 class TimedArrays(SharedArrays):
-    """Shared arrays that measure how long a snapshot keeps others out."""
+    """Shared arrays that measure how long a snapshot blocks other processes."""
 
     def __init__(self, fd: int, index: int) -> None:
         super().__init__(fd, index, 2)
@@ -55,7 +55,7 @@ class TimedArrays(SharedArrays):
 
 
 def _update(fd: int, parameters: int, ready: int, results: int) -> None:
-    """Update until SIGTERM; then send the longest time of an update and the number of updates."""
+    """Update parameters until SIGTERM, and then send the longest time of an update and the number of updates."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda *arguments: ended.append(1))
     net = Net(parameters)
@@ -72,7 +72,11 @@ def _update(fd: int, parameters: int, ready: int, results: int) -> None:
 
 
 def measure(parameters: int, snapshots: int) -> dict[str, float]:
-    """Return the median and longest time for which the locks were held, and the longest update in another process, all in milliseconds."""
+    """Return the results, by name; times are in milliseconds.
+
+    held_median and held_longest: time for which the locks were held. delay_longest: longest update in another process. updates: number of
+    its updates.
+    """
     net, fd = Net(parameters), shared_file()
     store = TimedArrays(fd, 0)
     store.attach({"net": net})

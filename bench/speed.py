@@ -1,9 +1,9 @@
 """Training frames per second against Stable-Baselines3, SBX, rl_games, Sample Factory and RLlib: `python -m bench.speed` (or `make bench`).
 
-Libraries take turns: each run of a case is a new process, with one torch thread per process (ppo_pong: two). A case of one process and one
-thread is pinned to one core. Start-up and compilation are left out: time is measured from the first row (log_frequency frames) to the last.
-Cases against rl_games need a checkout of it in PYTHONPATH (see peer_rl_games.py), and measure EnvPool alone too.
-Medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
+The libraries are measured alternately. Each run of a case is a new process, with one torch thread per process (ppo_pong: two). A case with
+one process and one thread is pinned to one core. The time is measured from the first row (after log_frequency frames) to the last, so that
+it does not include start-up and compilation. Cases against rl_games need a checkout of rl_games in PYTHONPATH (see peer_rl_games.py), and
+also measure EnvPool without an agent. The medians over the rounds, their spread and the ratios are printed and saved in bench/results/.
 """
 
 import argparse
@@ -25,14 +25,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library, in a virtual environment of its own."""
+    """Another library, which has its own virtual environment."""
 
     name: str
     folder: str
     script: str
     packages: tuple[str, ...]
     constrained: bool = True
-    """Whether it is installed with our constraints.txt."""
+    """Whether the library is installed with the constraints.txt of slm_lab."""
 
 
 GYMNASIUM = "gymnasium[mujoco]==1.4.0"
@@ -56,22 +56,22 @@ SF = Peer("Sample Factory", "sf", "peer_sf.py", ("sample-factory==2.1.1", "torch
 
 @dataclass(frozen=True)
 class Case:
-    """A spec of specs.json, and the libraries that run the same."""
+    """A spec of specs.json, and the libraries that run the same training."""
 
     title: str
-    """What it is, in a table for readers."""
+    """Title of the case in the table for readers."""
     peers: tuple[Peer, ...]
     one_core: bool = True
     threads: int = 1
-    """Of torch in each process; several: on all cores."""
+    """Number of torch threads in each process."""
     cluster_cores: str = ""
-    """slm_lab runs on a Ray cluster on this machine with this number of cores; empty: without Ray."""
+    """Number of cores of the Ray cluster on this machine on which slm_lab runs; "": without Ray."""
     peer_case: str | None = None
-    """What the peer runs instead, because it has no such mode: the same numbers of envs, steps and weights in one process."""
+    """Case that the peer runs instead, if it has no such mode: the same numbers of envs, steps and weights in one process."""
     spec: str | None = None
-    """Key in specs.json, if it is not the name of the case."""
+    """Key in specs.json; None: the name of the case."""
     env_alone: bool = False
-    """Whether EnvPool is measured without an agent too."""
+    """Whether EnvPool is also measured without an agent."""
 
 
 ENV_ALONE = "env alone"
@@ -134,8 +134,8 @@ def peer_python(peer: Peer) -> Path:
 
 
 def measure(command: list[str], case: Case) -> dict[str, Any]:
-    """Run one side once; its last line of output is its result."""
-    # as many threads per process also in the libraries below torch
+    """Run one side of a case once, and return its result, which is the last line of its output."""
+    # the libraries that torch uses get the same number of threads per process
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(case.threads))
     cores = sorted(os.sched_getaffinity(0))[: case.threads]
     pinned = ["taskset", "-c", ",".join(map(str, cores))] if case.one_core or case.env_alone else []
@@ -147,7 +147,7 @@ def measure(command: list[str], case: Case) -> dict[str, Any]:
 
 
 def run_case(name: str, rounds: int) -> dict[str, Any]:
-    """Run all sides in rotation. Return frames per second of every round, and frames and versions of each side."""
+    """Run all sides in each round. Return the frames per second of every round, and the frames and version of each side."""
     case, threads = CASES[name], str(CASES[name].threads)
     spec = case.spec or name
     sides = {"slm_lab": [sys.executable, "-m", "bench.ours", spec, "", threads if case.threads > 1 else "", case.cluster_cores]}
@@ -161,7 +161,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
     fps: dict[str, list[float]] = {side: [] for side in sides}
     result: dict[str, Any] = {"case": name, "fps": fps, "frames": {}, "versions": {}}
     for number in range(rounds):
-        # The order changes with each round, so that a machine that warms up or slows down favours no side.
+        # the order is reversed in every second round, so that a machine that becomes faster or slower favours no side
         for side in sorted(sides, reverse=bool(number % 2)):
             measured = measure(sides[side], case)
             fps[side].append(round(measured["fps"], 1))
@@ -171,7 +171,7 @@ def run_case(name: str, rounds: int) -> dict[str, Any]:
 
 
 def rows(result: dict[str, Any]) -> list[str]:
-    """Return a line of the table per peer: medians with their spread, the ratio of the medians, and the spread of the ratios."""
+    """Return a line of the table for each peer: the medians with their spread, the ratio of the medians, and the spread of the ratios."""
     fps, lines = result["fps"], []
     for peer in peers_of(result):
         ratios = [a / b for a, b in zip(fps["slm_lab"], fps[peer], strict=True)]
@@ -188,19 +188,22 @@ def peers_of(result: dict[str, Any]) -> list[str]:
 
 
 def outside(fps: dict[str, list[float]], peer: str) -> str:
-    """Return the microseconds per frame outside of the env, from the medians of both sides and of the env alone, and their ratio."""
+    """Return a line with the time per frame outside the env, in microseconds, for both sides, and their ratio.
+
+    The times are computed from the medians of both sides and of the env alone.
+    """
     env = median(fps[ENV_ALONE])
     ours, theirs = (1e6 / median(fps[side]) - 1e6 / env for side in ("slm_lab", peer))
     return f"    env alone {env:,.0f} frames/s; outside of it {ours:.1f} µs per frame, {peer} {theirs:.1f} µs: {ours / theirs:.2f} ×"
 
 
 def shown(rate: float) -> str:
-    """Return frames per second with three digits or more."""
+    """Return frames per second as text with at least three significant digits."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """Return a report as a table for readers."""
+    """Return a report as a Markdown table for readers."""
     lines = ["| case | slm_lab (frames/s) | compared with | its frames/s | ratio |", "|---|---|---|---|---|"]
     for result in report["results"]:
         fps = result["fps"]

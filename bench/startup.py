@@ -1,8 +1,9 @@
-"""How long child processes take to start, beside another checkout: `python -m bench.startup OTHER_CHECKOUT [CASE …] [--rounds 5]`.
+"""Start-up time of child processes, compared with another checkout: `python -m bench.startup OTHER_CHECKOUT [CASE …] [--rounds 5]`.
 
-Both checkouts take turns in every round, the first one changing, each in processes of its own. A time is counted from the start of the
-command until every Session has written its first row, which is after one rollout; rollout workers must all have sent theirs by then.
-Printed are the medians with their range, and the ratio of this checkout to the other: its median over the rounds, with its range.
+In every round, both checkouts are measured one after the other in alternating order, each in its own processes. A start-up time is measured
+from the start of the command until every Session has written its first row; this is after one rollout, for which all rollout workers must
+have sent their parts. The command prints the medians and their range, and the ratio of this checkout to the other one: its median over the
+rounds and its range.
 """
 
 import argparse
@@ -26,7 +27,7 @@ _A3C_FRAMES = 512_000
 
 
 def ppo(**meta: Any) -> dict[str, Any]:
-    """PPO on CartPole that goes on until it is killed, with a row for each rollout."""
+    """Return a spec of PPO on CartPole that trains until it is killed and writes a row after each rollout."""
     algorithm = {
         "name": "PPO", "gamma": 0.99, "lam": 0.95, "clip_eps_spec": {"name": "no_decay", "start_val": 0.2},
         "entropy_coef_spec": {"name": "no_decay", "start_val": 0.01}, "val_loss_coef": 0.5, "time_horizon": 32, "minibatch_size": 64,
@@ -39,7 +40,7 @@ def ppo(**meta: Any) -> dict[str, Any]:
 
 
 def a3c(workers: int, max_frame: int) -> dict[str, Any]:
-    """A3C on CartPole, one env per worker, a row for each rollout of 32 steps, or each 10 % of a run that ends."""
+    """Return a spec of A3C on CartPole with one env per worker, and a row after each rollout of 32 steps or, if the run ends, each 10 %."""
     algorithm = {
         "name": "ActorCritic", "gamma": 0.99, "lam": 0.95, "entropy_coef_spec": {"name": "no_decay", "start_val": 0.01},
         "val_loss_coef": 0.5, "training_frequency": 32,
@@ -54,12 +55,12 @@ def a3c(workers: int, max_frame: int) -> dict[str, Any]:
 
 @contextmanager
 def training(checkout: Path, spec: dict[str, Any], *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Train a spec in a process group of its own, which is killed at the end; yield the process and the folder of the run's data."""
+    """Train a spec in a process that is killed, with its descendants, at the end; yield the process and the folder of the run's data."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "spec.json"
         file.write_text(json.dumps({"case": spec}))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(ROOT)])}
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles the package again
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # if it is set, every process compiles the package again
         command = [sys.executable, str(checkout / "run_lab.py"), str(file), "case", "train", "--data-dir", folder, *options]
         process = subprocess.Popen(
             command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -74,7 +75,7 @@ def training(checkout: Path, spec: dict[str, Any], *options: str) -> Iterator[tu
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have."""
+    """Return the child processes of a process, their child processes, and so on."""
     parents: dict[int, int] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -87,7 +88,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def wait_until(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> None:
-    """Wait until something is done. Raises SystemExit if the process ends before, or after a timeout."""
+    """Wait until `done` returns true. Raises SystemExit if the process ends before that, or after a timeout."""
     begin = time.monotonic()
     while not done():
         if process.poll() is not None:
@@ -99,7 +100,7 @@ def wait_until(process: subprocess.Popen[bytes], done: Callable[[], bool]) -> No
 
 
 def tables_with_rows(folder: Path) -> int:
-    """Return how many tables of training have a row."""
+    """Return the number of training tables that have a row."""
     return sum(file.read_bytes().count(b"\n") >= 2 for file in folder.glob("*/info/*_session_df_train.csv"))
 
 
@@ -112,7 +113,7 @@ def seconds_to_rows(checkout: Path, spec: dict[str, Any], *options: str) -> floa
 
 
 def memory(checkout: Path) -> float:
-    """Return the MB that 8 Sessions and the processes that they need hold together, shared pages counted once (PSS)."""
+    """Return the memory, in MB, of 8 Sessions and all processes that they need; shared pages are counted once (PSS)."""
     with training(checkout, ppo(max_session=8), "--jobs", "8") as (process, folder):
         wait_until(process, lambda: tables_with_rows(folder) == 8)
         total = 0
@@ -143,7 +144,7 @@ def replacement(checkout: Path) -> float:
 
 
 def a3c_speed(checkout: Path) -> float:
-    """Return frames per second of 4 workers of one env on all cores, after the first row of each."""
+    """Return the frames per second of 4 workers with one env each, on all cores, from the first row of each worker to its last."""
     with training(checkout, a3c(4, _A3C_FRAMES // 4)) as (process, folder):
         process.wait()
         spans = []
@@ -175,12 +176,15 @@ def _sampler() -> dict[str, Any]:
 
 
 def _workers(count: int, envs: int) -> dict[str, Any]:
-    """Return meta.sampler of `count` workers with `envs` envs each, one round of all per update, in keys that old versions know."""
+    """Return meta.sampler with `count` workers of `envs` envs each, and one rollout of each worker per update.
+
+    The keys are those that old versions know too.
+    """
     return {"async_rl": False, "num_workers": count, "num_envs_per_worker": envs, "num_batches_per_epoch": count * envs * 32 // 64}
 
 
 def compared(case: str, checkouts: Sequence[Path], rounds: int) -> str:
-    """Return the line of a case."""
+    """Measure a case in both checkouts, and return its line of output."""
     measure, unit = CASES[case]
     values: list[list[float]] = [[], []]
     for number in range(rounds):

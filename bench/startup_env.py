@@ -1,4 +1,4 @@
-"""CartPole whose first step in a process leaves a mark, for bench.startup."""
+"""CartPole whose first step in a process creates a file, for bench.startup."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class Marked(CartPoleEnv):
-    """Its first step makes a file with the number of the process as its name in `folder`."""
+    """CartPole whose first step creates a file in `folder`, with the process id as its name."""
 
     def __init__(self, folder: str, **options: Any) -> None:
         super().__init__(**options)

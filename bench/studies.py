@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 
 
 class Kept(NamedTuple):
-    """The files of a study."""
+    """The file of a study and the folder of its results."""
 
     file: str
     """File name of the study in slm_lab/spec/study/."""
@@ -43,7 +43,7 @@ STUDIES = {
 
 @cache
 def study_of(name: str) -> Study:
-    """Return a study as it is in its file."""
+    """Return a study from its file."""
     return load_study(STUDIES[name].file, name)
 
 

@@ -1,9 +1,12 @@
-"""What `slm-lab view` costs: `python -m bench.view [--runs 1000] [--seconds 60] [--polls 2000]`, on Linux.
+"""Cost of `slm-lab view`: `python -m bench.view [--runs 1000] [--seconds 60] [--polls 2000]`, on Linux.
 
-A run is trained once and linked. Printed are, for the process of the server: the time until the list of all runs is answered (the first
-time, and again), that of the page of a run and of a comparison of ten runs, each as seconds of the clock and of a processor; the share of a
-core while a run trains and the list and the page of this run are open, which ask again when the server says; and the growth of the
-memory over many answers about a run that grows.
+One run is trained, and its files are linked as further runs. The command prints for the server process:
+
+- the wall-clock time and the processor time of the answers for the list of all runs (the first time, and again), for the page of a run, and
+  for a comparison of ten runs;
+- the share of a core while a run trains and both the list and the page of this run are open, which request new data when the server says
+  so;
+- the growth of the memory over many answers about a run that grows.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ def serving(data: Path) -> Iterator[Server]:
 
 
 def make_runs(data: Path, count: int) -> None:
-    """Train a run of two sessions with 200 rows, and link what the view reads of it."""
+    """Train a run of two Sessions with 200 rows, and link the files that the view reads as `count` − 1 further runs."""
     sets = ["-s", "env.max_frame=40000", "-s", "meta.log_frequency=200"]
     subprocess.run(command("demo.json", _NAME, "train", "--data-dir", str(data), *sets), check=True, stdout=subprocess.DEVNULL)
     (trained,) = data.glob(f"{_NAME}_*")
@@ -83,7 +86,7 @@ def make_runs(data: Path, count: int) -> None:
 
 
 def show(server: Server, what: str, name: str, *parameters: tuple[str, Any]) -> dict[str, Any]:
-    """Print the times of an answer, and return it."""
+    """Request an answer, print its times, and return it."""
     used, begin = server.seconds(), time.perf_counter()
     answer = server.ask(name, *parameters)
     say(f"{what:<44} {time.perf_counter() - begin:7.3f} s, processor {server.seconds() - used:7.3f} s")
@@ -91,7 +94,7 @@ def show(server: Server, what: str, name: str, *parameters: tuple[str, Any]) -> 
 
 
 def show_share(server: Server, data: Path, seconds: float) -> None:
-    """Print the share of a core while a run trains and two pages are open."""
+    """Print the share of a core that the server uses while a run trains and two pages are open."""
     known = {run["path"] for run in server.ask("runs")["runs"]}
     sets = ["-s", "env.max_frame=1e9", "-s", "meta.max_session=1", "-s", "meta.log_frequency=5000"]
     with subprocess.Popen(command("demo.json", _NAME, "train", "--data-dir", str(data), *sets), stdout=subprocess.DEVNULL) as training:
@@ -117,11 +120,11 @@ def show_share(server: Server, data: Path, seconds: float) -> None:
 
 
 def show_growth(server: Server, data: Path, polls: int) -> None:
-    """Print the growth of the memory over answers to the list and to the page of a run that gets a row before each tenth."""
+    """Print the growth of the memory over `polls` answers to the list and to the page of a run, to which a row is added every ten polls."""
     folder = sorted(data.glob(f"{_NAME}_2026_01_01_*"))[0]
     table = next((folder / "info").glob("*_s0_session_df_train.csv"))
     content = table.read_bytes()
-    table.unlink()  # it is linked
+    table.unlink()  # the file is a link, and must not be changed
     table.write_bytes(content)
     last = table.read_text().splitlines()[-1].partition(",")[2]
     since = before = 0.0

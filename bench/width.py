@@ -1,7 +1,8 @@
 """Frames per second of PPO on CartPole over the number of envs: `python -m bench.width [--rounds N] [--picture FILE]`.
 
-Four minibatches and four epochs per rollout at every width, so that the computation of a frame stays the same; and the env alone, with
-random actions. Each measurement is a new process, with one torch thread, and with `--threads N`.
+There are four minibatches and four epochs per rollout for every number of envs, so that the computation per frame stays the same. The env
+is also measured without an agent, with random actions. Each measurement is a new process, first with one torch thread and then with the
+number given by `--threads`.
 """
 
 import argparse
@@ -16,13 +17,13 @@ from time import perf_counter
 
 SPECS = Path(__file__).parent / "specs.json"
 HORIZONS = {8: 128, 64: 64, 512: 32, 4096: 16}
-"""Envs → steps of a rollout."""
+"""Number of envs → number of steps of a rollout."""
 SECONDS = 4.0
-"""Of a measurement, about."""
+"""Approximate time of a measurement, s."""
 
 
 def sets(envs: int, threads: int, frames: int) -> list[str]:
-    """Return the values of keys for a width."""
+    """Return the arguments of --set for a number of envs."""
     rollout = envs * HORIZONS[envs]
     return [
         f"env.num_envs={envs}",
@@ -35,13 +36,13 @@ def sets(envs: int, threads: int, frames: int) -> list[str]:
 
 
 def training(envs: int, threads: int) -> float:
-    """Return frames per second from the first row to the last."""
+    """Return the frames per second of training, from the first row to the last."""
     import slm_lab
     from bench.ours import frames_and_seconds
 
     rollout = envs * HORIZONS[envs]
     rate, frames = 0.0, 4 * rollout
-    for _ in range(2):  # the first run tells how many frames fill the time
+    for _ in range(2):  # the first run shows how many frames take SECONDS
         with TemporaryDirectory() as folder:
             slm_lab.Trial(slm_lab.load_spec(str(SPECS), "ppo_cartpole", sets(envs, threads, frames)), data_dir=folder).run()
             (table,) = Path(folder).glob("*/info/*_session_df_train.csv")
@@ -52,7 +53,7 @@ def training(envs: int, threads: int) -> float:
 
 
 def env_alone(envs: int, threads: int) -> float:
-    """Return frames per second of random actions, drawn beforehand."""
+    """Return the frames per second of the env without an agent; the random actions are drawn beforehand."""
     import slm_lab
     from slm_lab.env.make import make_env
 
@@ -72,7 +73,7 @@ MEASURES = {"env": env_alone, "training": training}
 
 
 def measure(what: str, envs: int, threads: int) -> float:
-    """Measure in a new process."""
+    """Return the result of a measurement in a new process."""
     command = [sys.executable, "-m", "bench.width", "--one", what, str(envs), str(threads)]
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

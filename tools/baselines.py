@@ -1,9 +1,9 @@
-"""Measure the random baselines that ship: python tools/baselines.py [--only PATTERN …] [--processes N] [--file FILE]
+"""Measure the shipped random baselines: python tools/baselines.py [--only PATTERN …] [--processes N] [--file FILE]
 
-Of every env id of Gymnasium, MiniGrid, MinAtar and Atari, and of those of EnvPool in POOL, that FILE
-(slm_lab/experiment/report/baselines.json) lacks; to measure one again, delete its line. FILE is written after each env. A mean is over 100
-episodes, or, where these take more than a minute of processor time, over as many as end in that time, at least 10.
-Uses backend sync for the envs of Gymnasium, MiniGrid and MinAtar, and ALE's vector env for Atari.
+The script measures every env id of Gymnasium, MiniGrid, MinAtar and Atari, and the env ids of EnvPool in POOL, if it is not in FILE
+(slm_lab/experiment/report/baselines.json). To measure an env again, delete its line. FILE is written after each env. A baseline is the mean
+over 100 episodes. If these take more than a minute of processor time, it is the mean over the episodes that end within the minute, but over
+at least 10. Envs of Gymnasium, MiniGrid and MinAtar use the backend sync, and Atari uses ALE's vector env.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from slm_lab.spec.compat.env_ids import ATARI, KNOWN, MINATAR, unavailable_reaso
 from slm_lab.spec.models.env import EnvSpec
 
 LIMIT = 60.0
-"""Seconds of processor time after which FEWEST episodes suffice."""
+"""Processor time, in seconds, after which FEWEST episodes are sufficient."""
 FEWEST = 10
 KINDS = ("classic_control", "toy_text", "box2d", "mujoco")
-"""Kinds of Gymnasium's envs, in this order."""
+"""Kinds of Gymnasium's envs, in the order in which they are measured."""
 OTHERS: list[dict[str, Any]] = [
     {"name": "slm_lab.env.masked:MaskedCartPole-v1", "backend": "sync"},
     {"name": "LunarLander-v3", "backend": "sync", "continuous": True},
@@ -43,13 +43,13 @@ POOL = (
     "WalkerRun", "WalkerStand", "WalkerWalk", "MuJoCoPlayground/Go1Getup", "MuJoCoPlayground/Go1JoystickFlatTerrain",
     "MuJoCoPlayground/PandaPickCube", "MuJoCoPlayground/SpotGetup",
 )  # fmt: skip
-"""Ids, without their version, of the envs of EnvPool that docs/BENCHMARKS.md has."""
+"""Ids, without version, of the envs of EnvPool in docs/BENCHMARKS.md."""
 Result = tuple[str, Baseline | str, float]
-"""baseline_key; the baseline, or why there is none; seconds of processor time."""
+"""(baseline_key; the baseline, or the reason why there is none; processor time in seconds)."""
 
 
 def all_envs() -> list[dict[str, Any]]:
-    """Return the env sections of all ids, Atari last."""
+    """Return the section env of a spec for each id, with Atari last."""
     ids = [name for kind in KINDS for name, its_kind in KNOWN.items() if its_kind == kind]
     atari = [f"ALE/{game}-v5" for game in sorted(ATARI)]
     return [
@@ -95,7 +95,7 @@ def _measure(env: dict[str, Any]) -> Result:
     try:
         spec = EnvSpec(**env, max_frame=1)
         found = unavailable_reason(spec.name) or measure(spec, lambda: time.process_time() > begin + LIMIT, FEWEST)
-    except Exception as error:  # whatever the env raises: the others are still measured
+    except Exception as error:  # an env may raise any error; the other envs are still measured
         found = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(found, Baseline) and (found.episodes < FEWEST or found.mean_return is None):
         found = f"only {found.episodes} episodes ended"

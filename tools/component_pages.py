@@ -1,8 +1,8 @@
-"""docs/nets.md, and a page for each algorithm, memory and net in docs/: written by tools/generate.py around the parts written by hand.
+"""Generate docs/nets.md, and a page in docs/ for each algorithm, memory and net; tools/generate.py writes the files.
 
-A page has three parts: a head (what the component is), a part written by hand, between two markers, and the rest (equations, keys,
-diagnostics, specs that ship, scores). The second marker names the paragraphs of docs/equations.md that the page quotes. A page that does
-not exist yet is written with an empty part, to be completed by hand.
+A page has three parts: a head (what the component is), a part between two markers that is written by hand, and the rest (equations, keys,
+diagnostics, shipped specs, scores). The second marker names the paragraphs of docs/equations.md that the page quotes. If a page does not
+exist, it is written with an empty second part, to be completed by hand.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ DIAGNOSTICS = {
 """Column of the tables → its meaning."""
 
 _MAX_SCORES = 12
-"""Scores that the page of a memory or net lists; with more it refers to the page of all scores."""
+"""Maximum number of scores on the page of a memory or net; if there are more, the page links to the page of all scores."""
 
 
 def pages() -> dict[str, Callable[[], str]]:
-    """Return path → function that returns the text, for each page."""
+    """Return path of each page → function that returns its text."""
     found: dict[str, Callable[[], str]] = {"docs/nets.md": _nets}
     for section in SECTIONS:
         if section.path in FOLDERS:
@@ -56,7 +56,7 @@ def pages() -> dict[str, Callable[[], str]]:
 
 
 def left_over() -> list[str]:
-    """Return the pages of components that do not exist."""
+    """Return the pages of components that no longer exist."""
     files = [file.relative_to(ROOT).as_posix() for folder in FOLDERS.values() for file in sorted((DOCS / folder).glob("*.md"))]
     return [file for file in files if file not in pages()]
 
@@ -72,7 +72,7 @@ def _page(section: Section, name: str) -> str:
     head = "\n".join(_head(section, name))
     rest = "\n".join([*_equations(equations), *_keys(section, name), *_diagnostics(section, name), *_specs(section, name)])
     marker = GENERATED.format(", ".join(equations) or "none")
-    # the part written by hand has links relative to the page
+    # in the part that is written by hand, links are already relative to the page
     return f"{relative(head, page)}\n{BY_HAND}\n{hand}{marker}\n\n{relative(rest, page)}".rstrip() + "\n"
 
 
@@ -88,7 +88,7 @@ def _by_hand(page: str) -> tuple[str, list[str]]:
 
 
 def _head(section: Section, name: str) -> Iterator[str]:
-    """Yield the lines about what a component is."""
+    """Yield the lines that describe a component."""
     model: Any = section.models[name]
     implementation, doc = _implementation(section, name)
     yield f"# {name}"
@@ -116,7 +116,7 @@ def _head(section: Section, name: str) -> Iterator[str]:
 
 
 def _implementation(section: Section, name: str) -> tuple[Any, str]:
-    """Return the class or function that a component is built by, and the docstring if it is a class of this component alone."""
+    """Return the class or function that builds a component, and its docstring if it is a class that only this component uses, else ""."""
     builders = {key: BODIES[model] if model in BODIES else model.implementation() for key, model in section.models.items()}
     found = builders[name]
     alone = inspect.isclass(found) and list(builders.values()).count(found) == 1
@@ -125,7 +125,7 @@ def _implementation(section: Section, name: str) -> tuple[Any, str]:
 
 @cache
 def _paragraphs() -> dict[str, tuple[str, str]]:
-    """Return name → (file of the code, text) of each paragraph of docs/equations.md that begins with a name in bold."""
+    """Return name → (file of the code, text) for each paragraph of docs/equations.md that begins with a name in bold."""
     found = dict[str, tuple[str, str]]()
     for part in (DOCS / "equations.md").read_text(encoding="utf-8").split("\n## ")[1:]:
         heading, _, content = part.partition("\n")
@@ -137,7 +137,7 @@ def _paragraphs() -> dict[str, tuple[str, str]]:
 
 
 def _equations(names: list[str]) -> Iterator[str]:
-    """Yield the quoted paragraphs, each group with a link to its code."""
+    """Yield the quoted paragraphs; each group of paragraphs has a link to its code."""
     if not names:
         return
     yield from ("## Equations", "", "[Equations](equations.md) explains the notation and has the formulas of all algorithms.", "")
@@ -152,7 +152,7 @@ def _equations(names: list[str]) -> Iterator[str]:
 
 
 def _keys(section: Section, name: str) -> Iterator[str]:
-    """Yield the keys of a component; those that all nets have in common only by name."""
+    """Yield the keys of a component. Keys that all nets have in common are given only by name."""
     own, common = Section(section.path, section.title, {"": section.models[name]}), common_keys(section)
     yield from ("## Keys", "")
     if common:
@@ -181,7 +181,7 @@ def _diagnostics(section: Section, name: str) -> Iterator[str]:
 
 
 class _Shipped(NamedTuple):
-    """A spec that ships, and the names of its components."""
+    """A shipped spec, and the names of its components."""
 
     file: str
     name: str
@@ -204,7 +204,7 @@ def _shipped() -> tuple[_Shipped, ...]:
 
 
 def _specs(section: Section, name: str) -> Iterator[str]:
-    """Yield the specs that ship and use a component, and their scores."""
+    """Yield the shipped specs that use a component, and their scores."""
     users = [spec for spec in _shipped() if name in spec.components]
     files = {file: [spec.name for spec in users if spec.file == file] for file in dict.fromkeys(spec.file for spec in users)}
     yield from ("## Specs that ship", "")
@@ -241,7 +241,7 @@ def _scores() -> tuple[_Score, ...]:
     found = []
     for line in (DOCS / "BENCHMARKS.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        # in the first table of the page, the fourth column is the spec
+        # in the first table of the page, the fourth column contains the spec
         if len(cells) > 3 and (link := re.fullmatch(r"\[(?P<name>\w+)\]\(\.\./slm_lab/spec/(?P<file>\S+)\)", cells[3])):
             env, _, frames, _, seeds, score, interval, _ = cells[:8]
             published = cells[8].strip(" |") if len(cells) > 8 else ""

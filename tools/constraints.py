@@ -1,8 +1,9 @@
 """Write constraints.txt, the exact versions that the make targets install: python tools/constraints.py [--keep NAME … | --keep-all]
 
-Asks pip which versions it would install of everything that all extras need, without installing them, and writes these versions.
---keep: packages that keep the version that constraints.txt has; by default torch, whose newest build may need several GB.
---keep-all: no package changes its version; packages that pyproject.toml needs now are added, and those that it no longer needs removed.
+The script asks pip which versions it would install of all packages that all extras need, without installing them, and writes these
+versions. --keep: packages that keep their version in constraints.txt; by default torch, whose newest build may need several GB.
+--keep-all: all packages keep their versions. New packages that pyproject.toml needs are added, and packages that are no longer needed are
+removed.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ HEAD = """\
 
 
 def pins() -> dict[str, str]:
-    """Return the pinned versions by the normalised names of the packages."""
+    """Return normalised name of each package → pinned version."""
     lines = FILE.read_text(encoding="utf-8").splitlines()
     return {normalised(name): version for name, _, version in (line.partition("==") for line in lines) if version}
 
 
 def normalised(name: str) -> str:
-    """Return the name of a package as indexes compare it (PEP 503)."""
+    """Return the normalised name of a package, by which package indexes compare names (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def text(versions: Mapping[str, str]) -> str:
-    """Return the content of constraints.txt for names and versions; without local versions, such as that of 2.13.0+cpu."""
+    """Return the content of constraints.txt for name → version, without local version labels such as "+cpu" in 2.13.0+cpu."""
     lines = [f"{name}=={version.partition('+')[0]}\n" for name, version in sorted(versions.items(), key=lambda item: normalised(item[0]))]
     return HEAD + "".join(lines)
 
 
 def resolve(kept: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions that pip would install of what all extras need, by name, if those in `kept` stay as they are."""
+    """Return name → version that pip would install for all packages that all extras need, if the versions in `kept` are not changed."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     with tempfile.TemporaryDirectory() as folder:
         constraint, report = Path(folder) / "kept.txt", Path(folder) / "report.json"

@@ -1,15 +1,16 @@
 """Run the steps of Containerfile without a container engine: python tools/container_steps.py [--keep FOLDER | --root FOLDER] [--index]
 
-COPY and RUN act in a temporary folder that stands for the root of the container, with a virtual environment in place of the image's Python.
-What this cannot show: the base image itself, and that the packages of the system are installed; `apt-get install` is simulated with the
-packages of this machine, and users are not created.
+COPY and RUN are executed in a temporary folder that represents the root of the container, with a virtual environment in place of the
+image's Python. Three things are not checked: the base image, the installation of system packages (`apt-get install` is simulated with the
+packages of this machine), and the creation of users.
 
---root: a folder with a Debian that has Python 3.11, into which the steps change by `unshare --root`. Packages of the system are installed
-there, users are created, and the program runs as the user that Containerfile names. This needs the rights of root. To make such a folder:
+--root: a folder with a Debian system that has Python 3.11. The steps use this folder as their root (`unshare --root`). System packages are
+installed in it, users are created, and the program runs as the user that Containerfile names. This requires root privileges. To create such
+a folder:
 debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm FOLDER
 
-By default the line of Containerfile with --index-url, for torch's CPU build, is left out, so that pip's own settings decide; --index keeps
-it. At the end the entry point trains for a few thousand frames, and draws a picture of MuJoCo and one of Atari.
+By default, the line of Containerfile with --index-url, for torch's CPU build, is omitted, so that pip's own settings apply; with --index,
+it is kept. At the end, the entry point trains for a few thousand frames, and images of a MuJoCo env and of an Atari env are drawn.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ for name in ("HalfCheetah-v5", "ALE/Pong-v5", "LunarLander-v3"):
     env.reset(seed=0)
     print(name, env.render().shape)
 """
-"""Loads the libraries that need packages of the system."""
+"""Code that loads the libraries that need system packages."""
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the instructions of a Containerfile with their arguments, without comments; continued lines are joined."""
+    """Yield (instruction, arguments) for each instruction of a Containerfile. Comments are omitted, and continued lines are joined."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     for line in re.sub(r"\s*\\\n\s*", " ", "\n".join(lines)).splitlines():
         if line.strip():
@@ -52,7 +53,12 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Steps:
-    """Runs instructions in a folder. Args: root: stands for the root of the container; index: whether --index-url lines are kept."""
+    """Runs instructions in a folder.
+
+    Args:
+        root: the folder that represents the root of the container.
+        index: whether lines with --index-url are kept.
+    """
 
     def __init__(self, root: Path, index: bool) -> None:
         self.root, self.index = root, index
@@ -61,7 +67,7 @@ class Steps:
         self.ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").splitlines()
 
     def run(self, word: str, rest: str) -> None:
-        """Run one instruction. Raises CalledProcessError if a command fails, ValueError for an unknown instruction."""
+        """Run one instruction. Raises CalledProcessError if a command fails, and ValueError if the instruction is unknown."""
         match word:
             case "FROM":
                 self._begin()
@@ -116,12 +122,12 @@ class Steps:
         self._execute(*self.entry, *words)
 
     def draw(self) -> None:
-        """Draw pictures of environments."""
+        """Draw images of environments."""
         self._execute("python", "-c", DRAWING)
 
 
 class StepsInRoot(Steps):
-    """Runs instructions in a folder that has a Debian, as a container engine does: processes see nothing outside of it."""
+    """Runs instructions in a folder with a Debian system, as a container engine does: processes see no files outside the folder."""
 
     def _begin(self) -> None:
         self.environment |= {"PATH": "/venv/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp"}

@@ -1,9 +1,9 @@
-"""Table of dependencies in CONTRIBUTING.md: python tools/dependencies.py
+"""Write the table of dependencies in CONTRIBUTING.md: python tools/dependencies.py
 
-Measures, for each package that pyproject.toml names: its size on disk, the size of it and of all packages that only it needs, and the
-processor time of its import in a new process with the packages that it imports (the median of three, less that of an empty process).
-The files of slm_lab that import it are read from their syntax trees. Purposes are written here. A package that is not installed keeps its
-row.
+For each package that pyproject.toml names, the script measures its size on disk, the size together with all packages that only this package
+needs, and the processor time of its import. The import includes the packages that it imports; the time is the median of three new
+processes, minus the time of an empty process. The files of slm_lab that import the package are found in their syntax trees. The purposes
+are written in this file. If a package is not installed, its row is not changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TABLE = re.compile(r"(<!-- dependencies -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 class Purpose(NamedTuple):
-    """The module that code imports, and what for."""
+    """The module of a package that the code imports, and the purpose."""
 
     module: str
     text: str
@@ -93,7 +93,7 @@ _CORE = "core"
 
 
 def requirements() -> dict[str, list[str]]:
-    """Return the packages that pyproject.toml names → the extras that name them, or "core"."""
+    """Return package that pyproject.toml names → the extras that contain it, or "core"."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found: dict[str, list[str]] = {}
     for extra, texts in {_CORE: project["dependencies"], **project["optional-dependencies"]}.items():
@@ -113,7 +113,7 @@ def _shown(requirement: Requirement) -> str:
 
 
 def table() -> str:
-    """Measure, and return the table."""
+    """Measure the packages, and return the table."""
     everything = requirements()
     empty = _seconds("pass")
     lines = ["| package | extra | what for | imported by | size, MB | with what it needs | import, s |", "|---|---|---|---|---|---|---|"]
@@ -132,13 +132,13 @@ def table() -> str:
 
 
 _FEW = 9
-"""Number of files above which the table does not count them, so that it does not change with each new file."""
+"""Number of files up to which the table gives their number. Higher numbers are not given, since they would change with each new file."""
 
 
 def purpose(package: str) -> Purpose:
     """Return the purpose of a package of the table."""
     requirement = Requirement(package)
-    if requirement.name == "gymnasium" and requirement.extras:  # Gymnasium itself imports what these extras install
+    if requirement.name == "gymnasium" and requirement.extras:  # Gymnasium itself imports the packages of these extras
         return Purpose("", f"the environments of {', '.join(sorted(requirement.extras))}")
     return PURPOSES[canonicalize_name(requirement.name)]
 
@@ -153,7 +153,7 @@ def users(package: str) -> str:
 
 @cache
 def importers() -> Mapping[str, set[str]]:
-    """Return a dict from each top-level module that slm_lab imports when it runs, also inside functions, to the files that import it."""
+    """Return top-level module → files of slm_lab that import it at run time, including imports inside functions."""
     found = defaultdict[str, set[str]](set)
     for path in (ROOT / "slm_lab").rglob("*.py"):
         for module in _imported(ast.parse(path.read_text(encoding="utf-8"))):
@@ -183,7 +183,7 @@ def _installed(name: str) -> Distribution | None:
 
 
 def _closure(requirement: Requirement) -> set[str]:
-    """Return the installed packages that a requirement needs, with itself."""
+    """Return the installed packages that a requirement needs, including the required package itself."""
     found, open_, seen = set[str](), [requirement], set[tuple[str, frozenset[str]]]()
     while open_:
         one = open_.pop()
@@ -200,7 +200,7 @@ def _closure(requirement: Requirement) -> set[str]:
 
 
 def _size(names: Iterable[str]) -> float:
-    """Return the bytes of the files of packages, without byte-code."""
+    """Return the size of the files of packages, in bytes, without byte-code."""
     total = 0
     for name in names:
         installed = _installed(name)
@@ -215,7 +215,7 @@ def _megabytes(size: float) -> str:
 
 
 def _seconds(code: str) -> float:
-    """Return the processor seconds of a new process that runs `code`: the median of three, after one that compiles."""
+    """Return the processor time (s) of a new process that runs `code`: the median of three, after a first process that compiles."""
     taken = []
     for _ in range(4):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,4 +1,4 @@
-"""Generate slm_lab/spec/compat/envpool_envs.json: EnvPool's suites and ids, with the parts of their spaces."""
+"""Generate slm_lab/spec/compat/envpool_envs.json: the suites and env ids of EnvPool, and the parts of their spaces."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ SUITES = {
 }
 """EnvPool's module → name of its suite."""
 _NO_SPACES = ("myosuite", "procgen", "atari")
-"""Suites that are refused, that need packages that may be absent here, or whose spaces take 20 s."""
+"""Suites whose spaces are not listed: the suite is refused, needs packages that may not be installed, or takes 20 s for its spaces."""
 
 
 def text() -> str:
-    """Return the text of the file: for each suite its envs, as [ids, observation, action, players, success] with all ids of one env.
+    """Return the text of the file: for each suite, a list of envs as [ids, observation, action, players, success]; ids: all ids of the env.
 
-    Without EnvPool, which the checks do not install, the file stays as it is; a test compares it where EnvPool is installed.
+    If EnvPool is not installed, as in the checks, the text of the existing file is returned. A test compares the file if EnvPool is
+    installed.
     """
     if importlib.util.find_spec("envpool") is None:
         return FILE.read_text(encoding="utf-8")
@@ -58,12 +59,12 @@ def text() -> str:
 
 
 def _identity(registered: tuple[str, str, dict[str, Any]]) -> str:
-    """Return what all aliases of an env have in common."""
+    """Return a text that is the same for all aliases of an env, and differs between envs."""
     return repr((registered[1], sorted(registered[2].items(), key=lambda item: item[0])))
 
 
 def _env(suite: str, ids: list[str]) -> list[Any]:
-    """Return the description of one env; the first of its ids is the one that the suite's own documentation uses."""
+    """Return the description of one env. Its first id is the id in the documentation of the suite."""
     import envpool
 
     from slm_lab.env.envpool_suites import fitted_action, fitted_observation
@@ -77,7 +78,7 @@ def _env(suite: str, ids: list[str]) -> list[Any]:
 
 
 def _success(keys: Sequence[str]) -> str:
-    """Return what meta.track_info is for this env by default: the success at the end of an episode (Fetch, Hand), or in any step."""
+    """Return the default of meta.track_info for this env: the success at the end of an episode (Fetch, Hand), or in any step."""
     known = {"info:is_success": "is_success", "info:success": "success:max", "info:solved": "solved:max"}
     return next((entry for key, entry in known.items() if key in keys), "")
 

@@ -1,6 +1,7 @@
-"""Tables of docs/from_slm_lab.md: every key of SLM Lab v5.3, its default and what it is here, from tools/slm_lab_keys.py and the models.
+"""Generate the tables of docs/from_slm_lab.md: every key of SLM Lab v5.3, its default, and its equivalent in this program.
 
-The text around them is written by hand; a table stands between `<!-- keys: SECTION -->` and `<!-- end -->`.
+The content comes from tools/slm_lab_keys.py and the models. Each table is between the markers `<!-- keys: SECTION -->` and `<!-- end -->`;
+the text around the tables is written by hand.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _TABLE = re.compile(r"(<!-- keys: (?P<section>[\w.]+) -->\n).*?(<!-- end -->)", 
 
 
 def text() -> str:
-    """Return the page with its tables as they should be."""
+    """Return the page with up-to-date tables."""
     return _TABLE.sub(lambda match: f"{match[1]}{table(match['section'])}\n{match[3]}", PAGE.read_text(encoding="utf-8"))
 
 
 def table(section: str) -> str:
-    """Return the table of a section, or that of old keys."""
+    """Return the table of a section, or the table of old keys."""
     if section == "old":
         return "\n".join(["| key | here |", "|---|---|", *_old()])
     head = "| key | default there | here |" if "" in KEYS[section] else "| key | component | default there | here |"
@@ -45,7 +46,7 @@ def _old() -> Iterator[str]:
 
 
 def _rows(section: str) -> Iterator[str]:
-    """Yield a row for each key, or several if its default differs between components."""
+    """Yield a row for each key, or several rows if its default differs between components."""
     components = KEYS[section]
     for key in dict.fromkeys(key for keys in components.values() for key in keys):
         owners = [name for name, keys in components.items() if key in keys]
@@ -60,7 +61,7 @@ def _rows(section: str) -> Iterator[str]:
 
 
 def _facts(section: str, name: str, key: str) -> tuple[str, str]:
-    """Return the default of a key there and here; "" if it is the same."""
+    """Return the default of a key in SLM Lab, and its default in this program, which is "" if both are equal."""
     model, there = MODELS[section][name], KEYS[section][name][key]
     if there == NEEDED:
         here = default_of(model, key)
@@ -77,7 +78,7 @@ def _literal(value: Any) -> str:
 
 
 def _cell(default: str, note: str) -> str:
-    """Return what is different here: the default, then the rest."""
+    """Return a cell with the differences of this program: the default, and then the other differences."""
     if not default and not note:
         return "same"
     words = {"": "", "absent by default": "may be absent"}.get(default, default)

@@ -8,7 +8,7 @@
 - PYPI.md from README.md,
 - docs/algorithms/, docs/memories/ and docs/nets/ from the models, the implementations, docs/equations.md and docs/BENCHMARKS.md.
 
-With --check nothing is written; exit status 1 if a file is out of date.
+With --check, nothing is written, and the exit status is 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def _schema() -> str:
-    from tools import schema  # reads the names, which are written first
+    from tools import schema  # imported here, since it reads the files of names, which are written first
 
     return schema.text()
 

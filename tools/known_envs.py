@@ -13,7 +13,10 @@ def _kind(entry_point: object, namespace: str | None) -> str | None:
 
 
 def text() -> str:
-    """Return the text of the file, without envs that only say that they moved; its keys begin with _, since they are no specs."""
+    """Return the text of the file, without envs that only raise an error because they have moved.
+
+    The keys begin with _, since they are not the names of specs.
+    """
     import ale_py
     import gymnasium
 

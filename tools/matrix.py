@@ -1,14 +1,15 @@
-"""Try slm_lab with several Pythons and versions of its packages: python tools/matrix.py [CASE …] [--steps STEP …] [--extra NAME]
+"""Test slm_lab with several versions of Python and its packages: python tools/matrix.py [CASE …] [--steps STEP …] [--extra NAME]
 
-A case is PYTHON-newest or PYTHON-lowest, such as 3.11-lowest: the newest versions that pyproject.toml allows, or the lowest of the packages
-that it names (`uv pip install --resolution lowest-direct`). Each case has a virtual environment of its own below .matrix/, which remains
-(9 GB with torch's CUDA build); uv is installed there too. A Python that is not on the PATH is left out, with a note.
+A case is PYTHON-newest or PYTHON-lowest, such as 3.11-lowest. It uses the newest versions that pyproject.toml allows, or the lowest
+versions of the packages that pyproject.toml names (`uv pip install --resolution lowest-direct`). Each case has its own virtual environment
+in .matrix/, which is kept (9 GB with torch's CUDA build); uv is installed in .matrix/ too. A Python that is not on the PATH is skipped with
+a note.
 
-uv reads its own settings, not those of pip: UV_TORCH_BACKEND=cpu installs torch's CPU build from the index of PyTorch, and UV_CACHE_DIR
-should be on the same disk, so that environments share files.
+uv does not read the settings of pip. UV_TORCH_BACKEND=cpu installs torch's CPU build from the index of PyTorch. UV_CACHE_DIR should be on
+the same disk, so that the environments can share files.
 
-Steps: install, collect (the tests), train (three short trainings), test (the quick tests). At the end a table is printed, and written to
-.matrix/table.md. Exit status 1 if a step failed.
+Steps: install, collect (the tests), train (three short trainings), test (the quick tests). At the end, a table is printed and written to
+.matrix/table.md. The exit status is 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ TRAININGS = (
     ("dqn_cartpole.json", "dqn_cartpole", "env.max_frame=3000", "meta.max_session=1"),
     ("a3c_gae_cartpole.json", "a3c_gae_cartpole", "env.max_frame=8000", "meta.max_session=2"),
 )
-"""File, spec and keys: one process, replay, and processes that train one net."""
+"""(file, spec, values of keys) of each training: on-policy in two Sessions, with replay, and with processes that train one shared net."""
 
 
 @dataclass
 class Case:
-    """A Python and a resolution; what its steps took or why they failed, and versions."""
+    """A Python version and a resolution; for each step, its time or the reason why it failed; and the installed versions."""
 
     name: str
     results: dict[str, str] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class Case:
         return HOME / self.name
 
     def run(self, words: Sequence[str | Path], log: str, **variables: str) -> tuple[bool, str, float]:
-        """Run a command in the checkout; return whether it succeeded, what it printed, and its seconds. The output is kept in a log."""
+        """Run a command in the checkout; return whether it succeeded, its output, and its time (s). The output is also written to a log."""
         begin = time.monotonic()
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "VIRTUAL_ENV": str(self.folder), **variables}
         done = subprocess.run(list(map(str, words)), cwd=ROOT, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -88,7 +89,7 @@ def main() -> int:
 
 
 def _uv() -> Path:
-    """Return uv, installed into a virtual environment of its own."""
+    """Return the path of uv, which is installed in its own virtual environment."""
     tool = HOME / "uv" / "bin" / "uv"
     if not tool.exists():
         subprocess.run([sys.executable, "-m", "venv", str(HOME / "uv")], check=True)
@@ -99,7 +100,7 @@ def _uv() -> Path:
 def _try(case: Case, uv: Path, arguments: argparse.Namespace) -> None:
     if shutil.which(f"python{case.python}") is None or not _works(case.python):
         case.results["install"] = "left out: this Python is not on the PATH"
-        case.failed = arguments.cases is not CASES  # asked for by name
+        case.failed = arguments.cases is not CASES  # the user asked for this case by name
         return
     if "install" not in arguments.steps and not (case.folder / "bin" / "python").exists():
         case.results[arguments.steps[0]], case.failed = "FAILED: not installed; add install to --steps", True
@@ -120,7 +121,7 @@ def _try(case: Case, uv: Path, arguments: argparse.Namespace) -> None:
 
 
 def _works(python: str) -> bool:
-    """Return whether the command runs; a launcher of a version manager may have no such version."""
+    """Return whether the command `python` runs. It may be a launcher of a version manager that does not have this version."""
     return subprocess.run([f"python{python}", "-c", ""], capture_output=True).returncode == 0
 
 
@@ -134,7 +135,7 @@ def _install(case: Case, uv: Path, extra: str) -> str:
     if not good:
         case.failed = True
         return f"FAILED: {_last(said)}"
-    case.run([uv, "pip", "uninstall", "--python", python, "slm-lab"], "uninstall")  # the checkout is tested
+    case.run([uv, "pip", "uninstall", "--python", python, "slm-lab"], "uninstall")  # the steps test the checkout
     size = sum(path.stat().st_size for path in case.folder.rglob("*") if path.is_file())
     return f"{seconds:.0f} s, {size / 1e9:.1f} GB"
 

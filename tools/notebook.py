@@ -12,7 +12,7 @@ NOTEBOOK = Path(__file__).resolve().parent.parent / "docs" / "notebook.ipynb"
 
 
 def execute(folder: Path) -> nbformat.NotebookNode:
-    """Return the notebook after its execution in `folder`. Raises: CellExecutionError."""
+    """Return the notebook after its execution in `folder`. Raises CellExecutionError if a cell fails."""
     book = nbformat.read(NOTEBOOK, 4)
     NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
     return book
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _tidy(outputs: list[nbformat.NotebookNode], folder: str) -> list[nbformat.NotebookNode]:
-    """Return outputs without HTML and without the path of the folder; consecutive lines on screen as one output."""
+    """Return the outputs without HTML and without the path of the folder. Consecutive lines of a stream are merged into one output."""
     tidy: list[nbformat.NotebookNode] = []
     for output in outputs:
         if "data" in output:

@@ -1,8 +1,8 @@
 """Check the packages in dist/: python tools/package_check.py files | walk [--python PYTHON] [--keep FOLDER]
 
-files: The wheel has exactly the files of slm_lab/ that git tracks, one version, and the metadata of pyproject.toml; the source distribution
-has what its tests and documentation need. Exit status 1 otherwise.
-walk: What a new user does with the wheel, in an empty folder and an empty virtual environment, with the seconds of each step.
+files: Check that the wheel has exactly the files of slm_lab/ that git tracks, one version, and the metadata of pyproject.toml, and that the
+source distribution has all files that its tests and documentation need. The exit status is 1 if a check fails.
+walk: Run the commands of a new user with the wheel, in an empty folder and an empty virtual environment, and print the time of each step.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tracked() -> set[str]:
 
 
 def wheel_problems(wheel: Path) -> Iterator[str]:
-    """Yield what is wrong with the files and metadata of a wheel."""
+    """Yield the problems of the files and metadata of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = message_from_bytes(archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))))
@@ -76,7 +76,7 @@ def wheel_problems(wheel: Path) -> Iterator[str]:
 
 
 def source_problems(source: Path) -> Iterator[str]:
-    """Yield what is wrong with the files of a source distribution."""
+    """Yield the problems of the files of a source distribution."""
     with tarfile.open(source) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     yield from (f"{source.name}: lacks {name}" for name in IN_SOURCE if name not in files)
@@ -105,7 +105,7 @@ TRAIN = ("--set", "meta.max_session=1", "--set")
 
 @dataclass(frozen=True)
 class Step:
-    """A command of the walk: `slm-lab` or `python`, its arguments, the exit code, and a text that it prints."""
+    """A command of the walk: `slm-lab` or `python` with arguments, a text that its output contains, and its exit status."""
 
     words: tuple[str, ...]
     prints: str
@@ -125,7 +125,7 @@ STEPS = (
     Step(("slm-lab", "doctor", "latest"), "checked:"),
     Step(("slm-lab", "check", "wrong.json"), "did you mean 'gamma'?", 2),
 )
-"""The first commands of README.md, and a spec with a mistake."""
+"""The first commands of README.md, and the commands for a spec with a mistake."""
 EXTRAS = {
     "atari": ("slm-lab", "new", "x.json", "--env", "ALE/Pong-v5"),
     "box2d": ("slm-lab", "new", "x.json", "--env", "LunarLander-v3"),
@@ -146,7 +146,7 @@ EXTRAS = {
     "cluster": ("slm-lab", "demo.json", "ppo_cartpole", "train", "--cluster", "local"),
     "minari": ("slm-lab", "demonstrations.json", "from_minari", "train"),
 }
-"""Extra → a command that needs it; without it, the command names the extra and ends with exit code 2."""
+"""Extra → a command that needs the extra. Without the extra, the command prints its name and ends with exit status 2."""
 MINARI = """{
   "from_minari": {
     "agent": {"algorithm": {"name": "BC"}},
@@ -197,11 +197,11 @@ OWN_STEPS = (
     Step(("slm-lab", "line.json", "line", "train"), "report.html"),
     Step(("slm-lab", "enjoy@latest", "--episodes", "2", "--video"), ".mp4"),
 )
-"""An environment of the user's own, with the extra `video`."""
+"""The commands for a user's own environment, with the extra `video`."""
 
 
 def walk(wheel: Path, python: str, folder: Path) -> int:
-    """Run the walk in a folder, and print a table. Return the number of steps that failed."""
+    """Run the walk in a folder and print a table. Return the number of steps that failed."""
     folder.mkdir(parents=True, exist_ok=True)
     here, binaries = folder / "empty", folder / "venv" / "bin"
     here.mkdir()
@@ -220,7 +220,7 @@ def walk(wheel: Path, python: str, folder: Path) -> int:
 
 
 def _run(words: tuple[str, ...], here: Path, step: Step) -> bool:
-    """Run a command and print a line; return whether it failed, after printing what it printed."""
+    """Run a command and print a line about it; return whether it failed. If it failed, its output is printed too."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "COLUMNS")}
     begin = time.monotonic()
     done = subprocess.run(words, cwd=here, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)

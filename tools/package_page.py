@@ -1,8 +1,9 @@
-"""PYPI.md, the description of the package on an index: README.md with links that work outside the repository.
+"""Generate PYPI.md, the description of the package on a package index: README.md with links that work outside the repository.
 
-A link to a file of the repository becomes absolute if pyproject.toml has the key project.urls.Repository, else plain text. The part of
-README.md between `<!-- checkout -->` and `<!-- end of checkout -->` is about the source code: the first such part is replaced by the
-installation of the package, the others are left out. Without links, the table of the documentation is left out too.
+A link to a file of the repository becomes an absolute link if pyproject.toml has the key project.urls.Repository, and plain text if not.
+The parts of README.md between `<!-- checkout -->` and `<!-- end of checkout -->` are about the source code: the first part is replaced by
+instructions to install the package, and the other parts are omitted. If links become plain text, the table of the documentation is omitted
+too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def text() -> str:
 
 
 def page(readme: str, repository: str | None) -> str:
-    """Return the page for a README, with links into a repository, or without if it is None."""
+    """Return the page for the text of README.md. Args: repository: URL to which links refer; None: links become plain text."""
 
     def link(match: re.Match[str]) -> str:
         image, label, target = match.groups()

@@ -1,7 +1,8 @@
-"""Table of docs/platforms.md: what the code uses of the operating system that some systems lack, from `slm_lab.lib.system.FEATURES`.
+"""Generate the table of docs/platforms.md: features of the operating system that the code uses and some systems do not have.
 
-What the code uses is found in its syntax trees: names of the standard library that the stubs of mypy (typeshed) define only for some
-systems, and folders of Linux. Raises ValueError for a use that no feature lists, and for a feature that is not used.
+The features are listed in `slm_lab.lib.system.FEATURES`. Their uses are found in the syntax trees of the code: names of the standard
+library that the stubs of mypy (typeshed) define only for some systems, and folders that exist only on Linux. Raises ValueError if the code
+uses something that no feature lists, or if a feature is not used.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ SYSTEMS = ("linux", "darwin", "win32")
 _TABLE = re.compile(r"(<!-- features -->\n).*?(<!-- end -->)", re.DOTALL)
 _STRINGS = re.compile(r"/proc\b|/sys/fs/cgroup|\bAF_UNIX\b")
 _START_METHOD = "multiprocessing.forkserver"
-"""It exists on macOS, but the package uses it on Linux only."""
+"""The start method forkserver, which exists on macOS too, but which the package uses only on Linux."""
 
 _TESTS = {"sys": frozenset({"platform"}), "os": frozenset({"name"})}
-"""Module → attributes that tell the system."""
+"""Module → attributes that identify the operating system."""
 
 
 def text() -> str:
-    """Return the page with its table as it should be."""
+    """Return the page with an up-to-date table."""
     return _TABLE.sub(lambda match: f"{match[1]}{table()}\n{match[2]}", PAGE.read_text(encoding="utf-8"))
 
 
 def table() -> str:
-    """Return the table of features, with the modules that use each."""
+    """Return the table of features, with the modules that use each feature."""
     modules = modules_of(uses(ROOT / "slm_lab"))
     rows = ["| feature | systems | used for | without it | used in |", "|---|---|---|---|---|"]
     for name, feature in FEATURES.items():
@@ -43,7 +44,7 @@ def table() -> str:
 
 
 def modules_of(used: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return for each feature the modules that use it. Raises ValueError if a use has no feature, or a symbol of a feature no use."""
+    """Return feature → modules that use it. Raises ValueError if a use belongs to no feature, or if a symbol of a feature is not used."""
     owner = {symbol: name for name, feature in FEATURES.items() for symbol in feature.symbols}
     if unlisted := sorted(used.keys() - owner.keys()):
         raise ValueError(f"no feature of lib/system.py lists {unlisted[0]}, which {sorted(used[unlisted[0]])[0]} uses")
@@ -56,7 +57,7 @@ def modules_of(used: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def uses(folder: Path) -> dict[str, set[str]]:
-    """Return a dict from each symbol that some systems lack to the files below `folder` that use it."""
+    """Return symbol that some systems do not have → files below `folder` that use the symbol."""
     found = defaultdict[str, set[str]](set)
     for path in sorted(folder.rglob("*.py")):
         if path.name != "system.py":
@@ -90,14 +91,14 @@ def _uses_of(tree: ast.Module) -> Iterator[str]:
 
 
 def _of_some_systems(module: str) -> bool:
-    """Return whether all of a module exists only on some systems, like fcntl."""
+    """Return whether a module as a whole exists only on some systems, like fcntl."""
     names = [_names(module, system) for system in SYSTEMS]
     return bool(names[0]) and not all(names)
 
 
 @cache
 def _lacking(module: str) -> frozenset[str]:
-    """Return the names of a module that Linux has and another system lacks; none for a module that some systems lack as a whole."""
+    """Return the names of a module that Linux has and another system does not have; empty if a system does not have the module at all."""
     if not module or _of_some_systems(module):
         return frozenset()
     linux, *others = (_names(module, system) for system in SYSTEMS)
@@ -106,7 +107,7 @@ def _lacking(module: str) -> frozenset[str]:
 
 @cache
 def _names(module: str, system: str) -> frozenset[str]:
-    """Return the names that the stub of a module of the standard library defines on a system; none without a stub."""
+    """Return the names that the stub of a standard library module defines for a system; empty if there is no stub."""
     import mypy
 
     base = Path(mypy.__file__).parent / "typeshed" / "stdlib" / module.replace(".", "/")
@@ -128,6 +129,6 @@ def _defined(body: Iterable[ast.stmt], system: str) -> Iterator[str]:
 
 
 def _holds(test: ast.expr, system: str) -> bool:
-    """Return whether a condition of a stub holds on a system, with Python 3.11."""
+    """Return whether a condition in a stub is true on a system, with Python 3.11."""
     scope = {"sys": type("Sys", (), {"platform": system, "version_info": (3, 11)}), "TYPE_CHECKING": True}
     return bool(eval(ast.unparse(test), scope))

@@ -1,4 +1,4 @@
-"""JSON Schema of spec files for editors: shipped as spec.schema.json, written by tools/generate.py."""
+"""Generate the JSON Schema of spec files for editors. It ships as spec.schema.json, which tools/generate.py writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ _WORDS = {"init_fn": INIT_FUNCTIONS}
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the schema of a spec file, an object of named specs. It allows more than the loader (nulls, ${var}, keys of user classes)."""
+    """Return the schema of a spec file, which is an object of named specs.
+
+    The schema is less strict than the loader: it allows null, ${var} and the keys of user classes.
+    """
     root = Spec.model_json_schema()
     definitions: dict[str, Any] = root.pop("$defs")
     del root["properties"]["name"]
@@ -93,7 +96,7 @@ def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 def _finish(name: str, definition: dict[str, Any], model: type[BaseModel]) -> None:
-    """Complete one model's schema: descriptions of keys, null and ${var}, names in torch, `type` for nets."""
+    """Complete the schema of a model: add descriptions of keys, null and ${var}, names in torch, and `type` for nets."""
     descriptions = key_descriptions(model)
     if docstring := inspect.getdoc(model):
         definition["description"] = docstring
@@ -118,7 +121,7 @@ def _finish(name: str, definition: dict[str, Any], model: type[BaseModel]) -> No
 
 
 def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Return key → docstring of a model and its bases, parsed from the source (0.3 s: too slow at import)."""
+    """Return key → docstring for a model and its bases. They are parsed from the source code, which takes 0.3 s, too long at import."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
@@ -128,7 +131,7 @@ def key_descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    """Return name → source of the classes of a module, which is parsed once: inspect.getsource would parse it for each class."""
+    """Return name → syntax tree of the classes of a module. The module is parsed only once; inspect.getsource would parse it per class."""
     return {node.name: node for node in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(node, ast.ClassDef)}
 
 

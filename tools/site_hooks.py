@@ -1,8 +1,8 @@
-"""Hooks of mkdocs (mkdocs.yml): what docs/ needs so that the site is complete by itself, while GitHub shows the same files.
+"""Hooks of mkdocs (mkdocs.yml). They build a complete site from docs/, whose files GitHub shows too.
 
-- A folder in the navigation stands for its pages.
-- A link to a file outside docs/ becomes a page of the site that shows the file.
-- Formulas ($…$) become SVG, drawn by matplotlib: no script and no font is loaded.
+- A folder in the navigation is replaced by its pages.
+- A link to a file outside docs/ becomes a link to a page of the site that shows the file.
+- Formulas ($…$) become SVG, which matplotlib draws, so that the site loads no script and no font for them.
 - A notebook becomes a page.
 """
 
@@ -22,11 +22,11 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 _UP = re.compile(r"\]\((\.\./[^)#\s]+?)/?(#[^)\s]*)?\)")
-"""A link that leaves the folder of a page: its path, and an anchor."""
+"""Matches a link that leads out of the folder of a page. Groups: the path and the anchor."""
 _LANGUAGES = {".py": "python", ".json": "json", ".md": "markdown", ".toml": "toml", ".yml": "yaml"}
 _MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 _REPLACED = {r"\\big\b|\\Big\b": "", r"\\[lr]vert\b": "|", r"\\tfrac\s*12": r"\\frac{1}{2}", r"\s+": " "}
-"""What matplotlib does not know of TeX."""
+"""TeX that matplotlib does not support → its replacement."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -49,7 +49,7 @@ def _with_pages(entry: Any) -> Any:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of files outside docs/ that a page refers to, and those of notebooks."""
+    """Add pages for notebooks, and for the files outside docs/ to which a page links."""
     for file in list(files):
         if file.src_uri.endswith(".ipynb"):
             page = notebook(json.loads(file.content_string))
@@ -68,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links to files outside docs/, and to notebooks, links to their pages."""
+    """Replace links to files outside docs/ and to notebooks by links to their pages."""
     if page.file.src_uri.startswith("source/"):
         return markdown
     folder = posixpath.dirname(page.file.src_uri)
@@ -96,13 +96,13 @@ def shown(path: Path) -> list[Path]:
 
 
 def _outside(file: File) -> list[str]:
-    """Return the paths outside docs/ that a page refers to, relative to the repository."""
+    """Return the paths outside docs/ to which a page links, relative to the repository."""
     paths = (_from_root(posixpath.dirname(file.src_uri), path) for path, _ in _UP.findall(file.content_string))
     return [path for path in paths if path is not None]
 
 
 def _from_root(folder: str, link: str) -> str | None:
-    """Return the path, relative to the repository, that a page in a folder of docs/ refers to; None if it is inside docs/."""
+    """Return the path, relative to the repository, of a link in a page in `folder`; None if it is inside docs/."""
     path = posixpath.normpath(posixpath.join("docs", folder, link))
     return None if path.startswith("docs/") else path
 
@@ -123,7 +123,7 @@ def _source(path: Path, inside: list[Path]) -> str:
 
 @cache
 def formula(tex: str, block: bool) -> str:
-    """Return a formula as SVG, as high as the text around it; its TeX is the label for screen readers."""
+    """Return a formula as SVG with the height of the text around it. Its TeX is the label for screen readers."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.path import Path as Outline
     from matplotlib.textpath import text_to_path

@@ -1,4 +1,4 @@
-"""Keys of SLM Lab v5.3, their defaults, and what differs here beside these: facts for docs/from_slm_lab.md (see tools/from_slm_lab.py)."""
+"""Keys of SLM Lab v5.3, their defaults, and other differences from this program: data for docs/from_slm_lab.md (tools/from_slm_lab.py)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 
 
 class Said(NamedTuple):
-    """A default in words, because it depends on other keys or is hidden in the code."""
+    """A default described in words, because it depends on other keys or is hidden in the code of SLM Lab."""
 
     there: str
     here: str = ""
-    """Empty: the same."""
+    """Default in this program; "": the same."""
 
 
 NEEDED = Said("required", "model")
-"""SLM Lab needs the key; here it has the default of the model."""
+"""The key is required in SLM Lab, and has the default of the model in this program."""
 ACTING = {"action_pdtype": "default", "action_policy": "default", "explore_var_spec": None, "gamma": NEEDED}
 GRADIENT = {**ACTING, "entropy_coef_spec": Said("none")}
 CRITIC = {
@@ -232,11 +232,11 @@ NOTES: dict[tuple[str, str], str] = {
     " there over the last 100 of all evaluations. Observations are normalised by the statistics of"
     " training; there by others. SoftActorCritic acts by its policy from the beginning.",
 }  # fmt: skip
-"""(section, key) → what differs beside the default."""
+"""(section, key) → differences other than the default."""
 
 OLD = {
     "spec_params": "the same: one spec for each combination of values; without a notice",
     "meta.search": "`meta.search_algorithm`: `RandomSearch` is `grid` if the search has `grid_search` keys, else `random`; other values are"
     " an error",
 }
-"""SLM Lab v4 keys that are converted, instead of renamed or removed → how."""
+"""Key of SLM Lab v4 that is converted, rather than renamed or removed → description of the conversion."""

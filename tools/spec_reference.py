@@ -1,6 +1,6 @@
-"""Text of docs/spec.md and docs/nets.md, from the models, their docstrings and the shipped specs; tools/generate.py writes the files.
+"""Generate the text of docs/spec.md and docs/nets.md from the models, their docstrings and the shipped specs.
 
-tools/component_pages.py writes the pages with the keys of each algorithm, memory and net.
+tools/generate.py writes the files. tools/component_pages.py generates the pages with the keys of each algorithm, memory and net.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def _key_index(section: Section, listed: Sequence[str]) -> list[str]:
 
 
 def keys(section: Section) -> list[str]:
-    """Return the keys of a section, the most common first, without the `name` of components."""
+    """Return the keys of a section, with the most common keys first, without the `name` of components."""
     everywhere = dict.fromkeys(key for model in section.models.values() for key in model.model_fields)
     components = "" not in section.models
     hidden = {"name"} if components or section.path == "" else set()
@@ -474,7 +474,7 @@ def example(section: Section, key: str) -> Any:
 
 
 def _is_allowed(section: Section, key: str, value: Any) -> bool:
-    """Return whether a model of the section takes a value, which may be that of another model."""
+    """Return whether a model of the section accepts a value, which may come from a spec with another model."""
     for model in section.models.values():
         if key in model.model_fields:
             with suppress(ValidationError):

@@ -1,4 +1,4 @@
-"""Generate slm_lab/spec/models/torch_names.json: names of torch allowed in specs, with their arguments."""
+"""Generate slm_lab/spec/models/torch_names.json: the names in torch that specs may use, with their arguments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LOSSES = ("MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss")
 NO_OPTIMIZER = ("Optimizer", "LBFGS", "SparseAdam")
 NO_SCHEDULER = ("LRScheduler", "ReduceLROnPlateau", "SequentialLR", "ChainedScheduler", "LambdaLR", "MultiplicativeLR")
 NO_ACTIVATION = ("MultiheadAttention", "Threshold", "GLU", "Softmax2d")
-"""Activations that need arguments, change the number of units, or accept images only."""
+"""Activations that are not allowed, because they need arguments, change the number of units, or accept only images."""
 
 
 def arguments(thing: Callable[..., Any], skip: tuple[str, ...] = ("self",)) -> dict[str, bool]:
-    """Return argument name → whether it is required; ** if any name is accepted."""
+    """Return argument name → whether it is required; the name ** means that any argument is accepted."""
     parameters = list(inspect.signature(thing).parameters.values())
     named = [p for p in parameters if p.name not in skip and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     more = {"**": False} if any(p.kind == p.VAR_KEYWORD for p in parameters) else {}
@@ -24,7 +24,7 @@ def arguments(thing: Callable[..., Any], skip: tuple[str, ...] = ("self",)) -> d
 
 
 def names() -> dict[str, dict[str, dict[str, bool]]]:
-    """Return table → name → argument → whether it is required."""
+    """Return table → name → argument → whether the argument is required."""
     import torch
     from torch import nn
     from torch.optim import lr_scheduler
@@ -53,7 +53,7 @@ def learning_rates() -> dict[str, float]:
 
 
 def text() -> str:
-    """Return the text of the file; its keys begin with _, since they are no specs."""
+    """Return the text of the file. Its keys begin with _, since they are not the names of specs."""
     tables: dict[str, Any] = {
         f"_{table.lower()}": {name: _words(args) for name, args in sorted(entries.items())} for table, entries in names().items()
     }
@@ -61,5 +61,5 @@ def text() -> str:
 
 
 def _words(args: dict[str, bool]) -> str:
-    """Return argument names, required ones marked with !."""
+    """Return the argument names, in which required arguments are marked with "!"."""
     return " ".join(name + "!" * must for name, must in args.items())

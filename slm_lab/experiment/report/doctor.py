@@ -1,4 +1,4 @@
-"""Diagnose a run: find its problems, rank them, and give evidence and a key to change (rules: doctor_rules, doctor_learning)."""
+"""Diagnose a run: find its problems, rank them, and give evidence and a key to change. The rules are in doctor_rules, doctor_learning."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ RULES: tuple[Callable[[Session], Finding | None], ...] = (
     *(learning.entropy_lost, learning.saturated_actions, learning.values, learning.gradients, learning.critic, learning.learning_rate),
     *(rules.baseline, rules.rating, rules.bottleneck, rules.episodes),
 )
-"""The rules for a single session, causes before symptoms. Findings of equal severity are ranked in this order."""
+"""The rules for a single session, with causes before symptoms. Findings of equal severity are ranked in this order."""
 TRIAL_RULES: tuple[Callable[[Case], Finding | None], ...] = (rules.seeds,)
-"""The rules of a whole trial."""
+"""The rules for a trial as a whole."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     """The findings, ranked by severity, with causes before symptoms."""
     checked: tuple[str, ...]
-    """Rules for which at least one session had the necessary data."""
+    """Names of the rules for which at least one session had the necessary data."""
     not_checked: dict[str, str]
-    """Rule that applies to the run but lacks data → missing data."""
+    """Name of a rule that applies to the run, but for which data is missing → the missing data."""
 
 
 def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
-    """Return the problems of a run, ranked, and the rules that could be applied. If files are missing or damaged, rules are left out.
+    """Return the ranked problems of a run, and the rules that could be applied. Rules that need missing or damaged files are not applied.
 
     Args: checkpoints: whether to read the last checkpoint of each session too, which imports torch.
 
@@ -73,7 +73,7 @@ def examine(run: Run, *, checkpoints: bool = True) -> Diagnosis:
 def _apply_rule(
     rule: Callable[[Subject], Finding | None], subjects: Sequence[Subject], missing: dict[str, str]
 ) -> Iterator[tuple[Subject, Finding | None]]:
-    """Yield the result of a rule for each subject that has the data it needs; add what others miss to `missing`."""
+    """Yield the result of a rule for each subject with the necessary data; add the data that other subjects do not have to `missing`."""
     for subject in subjects:
         try:
             finding = rule(subject)
@@ -87,7 +87,10 @@ def _apply_rule(
 
 
 def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Finding]:
-    """Join the findings of a rule in several sessions: the evidence is that of the first, and a minority lowers the severity by one."""
+    """Join the findings of a rule in several sessions.
+
+    The evidence is taken from the first finding. If less than half of the sessions have the fault, the severity is lowered by one level.
+    """
     if not found:
         return []
     first = found[0][1]
@@ -99,9 +102,9 @@ def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Fin
 
 
 def find_trial(where: str, data_dir: Path, choice: Choice = BEST) -> Run:
-    """Return the run that `where` and `choice` name, see find_training; a trial of a search that is given needs no checkpoint.
+    """Return the run that `where` and `choice` name, see find_training. A trial of a search that `choice` names needs no checkpoint.
 
-    Raises UserError if there is none.
+    Raises UserError if there is no such run.
     """
     if choice == Choice(choice.trial) != BEST and study_in(Path(where)) is None and study_in(data_dir / where) is None:
         paths = find_run(where, None, data_dir)
@@ -174,7 +177,7 @@ def _summary(diagnosis: Diagnosis) -> str:
 
 
 def sessions_text(run: Run, finding: Finding) -> str:
-    """Return the sessions of a finding if they are not all sessions."""
+    """Return a text with the sessions of a finding; "" if the finding concerns all sessions."""
     if not finding.sessions or set(finding.sessions) == set(run.sessions):
         return ""
     return f" (session{'s' if len(finding.sessions) > 1 else ''} {', '.join(map(str, finding.sessions))})"

@@ -21,21 +21,21 @@ from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.env import EnvSpec
 
 FEWEST_ROWS = 4
-"""Minimum number of rows with a value with which a column is evaluated."""
+"""Minimum number of rows with a value in a column for the column to be evaluated."""
 MAX_HORIZON = 1e5
-"""Number of steps that stands for an infinite horizon."""
+"""Number of steps that is used for an infinite horizon."""
 _LARGEST_CHECKPOINT = 2**27
-"""Size in bytes above which a checkpoint is not read (those with a replay buffer): reading 128 MiB takes about 0.1 s."""
+"""Size in bytes above which a checkpoint, such as one with a replay buffer, is not read. Reading 128 MiB takes about 0.1 s."""
 _HEADS = ("_head.", "head.")
-"""Parts of the names of output layers, whose units are not hidden units."""
+"""Strings that the names of output layers contain. Their units are not hidden units."""
 
 
 class NotMeasured(Exception):
-    """The run has no data for a rule. The message names the missing data."""
+    """Raised if the run has no data for a rule. The message names the missing data."""
 
 
 class NotApplicable(NotMeasured):
-    """The rule does not apply to this algorithm or kind of run."""
+    """Raised if a rule does not apply to this algorithm or kind of run."""
 
 
 class Window(NamedTuple):
@@ -54,7 +54,7 @@ class Window(NamedTuple):
 
     @property
     def frames(self) -> tuple[int, int]:
-        """First and last frame."""
+        """First and last frame of the values."""
         return int(self.curve.frame[0]), int(self.curve.frame[-1])
 
     @property
@@ -80,18 +80,18 @@ class Case:
 
     @cached_property
     def algorithm(self) -> type[AlgorithmSpec]:
-        """The model of the algorithm, which declares what kind it is; that of all algorithms if it is the user's own."""
+        """The spec model of the algorithm, which declares its kind; for a user's own algorithm, the base model of all algorithms."""
         return ALGORITHMS.get(str(self.setting("agent.algorithm.name")), AlgorithmSpec)
 
     @cached_property
     def sessions(self) -> list[Session]:
-        """One entry for each independent training with a row: each session (and policy), or all workers of a shared net together."""
+        """One entry for each independent training that has a row: a session (and policy), or all workers of a shared net together."""
         tables = self.run.tables_per_training("train")
         return [Session(self, index, table) for index, table in tables.items() if len(table["frame"])]
 
     @cached_property
     def eval_tables(self) -> dict[int, Table]:
-        """Tables of evaluations that have rows, by the same numbers as the sessions."""
+        """Number, as in `sessions`, → evaluation table, for tables that have rows."""
         return {index: table for index, table in self.run.tables_per_training("eval").items() if len(table["frame"])}
 
     @cached_property
@@ -118,7 +118,7 @@ class Case:
 
     @cached_property
     def has_opponents(self) -> bool:
-        """Whether other agents of the env learn too, as far as the spec shows, so that returns depend on them."""
+        """Whether other agents of the env learn too, according to the spec; returns then depend on them."""
         pool = pool_envs().get(str(self.setting("env.name")))
         policies = self.run.spec.get("agent", {}).get("policies")
         return (
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def optim_path(self) -> str:
-        """Path of the optimizer that steps the policy."""
+        """Path of the optimizer that updates the policy."""
         own = "agent.net.actor_optim_spec"
         return own if any(path.startswith(f"{own}.") for path in self.settings) else "agent.net.optim_spec"
 
@@ -139,32 +139,32 @@ class Case:
         return path, value
 
     def require_raw_rewards(self) -> None:
-        """Raise NotApplicable unless the agent learns from the rewards of the env, up to env.reward_scale."""
+        """Raise NotApplicable unless the agent learns from the rewards of the env, possibly multiplied by env.reward_scale."""
         changed = self.setting("env.normalize_reward") or self.setting("env.clip_reward") or self.setting("env.reward_scale") == "sign"
         concerns(not changed and not str(self.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
 
     @property
     def horizon(self) -> float:
-        """1 / (1 − γ): the number of steps over which rewards count, infinite for γ = 1."""
+        """1 / (1 − γ): the number of steps over which rewards count; it is infinite for γ = 1."""
         gamma = self.number("agent.algorithm.gamma", 0.99)
         return math.inf if gamma >= 1.0 else 1.0 / (1.0 - gamma)
 
 
 def require(condition: bool, reason: str) -> None:
-    """Raise NotMeasured with the reason unless the condition holds."""
+    """Raise NotMeasured with the reason if the condition is false."""
     if not condition:
         raise NotMeasured(reason)
 
 
 def concerns(condition: bool, reason: str) -> None:
-    """Raise NotApplicable with the reason unless the condition holds."""
+    """Raise NotApplicable with the reason if the condition is false."""
     if not condition:
         raise NotApplicable(reason)
 
 
 @contextmanager
 def _reading_checkpoint(what: str) -> Iterator[None]:
-    """Raise NotMeasured if the part of a checkpoint that is read does not have the usual form."""
+    """Raise NotMeasured if the part of a checkpoint that the with-block reads does not have the usual form."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
@@ -187,7 +187,10 @@ class Session:
         return int(self.table["frame"][-1])
 
     def column(self, name: str, begin: float = 0.0, end: float = 1.0) -> Window:
-        """Return the values of a column between two fractions of the frames so far. Raises NotMeasured if there are fewer than 4."""
+        """Return the values of a column in a part of the run. Raises NotMeasured if there are fewer than FEWEST_ROWS values.
+
+        Args: begin, end: limits of the part, as fractions of the frames so far.
+        """
         if name not in self.table:
             raise NotApplicable(f"the table has no column {name}")
         found = curve(self.table, name)
@@ -216,29 +219,29 @@ class Session:
 
     @property
     def return_error(self) -> float:
-        """Standard error of the current return, the mean over the last fifth of the frames; 0 if it is unknown."""
+        """Standard error of the current return, averaged over the last fifth of the frames; 0 if it is unknown."""
         table = self.case.eval_tables.get(self.index, self.table)
         found = curve(table, "current_return_se")
         late = found.value[found.frame >= self.returns.frames[0]]
         return float(np.mean(late)) if len(late) else 0.0
 
     def require_own_return(self) -> None:
-        """Raise NotApplicable if the return depends on opponents that learn too, and says nothing about the progress of the agent."""
+        """Raise NotApplicable if the return depends on opponents that learn too, and therefore does not show the agent's progress."""
         concerns(not self.case.has_opponents, "returns depend on opponents that learn too")
 
     @property
     def rating_error(self) -> float:
-        """Standard error of the Elo rating in self-play, the median over the second half."""
+        """Median standard error of the Elo rating in self-play, over the second half of the run."""
         return self.second_half("elo_se").median
 
     def require_progress(self) -> None:
-        """Raise NotMeasured before half of the frames of the run: what is poor early may be usual."""
+        """Raise NotMeasured if less than half of env.max_frame has been trained, since a low return may be usual early in a run."""
         planned = self.case.number("env.max_frame", 0.0)
         require(self.last_frame >= 0.5 * planned, "less than half of env.max_frame has been trained")
 
     @cached_property
     def episode_length(self) -> float:
-        """Mean length of the episodes of the second half of the run, in steps. Raises NotMeasured if no episode has ended."""
+        """Mean length of the episodes in the second half of the run, in steps. Raises NotMeasured if no episode has ended."""
         lengths, counts = curve(self.table, "epi_len"), curve(self.table, "epi")
         if len(late := lengths.value[lengths.frame >= 0.5 * self.last_frame]):
             return float(np.mean(late))
@@ -254,7 +257,7 @@ class Session:
 
     @property
     def steps_per_frame(self) -> float:
-        """Gradient steps per frame in the second half of the run. Raises NotMeasured without two rows in it."""
+        """Gradient steps per frame in the second half of the run. Raises NotMeasured if this half has fewer than two rows."""
         steps = curve(self.table, "opt_step")
         late = steps.frame >= 0.5 * self.last_frame
         require(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
@@ -287,16 +290,16 @@ class Session:
 
     @property
     def acts_continuously(self) -> bool:
-        """Whether actions are continuous: by the action space in the checkpoint, or else if an entropy is negative."""
+        """Whether actions are continuous, according to the action space in the checkpoint or else because an entropy is negative."""
         with suppress(NotMeasured, KeyError, TypeError):
             return bool(self.policy["spaces"]["action"]["type"] == "Box")
         return bool((curve(self.table, "entropy").value < 0.0).any())
 
     @cached_property
     def experience(self) -> dict[str, np.ndarray]:
-        """Steps that the last checkpoint contains: obs [B, …], and of on-policy algorithms also action [B, …] and reward [B].
+        """The steps in the last checkpoint: obs [B, …] and, for on-policy algorithms, action [B, …] and reward [B].
 
-        These are the observations that the net receives, after normalisation. Raises NotMeasured if the envs cannot be saved.
+        Observations are normalised, as the net receives them. Raises NotMeasured if the envs cannot be saved.
         """
         checkpoint = self.checkpoint
         with _reading_checkpoint("observations (the envs cannot be saved)"):
@@ -315,9 +318,9 @@ class Session:
     def unused_units(self) -> Iterator[tuple[str, float]]:
         """Yield the name of each hidden layer of the policy's net, and the share of its units that receive no gradient.
 
-        These are units whose moving average of squared gradients (Adam, RMSprop) is 0 for the bias and every incoming weight, up to a
-        factor of 1e-10 of the layer's largest: a ReLU that is 0 for every observation, or a tanh that is ±1. Raises NotMeasured if the
-        checkpoint has no such average.
+        For such a unit, the moving averages of squared gradients (Adam, RMSprop) of the bias and every incoming weight are at most 1e-10
+        times the largest average of the layer. Examples are a ReLU that is 0 for every observation, and a tanh that is always ±1. Raises
+        NotMeasured if the checkpoint has no such averages.
         """
         squares = self._squares()
         hidden = [name for name in squares if name.endswith(".weight") and not any(part in name for part in _HEADS)]
@@ -328,7 +331,7 @@ class Session:
             yield name.removesuffix(".weight"), float(np.mean(rows <= 1e-10 * rows.max(initial=0.0)))
 
     def _squares(self) -> dict[str, np.ndarray]:
-        """Return the moving averages of squared gradients by parameter. Raises NotMeasured if they are unknown."""
+        """Return name of each parameter → moving averages of its squared gradients. Raises NotMeasured if they are unknown."""
         policy = self.policy
         with _reading_checkpoint("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
             algorithm = policy["agent"]["algorithm"]
@@ -338,7 +341,7 @@ class Session:
             named, begin = dict[str, np.ndarray](), 0
             for name, weight in policy["weights"].items():
                 end = begin + weight.numel()
-                if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # else a buffer, which is not in the vector
+                if np.array_equal(param[begin:end], weight.numpy().ravel(), equal_nan=True):  # buffers are not in the vector
                     named[name], begin = flat[begin:end].reshape(tuple(weight.shape)), end
             if begin != len(flat):
                 raise ValueError

@@ -1,4 +1,4 @@
-"""A finding of the doctor, and what several of its rules compute."""
+"""A finding of the doctor, and functions that several of its rules use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from slm_lab.experiment.report.doctor_case import Session, Window
 
 Severity = Literal["problem", "warning", "remark"]
-"""problem: training cannot work well like this; warning: it probably costs performance; remark: nothing is wrong with the training."""
+"""problem: training cannot work well; warning: the performance is probably lower; remark: nothing is wrong with the training."""
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,17 @@ class Finding:
     title: str
     severity: Severity
     evidence: str
-    """The measured values, with their usual range."""
+    """The measured values and their usual range."""
     advice: str
     """The recommended change, in a sentence."""
     key: str | None = None
     """Path of the key to change; None if no key helps."""
     value: Any = None
-    """A value to try."""
+    """A value to try for the key."""
     sessions: tuple[int, ...] = ()
     """Sessions with the fault; empty if the fault concerns the whole trial."""
     frames: tuple[int, int] | None = None
-    """First and last frame of the evidence."""
+    """First and last frame of the rows that are the evidence."""
 
 
 def number_text(value: float) -> str:
@@ -41,7 +41,7 @@ def number_text(value: float) -> str:
 
 
 def rounded(value: float) -> float:
-    """Return a value with one significant digit, as a user would write it."""
+    """Return a value rounded to one significant digit, as a user would write it."""
     return float(f"{value:.1g}")
 
 
@@ -51,12 +51,12 @@ def range_text(window: Window) -> str:
 
 
 def largest_half(session: Session, column: str) -> Window:
-    """Return the half of the run in which the median of a column is larger: a fault may be over when the learning rate has decayed."""
+    """Return the half of the run in which the median of a column is larger, since a fault may disappear when the learning rate decays."""
     return max(session.column(column, 0.0, 0.5), session.second_half(column), key=lambda half: half.median)
 
 
 def learning_rate_of(session: Session) -> tuple[str, float]:
-    """Return path and value of the learning rate; without a value in the spec, that of the first row."""
+    """Return the path and the value of the learning rate. If the spec has no value, it is taken from the first row."""
     path = f"{session.case.optim_path}.lr"
     rate = session.case.number(path)
     if math.isnan(rate):
@@ -66,9 +66,9 @@ def learning_rate_of(session: Session) -> tuple[str, float]:
 
 
 def is_at_baseline(session: Session) -> bool:
-    """Whether the return at the end is that of a random agent or lower, within two standard errors or 5 %.
+    """Return whether the final return is at most the return of a random agent, with a margin of two standard errors or 5 %.
 
-    In self-play: whether the Elo rating at the end is that of random actions, which is 0, or lower, within two standard errors.
+    In self-play: whether the final Elo rating is at most the rating of random actions, which is 0, with a margin of two standard errors.
     """
     session.require_progress()
     if "elo" in session.table:
@@ -79,7 +79,10 @@ def is_at_baseline(session: Session) -> bool:
 
 
 def is_poor(session: Session) -> bool:
-    """Whether the return at the end, in self-play the Elo rating, is at most half of the way from that of a random agent to the best."""
+    """Return whether the final return is in the lower half of the range from the return of a random agent to the best return.
+
+    In self-play, the same applies to the Elo rating.
+    """
     if "elo" in session.table:
         ratings = session.column("elo").curve.value
         return is_at_baseline(session) or float(ratings[-1]) < 0.5 * float(ratings.max())

@@ -1,6 +1,6 @@
-"""Rules of the doctor on learning: changes of the policy, values, gradients and the learning rate.
+"""Rules of the doctor about learning: changes of the policy, values, gradients and the learning rate.
 
-As in doctor_rules, the docstring of a rule states the fault.
+As in doctor_rules, the docstring of a rule describes the fault that the rule detects.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from slm_lab.experiment.report.doctor_finding import (
 )
 
 MAX_KL, MAX_PEAK, MIN_KL, MAX_CLIPPED = 0.1, 1.0, 1e-5, 0.5
-"""Bounds of approx_kl (median of a half, largest, nearly largest) and of clip_fraction."""
+"""Bounds of approx_kl (of the median of a half of the run, of the largest value, of the 90 % quantile) and of clip_fraction."""
 MIN_ENTROPY = 0.02
-"""Fraction of the first entropy of a categorical policy below which the policy counts as deterministic."""
+"""Fraction of its largest entropy below which a categorical policy counts as deterministic."""
 MAX_SATURATED = 0.85
 """Maximum share of action components at or beyond the bounds."""
 MAX_UNUSED = 0.5
@@ -32,9 +32,9 @@ MAX_UNUSED = 0.5
 USUAL_RATE = 0.003
 """Largest usual learning rate of Adam."""
 MIN_EXPLAINED = 0.05
-"""Explained variance of a critic that is better than a constant."""
+"""Minimum explained variance of a critic that is better than a constant."""
 MAX_GROWTH, MAX_CLIP_RATIO = 100.0, 1000.0
-"""Growth of the gradient norm, and its ratio to the norm at which it is clipped."""
+"""Maximum growth of the gradient norm, and maximum ratio of the gradient norm to the norm at which it is clipped."""
 MAX_AT_FLOOR = 0.25
 """Maximum share of the run at the lowest learning rate."""
 
@@ -67,7 +67,7 @@ def clipping(session: Session) -> Finding | None:
 
 
 def large_updates(session: Session) -> Finding | None:
-    """The policy changes much within an update of PPO: approx_kl above 0.1, or above 0.01 with clip_fraction above 0.5; once, above 1.
+    """The policy changes too much in an update of PPO: approx_kl is above 0.1, or above 0.01 with clip_fraction above 0.5, or once above 1.
 
     Schulman et al. 2017 (arXiv:1707.06347), section 6.1: targets of 0.003 to 0.03 for the KL divergence; Engstrom et al. 2020
     (arXiv:2005.12729): clipping alone does not keep the policy in its trust region.
@@ -93,9 +93,9 @@ def large_updates(session: Session) -> Finding | None:
 
 
 def small_updates(session: Session) -> Finding | None:
-    """The policy hardly changes: in nine of ten rows approx_kl is below 1e-5 and no ratio is clipped, and it is never above 0.1.
+    """The policy hardly changes: in nine of ten rows, approx_kl is below 1e-5 and no ratio is clipped; and approx_kl is never above 0.1.
 
-    This excludes a policy that no longer changes because a large update has made it deterministic.
+    The last condition excludes a policy that no longer changes because a large update has made it deterministic.
 
     Schulman, Nuts and Bolts of Deep RL (2016): watch the KL divergence of updates; values of 0.003 to 0.03 are targets.
     """
@@ -116,7 +116,9 @@ def small_updates(session: Session) -> Finding | None:
 
 
 def entropy_high(session: Session) -> Finding | None:
-    """The entropy stays above 95 % of its largest value in the second half, the bonus is on, and the return is that of a random agent.
+    """With an entropy bonus, the median entropy of the second half is at least 95 % of the largest entropy, and the return stays poor.
+
+    Poor means here that the return is not above that of a random agent, see is_at_baseline.
 
     Mnih et al. 2016 (arXiv:1602.01783), a bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8.
     """
@@ -166,7 +168,7 @@ def entropy_lost(session: Session) -> Finding | None:
 
 
 def saturated_actions(session: Session) -> Finding | None:
-    """At least 85 % of the components of continuous actions lie at or beyond the bounds, where all actions are equal for the env.
+    """At least 85 % of the components of continuous actions are at or beyond the bounds, where the env treats all actions as equal.
 
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.2: the initial distribution should be narrow and centred; Chou et al. 2017
     (beta policies), on the bias of clipped Gaussians.
@@ -195,7 +197,7 @@ def saturated_actions(session: Session) -> Finding | None:
 
 
 def dead_units(session: Session) -> Finding | None:
-    """Half of the units of a hidden layer receive no gradient, so that they no longer learn.
+    """At least half of the units of a hidden layer receive no gradient, and therefore no longer learn.
 
     Lu et al. 2019 (arXiv:1903.06733): dying ReLU; Sokar et al. 2023 (arXiv:2302.12902): dormant neurons in deep RL.
     """
@@ -220,8 +222,9 @@ def dead_units(session: Session) -> Finding | None:
 def critic(session: Session) -> Finding | None:
     """The critic is no better than a constant, and the return is poor: explained variance below 0.05 in nine of ten rows of each half.
 
-    One half is not enough, nor is a low value in itself: in rollouts of a few steps, and once a task is solved, returns are nearly equal
-    and the explained variance has no meaning. Schulman, Nuts and Bolts of Deep RL (2016): a critic at 0 or less only adds noise.
+    A low value in one half, or without a poor return, is no fault: in rollouts of a few steps, and after a task is solved, returns are
+    nearly equal and the explained variance has no meaning. Schulman, Nuts and Bolts of Deep RL (2016): a critic with an explained variance
+    of 0 or less only adds noise.
     """
     explained = session.column("explained_variance")
     best = max(session.column("explained_variance", 0.0, 0.5).quantile(0.9), session.second_half("explained_variance").quantile(0.9))
@@ -274,7 +277,7 @@ def _entropy_bonus(session: Session) -> float:
 
 
 def gradients(session: Session) -> Finding | None:
-    """Gradients have grown a hundredfold, or they are clipped to less than a thousandth of their norm.
+    """The gradient norm has increased by a factor of 100, or gradients are clipped to less than a thousandth of their norm.
 
     Gradient clipping helps a little (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.3). Its threshold should be chosen by the norms
     that occur in training (Pascanu et al. 2013, arXiv:1211.5063).
@@ -299,7 +302,7 @@ def gradients(session: Session) -> Finding | None:
 
 
 def learning_rate(session: Session) -> Finding | None:
-    """The learning rate is at a tenth of its start or less, and does not change, in the last quarter of the run or longer.
+    """During the last quarter of the run or longer, the learning rate is constant and at most a tenth of its start value.
 
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.7: a linear decay over the whole run helps a little.
     """

@@ -1,8 +1,8 @@
-"""Rules of the doctor on the settings, the data and the results of a run. Each rule checks for one fault and names the key to change.
+"""Rules of the doctor about the settings, the data and the results of a run. Each rule checks for one fault and names the key to change.
 
-A rule returns a Finding, or None if it finds no fault. It raises NotMeasured if the run has no data for it. The docstring of a rule states
-the fault. Thresholds have a margin to the values of the shipped specs, so that findings are relevant; docs/doctor.md lists the thresholds
-with their reasons.
+A rule returns a Finding, or None if it finds no fault. It raises NotMeasured if the run has no data for the rule. The docstring of a rule
+describes the fault. Thresholds are well outside the values of the shipped specs, so that findings are relevant; docs/doctor.md lists the
+thresholds with their reasons.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, nu
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
 MIN_HORIZON = 10.0
-"""Horizon in steps at and above which a discount factor is never too low."""
+"""Horizon in steps at or above which a discount factor is never too low."""
 MAX_TARGET = 5000.0
-"""Largest value that nets reach without normalisation."""
+"""Largest value target that nets can learn without normalisation."""
 MAX_OBSERVATION = 100.0
 """Maximum root mean square of an entry of the observations."""
 MIN_REPLAYS, MAX_STEPS_PER_FRAME = 0.5, 8.0
 """Minimum number of uses of a transition from a replay buffer, and maximum number of gradient steps per frame."""
 MAX_LAG = 8.0
-"""Maximum policy lag in datasets."""
+"""Maximum policy lag, as a number of datasets."""
 MIN_BUSY = 0.75
-"""Minimum share of busy time with which a process counts as busy."""
+"""Minimum share of busy time for a process to count as busy."""
 MIN_EPISODES, MIN_SEEDS = 20, 3
 
 
@@ -34,7 +34,7 @@ MIN_EPISODES, MIN_SEEDS = 20, 3
 
 
 def discount(session: Session) -> Finding | None:
-    """γ so low that rewards beyond a few steps do not count: 1 / (1 − γ) is under 10 steps and a tenth of an episode, or under 2 steps.
+    """γ is so low that rewards after a few steps do not count: 1 / (1 − γ) is below 10 steps and a tenth of an episode, or below 2 steps.
 
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.6: the discount factor is among the choices that matter most; start with 0.99.
     """
@@ -54,7 +54,7 @@ def discount(session: Session) -> Finding | None:
 def time_limit(session: Session) -> Finding | None:
     """Nearly every episode is cut by a time limit that is shorter than half of the horizon 1 / (1 − γ).
 
-    Pardo et al. 2018 (arXiv:1712.00378): the agent never sees what follows the limit, only its own estimate of it.
+    Pardo et al. 2018 (arXiv:1712.00378): the agent never sees the steps after the limit, only its own estimate of their value.
     """
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
     limit, horizon, own = longest.median, session.case.horizon, session.case.setting("env.max_t") is None
@@ -75,7 +75,7 @@ def time_limit(session: Session) -> Finding | None:
 def truncation(session: Session) -> Finding | None:
     """All episodes end at the same length but count as terminated, which means that the env reports a time limit as termination.
 
-    The value after the end is then taken for 0, although the episode would have gone on. Pardo et al. 2018 (arXiv:1712.00378).
+    The value after the end is then assumed to be 0, although the episode would have continued. Pardo et al. 2018 (arXiv:1712.00378).
     """
     concerns(not session.case.has_opponents, "a game ends by its rules")
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
@@ -95,7 +95,7 @@ def truncation(session: Session) -> Finding | None:
 
 
 def reward_scale(session: Session) -> Finding | None:
-    """Value targets exceed 5,000 without normalisation, so that the value loss dominates, and Adam takes long to reach such values.
+    """Value targets exceed 5,000 without normalisation. The value loss then dominates, and Adam needs many steps to reach such values.
 
     van Hasselt et al. 2016 (arXiv:1602.07714); Henderson et al. 2018 (arXiv:1709.06560), on reward scale; Engstrom et al. 2020
     (arXiv:2005.12729), on reward normalisation.
@@ -123,8 +123,8 @@ def reward_scale(session: Session) -> Finding | None:
 def value_range(session: Session) -> Finding | None:
     """The discounted return of an episode is outside the range v_min to v_max of a categorical critic, which cannot represent it.
 
-    It is computed as if rewards were spread evenly over the episode. Bellemare et al. 2017 (arXiv:1707.06887), equation 7: the projection
-    clips targets to the range, so that all returns beyond an end are equal.
+    The return is computed as if rewards were distributed evenly over the episode. Bellemare et al. 2017 (arXiv:1707.06887), equation 7: the
+    projection clips targets to the range, so that all returns beyond an end of the range are equal.
     """
     case = session.case
     low, high = case.number("agent.algorithm.v_min"), case.number("agent.algorithm.v_max")
@@ -148,7 +148,7 @@ def value_range(session: Session) -> Finding | None:
 
 
 def observation_scale(session: Session) -> Finding | None:
-    """An entry of the observations with a root mean square above 100 without normalisation: it saturates or dominates the first layer.
+    """An entry of the observations has a root mean square above 100 without normalisation, and saturates or dominates the first layer.
 
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: normalise observations; LeCun et al. 1998, Efficient BackProp.
     """
@@ -177,8 +177,9 @@ def observation_scale(session: Session) -> Finding | None:
 def replay_ratio(session: Session) -> Finding | None:
     """Each transition is replayed less than 0.5 times on average, or there are more than 8 gradient steps per frame.
 
-    Mnih et al. 2015 use each transition 8 times (a step on 32 transitions after every 4); Fedus et al. 2020 (arXiv:2007.06700) on the
-    replay ratio; Nikishin et al. 2022 (arXiv:2205.07802): with many steps per frame, agents overfit to their first data.
+    Mnih et al. 2015 use each transition 8 times (a gradient step on 32 transitions after every 4 new ones). Fedus et al. 2020
+    (arXiv:2007.06700) study the replay ratio. Nikishin et al. 2022 (arXiv:2205.07802): with many steps per frame, agents overfit to their
+    first data.
     """
     case = session.case
     concerns(not case.algorithm.on_policy, "only for algorithms with a replay buffer")
@@ -203,9 +204,9 @@ def replay_ratio(session: Session) -> Finding | None:
 
 
 def policy_lag(session: Session) -> Finding | None:
-    """Data from rollout workers is many updates old, or a tenth of it is discarded because it is too old.
+    """Data from rollout workers is many updates old, or at least a tenth of the data is discarded because it is too old.
 
-    Espeholt et al. 2018 (arXiv:1802.01561): returns fall with policy lag, less so with V-trace; Petrenko et al. 2020 (arXiv:2006.11751).
+    Espeholt et al. 2018 (arXiv:1802.01561): policy lag lowers returns, but less with V-trace; Petrenko et al. 2020 (arXiv:2006.11751).
     """
     case, lag = session.case, session.second_half("lag_mean")
     concerns(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
@@ -228,7 +229,7 @@ def policy_lag(session: Session) -> Finding | None:
 
 
 def staleness(session: Session) -> Finding | None:
-    """Between pull and push of a worker there are more updates by other workers than twice their number.
+    """Between a worker's pull and its push, the other workers make more updates, on average, than twice the number of these workers.
 
     Mnih et al. 2016 (arXiv:1602.01783); Ho et al. 2013 (stale synchronous parallel): convergence needs bounded staleness.
     """
@@ -250,7 +251,7 @@ def staleness(session: Session) -> Finding | None:
 
 
 def baseline(session: Session) -> Finding | None:
-    """The return at the end (in self-play, the Elo rating) equals that of a random agent, within two standard errors or 5 %.
+    """The final return (in self-play, the Elo rating) is not above that of a random agent, with a margin of two standard errors or 5 %.
 
     Henderson et al. 2018 (arXiv:1709.06560): compare with a baseline before anything else.
     """
@@ -278,10 +279,10 @@ def _last_rating(session: Session) -> str:
 
 
 def rating(session: Session) -> Finding | None:
-    """In self-play, the Elo rating at the end is not above that of the first snapshot, or it has fallen, by more than chance.
+    """In self-play, the final Elo rating is not significantly above the rating of the first snapshot, or has fallen significantly.
 
-    Silver et al. 2018 (arXiv:1712.01815), figure 1: the rating rises during training; Vinyals et al. 2019 (AlphaStar): against the latest
-    opponent alone, strategies can be forgotten and learned again in cycles.
+    Silver et al. 2018 (arXiv:1712.01815), figure 1: the rating rises during training; Vinyals et al. 2019 (AlphaStar): if the latest
+    opponent is the only one, strategies can be forgotten and learned again in cycles.
     """
     session.require_progress()
     ratings, error = session.column("elo"), math.sqrt(2.0) * session.rating_error
@@ -308,7 +309,7 @@ def rating(session: Session) -> Finding | None:
 def bottleneck(session: Session) -> Finding | None:
     """The learner waits for the envs: it is busy for less than a quarter of the time, and the workers for more than three quarters.
 
-    Petrenko et al. 2020 (arXiv:2006.11751): throughput is that of the slowest part.
+    Petrenko et al. 2020 (arXiv:2006.11751): the slowest part determines the throughput.
     """
     session.second_half("rollout_busy")
     found = busiest([session.table])
@@ -330,9 +331,9 @@ def bottleneck(session: Session) -> Finding | None:
 
 
 def episodes(session: Session) -> Finding | None:
-    """Fewer than 20 episodes have ended, too few for a mean return.
+    """Fewer than 20 episodes have ended, which are too few for a mean return.
 
-    Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264), on point estimates from few runs.
+    Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264), about point estimates from few runs.
     """
     count = session.episodes
     if count >= MIN_EPISODES:
@@ -350,7 +351,7 @@ def episodes(session: Session) -> Finding | None:
 
 
 def seeds(case: Case) -> Finding | None:
-    """Fewer than 3 sessions: returns of one spec differ much between seeds.
+    """There are fewer than 3 sessions, although the returns of a spec differ considerably between seeds.
 
     Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264): 3 to 10 runs need interval estimates.
     """

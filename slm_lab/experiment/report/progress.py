@@ -1,6 +1,6 @@
-"""Progress displays: a live table, or plain lines without a terminal; and the display of the Sessions of a trial.
+"""Progress displays: a live table or, without a terminal, plain lines; and the display of the Sessions of a trial.
 
-An OSError on write is recorded, not raised. A display also logs what it prints, without colours.
+An OSError on write is stored, not raised. A display also writes its output to a log, without colours.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from slm_lab.experiment.events import Event, Notice, Progress, RowValues, Sessio
 from slm_lab.experiment.report.screen import console_on
 
 _LINE_EVERY, _FIRST_LINE, _QUIET = 5.0, 1.0, 30.0
-"""Seconds: minimum between two plain lines of a Session; without a row, the delay of the first line and between later lines."""
+"""Times in seconds: minimum between two plain lines of a Session; and, if there is no row, the delay of the first line and the time between
+later lines."""
 _REFRESH = 0.5
-"""Seconds between two refreshes of the table of several runs."""
+"""Minimum time in seconds between two refreshes of the table of several runs."""
 _WIDE = 16
-"""Maximum number of rows in the table; if there are more, only those that are not done are shown."""
+"""Maximum number of rows in the table; if there are more, only rows that are not done are shown."""
 
 _COLUMNS = ("session", "bar", "frame", "fps", "return", "eta")
 _DROPPED = ("bar", "fps", "eta", "session", "return")
-"""Columns to leave out, in this order, if the terminal is narrow."""
+"""Columns that are omitted, in this order, if the terminal is narrow."""
 
 
 _QUEUED = "queued"
@@ -56,7 +57,7 @@ class _State:
 
 
 class Display:
-    """Base of the displays: a live table on a terminal, and lines above it.
+    """Base class of the displays: a live table on a terminal, and lines above the table.
 
     Args: transient: whether the table is removed at the end.
     """
@@ -78,12 +79,12 @@ class Display:
             self.live.stop()
 
     def say(self, text: str) -> None:
-        """Print a line, above the live table, and log it."""
+        """Print a line, above the live table if there is one, and log it."""
         self.console.print(text, markup=False)
         self.log(text)
 
     def log(self, text: str) -> None:
-        """Append a line to the log; keep it until `log_to` names the file. An error, such as a full disk, is ignored."""
+        """Append a line to the log. Lines are kept in memory until `log_to` names the file. Errors, such as a full disk, are ignored."""
         self._unlogged.append(text)
         if self._log is not None:
             with suppress(OSError), self._log.open("a", encoding="utf-8") as file:
@@ -91,22 +92,22 @@ class Display:
             self._unlogged.clear()
 
     def log_to(self, file: Path) -> None:
-        """Append what is printed, also what was printed before, to a file in an existing folder."""
+        """Write the log, including earlier lines, to a file in an existing folder. The lines are appended at the next call of `log`."""
         self._log = file.absolute()
 
     def say_progress(self, text: str) -> None:
-        """Log a line, and print it unless there is a live table, which shows the same."""
+        """Log a line, and print it unless there is a live table, which shows the same information."""
         (self.log if self.live else self.say)(text)
 
     def notice(self, text: str) -> None:
-        """Print a line, but only the first time that it is reported."""
+        """Print a line, unless the same line was printed before by this method."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
 
 
 class LiveTable(Display):
-    """Base of the displays of several runs: the active runs and a summary; without a terminal only the summary, at intervals."""
+    """Base class of the displays of several runs: the active runs and a summary or, without a terminal, only the summary at intervals."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
@@ -117,11 +118,11 @@ class LiveTable(Display):
         raise NotImplementedError
 
     def summary(self) -> str:
-        """Return one line with the numbers of runs and the remaining time."""
+        """Return a line with the numbers of runs and the remaining time."""
         raise NotImplementedError
 
     def show(self, *, now: bool = False) -> None:
-        """Refresh the table, at most twice a second unless `now`."""
+        """Refresh the table; without now=True, at most twice a second."""
         time = perf_counter()
         if self.live and (now or time >= self._due):
             self._due = time + _REFRESH
@@ -186,12 +187,17 @@ class ProgressDisplay(Display):
             self.say(f"starting {name} …")
 
     def begin(self, text: str) -> None:
-        """Print `text`, which describes the run, once the first Session can begin."""
+        """Print `text`, which describes the run, when the first Session can begin."""
         self.begun = True
         self.say(text)
 
     def update(self, index: int, frame: int, fps: float, row: RowValues | None, seconds_left: float = math.inf) -> None:
-        """Show that Session (or policy) `index` is at `frame`; `row` is its new row, if any; `fps` 0: not known yet."""
+        """Show that Session (or policy) `index` is at `frame`.
+
+        Args:
+            fps: frames per second; 0: not known yet.
+            row: the new row; None: there is no new row.
+        """
         state, now = self.states[index], perf_counter()
         state.frame, state.fps, state.seconds_left, state.status = frame, fps, seconds_left, ""
         if state.quiet_due is None:
@@ -271,7 +277,7 @@ class ProgressDisplay(Display):
 
 
 def _return(state: _State) -> str:
-    """Return the current return; in self-play the rating, since the return depends on the opponents."""
+    """Return the current return as text; in self-play the Elo rating, since the return depends on the opponents."""
     if (elo := state.row.get("elo")) is not None:
         return f"Elo {rating_text(elo, state.row.get('elo_se'))}"
     return estimate_number(state.row.get("current_return"), state.row.get("current_return_se"))
@@ -294,7 +300,7 @@ def duration(seconds: float) -> str:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a metric is a number, and no text or truth value."""
+    """Return whether a metric is a number, rather than text or a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -1,8 +1,8 @@
 """Hours that the missing runs of `make benchmarks` take on this machine: `python -m bench.benchmark_hours [NAME …] [--seconds 20]`.
 
-Each entry of a study that lacks results is trained for some seconds in each of its envs, in this process. The training is that of the
-study, except that updates begin almost immediately and there are no evaluations. Frames and time are counted from the first row. The time
-is processor time, so that other programs have little influence, and the hours are hours of one core. The table is printed in Markdown.
+Each entry of a study that lacks results is trained for some seconds in each of its envs, in this process. The training is the same as in
+the study, except that updates begin almost immediately and there are no evaluations. Frames and time are counted from the first row. The
+time is processor time, so that other programs have little influence, and the hours are hours of one core. The table is printed in Markdown.
 """
 
 import argparse

@@ -192,7 +192,7 @@ def comparable_metric(metric: str, settings: Iterable[Setting]) -> Comparable:
 
 @dataclass(frozen=True)
 class Setting:
-    """Runs of one env that differ only in their seeds, or have the same --label; drawn as one curve."""
+    """Runs in the same env that differ only in their seeds or have the same --label. They are drawn as one curve."""
 
     name: str
     runs: list[Run]

@@ -118,7 +118,7 @@ def small_updates(session: Session) -> Finding | None:
 def entropy_high(session: Session) -> Finding | None:
     """With an entropy bonus, the median entropy of the second half is at least 95 % of the largest entropy, and the return stays poor.
 
-    Poor means here that the return is not above that of a random agent, see is_at_baseline.
+    The return counts as poor if it is not above the return of a random agent, see is_at_baseline.
 
     Mnih et al. 2016 (arXiv:1602.01783), a bonus of 0.01; Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.8.
     """

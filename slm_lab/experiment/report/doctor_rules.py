@@ -251,7 +251,7 @@ def staleness(session: Session) -> Finding | None:
 
 
 def baseline(session: Session) -> Finding | None:
-    """The final return (in self-play, the Elo rating) is not above that of a random agent, with a margin of two standard errors or 5 %.
+    """The final return (in self-play, the Elo rating) is at most the random agent's, with a margin of two standard errors or 5 %.
 
     Henderson et al. 2018 (arXiv:1709.06560): compare with a baseline before anything else.
     """

@@ -115,7 +115,7 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
 def _failures(run: Run, spec: Spec) -> dict[int, str]:
     """Return index of each failed Session → cause, according to the metrics files.
 
-    If a Session was resumed since it failed, the last row of its table has changed, and it is omitted.
+    A Session that was resumed after the failure is omitted; the last row of its table has changed.
     """
     causes, tables = dict[int, str](), run.tables("train")
     for s in sorted({index // spec.policies for index in tables} | set(range(spec.meta.max_session))):

@@ -294,7 +294,7 @@ def return_figures(view: SearchSummary, paths: RunPaths, mode: DataMode) -> dict
 
 
 def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curve]:
-    """Return the returns of a trial, averaged over its Sessions, from its tables; {} if it has none."""
+    """Return the curves of the returns of a trial, averaged over its Sessions; {} if its tables have no returns."""
     tables = [return_curves(table) for table in Run(paths, trial).tables_per_training(mode).values()]
     result = {}
     for name in _RETURN_LABELS:

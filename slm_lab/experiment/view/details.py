@@ -84,7 +84,7 @@ def relative(folder: Path, data: DataFolder) -> str:
 
 
 def log_folders(found: Found) -> tuple[str, ...]:
-    """Return the folders with the logs of a run, relative to the run folder. The log of a study's run is beside the run folder."""
+    """Return the folders with the logs of a run, relative to the run folder. The log of a run of a study is in the parent folder."""
     of_study = RunFolder(found.folder.parent).identity.is_file()
     return ("log", "..") if of_study else ("log",)
 

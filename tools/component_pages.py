@@ -26,16 +26,16 @@ _PARTS = re.compile(rf"{BY_HAND}\n(?P<hand>.*?){GENERATED.format('(?P<equations>
 
 DIAGNOSTICS = {
     "policy_loss": "loss of the policy, without the entropy bonus",
-    "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`; in IQL of V",
-    "approx_kl": "estimate of the Kullback–Leibler divergence KL(π_old, π) of the policy that acted from the present one: the mean of "
-    "(r − 1) − ln r with the ratio r = π / π_old ([Schulman 2020](http://joschu.net/blog/kl-approx.html)); a value far above 0.02 means "
-    "that the policy changes much within one update",
+    "value_loss": "loss of the critic, before it is multiplied by `val_loss_coef`; in IQL, loss of V",
+    "approx_kl": "estimate of KL(π_old, π), the Kullback–Leibler divergence between the policy that acted and the current policy: the mean "
+    "of (r − 1) − ln r with the ratio r = π / π_old ([Schulman 2020](http://joschu.net/blog/kl-approx.html)); a value far above 0.02 means "
+    "that the policy changes too much within one update",
     "clip_fraction": "share of transitions whose ratio is outside 1 ± ε",
-    "explained_variance": "1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for one that predicts a constant, below 0 for "
-    "a worse one",
-    "bounds_loss": "mean square of the actions' means outside ±1.1, before it is multiplied by `bounds_loss_coef`",
-    "td_error": "mean absolute temporal-difference error, |y − Q(s, a)|",
-    "q_mean": "mean of Q(s, a) over the batch; a value far above the returns means overestimation",
+    "explained_variance": "1 − Var(return − value) / Var(return): 1 for a perfect critic, 0 for a critic that predicts a constant, "
+    "below 0 for a worse critic",
+    "bounds_loss": "mean squared distance by which the means of actions exceed ±1.1, before it is multiplied by `bounds_loss_coef`",
+    "td_error": "mean absolute temporal-difference error, \\|y − Q(s, a)\\|",
+    "q_mean": "mean of Q(s, a) over the batch; a value far above the returns means that values are overestimated",
     "critic_loss": "sum of the losses of all critics",
     "actor_loss": "loss of the actor",
     "alpha": "temperature α",
@@ -140,7 +140,7 @@ def _equations(names: list[str]) -> Iterator[str]:
     """Yield the quoted paragraphs; each group of paragraphs has a link to its code."""
     if not names:
         return
-    yield from ("## Equations", "", "[Equations](equations.md) explains the notation and has the formulas of all algorithms.", "")
+    yield from ("## Equations", "", "[Equations](equations.md) explains the notation and lists the formulas of all algorithms.", "")
     known = _paragraphs()
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"docs/equations.md has no paragraph {unknown}; expected one of {sorted(known)}")
@@ -170,10 +170,10 @@ def _diagnostics(section: Section, name: str) -> Iterator[str]:
     yield from (
         "## Diagnostics",
         "",
-        "Columns of the tables that only this algorithm has (see also [those of all algorithms](results.md#columns)):",
+        "Columns of the tables, in addition to the [columns of all algorithms](results.md#columns):",
         "",
     )
-    yield from ("| column | mean over the updates since the row before |", "|---|---|")
+    yield from ("| column | mean over the updates since the previous row |", "|---|---|")
     if missing := [column for column in algorithm.diagnostics if column not in DIAGNOSTICS]:
         raise ValueError(f"DIAGNOSTICS in tools/component_pages.py does not say what the column {missing[0]!r} of {name} means")
     yield from (f"| `{column}` | {DIAGNOSTICS[column]} |" for column in algorithm.diagnostics)
@@ -211,7 +211,7 @@ def _specs(section: Section, name: str) -> Iterator[str]:
     if not users:
         yield from ("None.", "")
         return
-    yield from ("`slm-lab FILE NAME train` runs one.", "")
+    yield from ("To run one of these specs: `slm-lab FILE NAME train`.", "")
     yield from (f"- [{Path(file).name}](../slm_lab/spec/{file}): {', '.join(f'`{one}`' for one in names)}" for file, names in files.items())
     yield ""
     scores = [row for row in _scores() if (row.file, row.name) in {(spec.file, spec.name) for spec in users}]
@@ -219,7 +219,7 @@ def _specs(section: Section, name: str) -> Iterator[str]:
         return
     yield from ("## Scores", "")
     if section.path != "agent.algorithm" and len(scores) > _MAX_SCORES:
-        yield from (f"[Scores](BENCHMARKS.md) has the scores of {len(scores)} of these specs.", "")
+        yield from (f"[Scores](BENCHMARKS.md) lists the scores of {len(scores)} of these specs.", "")
         return
     yield from ("From [Scores of the shipped specs](BENCHMARKS.md), which explains the columns.", "")
     yield from ("| env | spec | frames | score | 95 % interval | seeds | published |", "|---|---|---|---|---|---|---|")

@@ -41,7 +41,7 @@ class EnvSpec(SpecModel):
     model_config = ConfigDict(extra="allow")
     name: str
     """Gymnasium id (CartPole-v1, ALE/Pong-v5), or package.module:EnvId, which first imports the module that registers the env; or
-    pettingzoo:NAME, or pettingzoo:package.module:Class, for an env of PettingZoo's kind."""
+    pettingzoo:NAME, or pettingzoo:package.module:Class, for an env with PettingZoo's API."""
     num_envs: Positive = 1
     """Number of parallel envs."""
     max_t: Positive | None = None

@@ -41,9 +41,9 @@ class MetaSpec(SpecModel):
     """How the experiment runs."""
 
     distributed: Literal[False, "shared", "synced"] = False
-    """Train one global net with all Sessions (Hogwild!), each for env.max_frame / max_session frames. "shared": Sessions always use its
-    latest weights (async SAC); "synced": each pulls the weights after its own update, so its policy is constant within a rollout (A3C);
-    false: each Session trains its own net."""
+    """Train one global net with all Sessions (Hogwild!), each for env.max_frame / max_session frames. "shared": Sessions always use the
+    latest weights (async SAC); "synced": a Session pulls the weights after each of its own updates, so its policy is constant within a
+    rollout (A3C); false: each Session trains its own net."""
     hogwild_lock: Flag = False
     """Lock the global net during updates, so that only one Session updates it at a time."""
     max_restart: Count = 1
@@ -74,9 +74,9 @@ class MetaSpec(SpecModel):
     """Evaluate with the mode of the action distribution instead of a sample."""
     track_info: list[str] = []
     """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the value in the last step of an episode. In EnvPool
-    also "success:max", "reward_forward:sum", ":min" or ":mean": over all steps of the episode. The mean over the last 100 episodes is
-    written to the column info_{key} of the tables, which the page of the run draws. Default: the success of an episode where a suite of
-    EnvPool reports it."""
+    also with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), which is computed over all steps of the episode. The mean over
+    the last 100 episodes is written to the column info_{key} of the tables, which the page of the run draws. Default: success, in suites of
+    EnvPool that report it."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; default: no limit."""
     random_seed: Seed = 0
@@ -91,8 +91,8 @@ class MetaSpec(SpecModel):
     weights are always kept."""
     init_from: str | None = None
     """The folder of a run, search or study, a checkpoint file, or the name of a model: training starts from its best weights and
-    observation statistics, where names and shapes match; with agent.policies each policy from that with its name; default: random
-    weights."""
+    observation statistics, where names and shapes match. With agent.policies, each policy starts from the policy of the same name. Default:
+    random weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set of Minari), or a folder or HDF5 file in Minari's
     format; default: none. BC and IQL learn only from the recorded episodes; off-policy algorithms learn from their replay buffer and the

@@ -129,8 +129,9 @@ class NetSpec(Component):
     critic_lr_scheduler_spec: LRSchedulerSpec | None = None
     """The critic's learning rate schedule, if use_same_optim and shared are false."""
     update_type: Literal["replace", "polyak"] = "replace"
-    """How target networks are updated: replace copies the network every update_frequency frames; polyak averages towards it, in
-    SoftActorCritic, TD3 and DDPG after each gradient step that updates the policy, in DQN and DoubleDQN after each vector step."""
+    """How target networks are updated: replace copies the network every update_frequency frames; polyak moves the target network towards
+    the network by polyak_coef, in SoftActorCritic, TD3 and DDPG after each gradient step that updates the policy, in the DQN family after
+    each vector step, and in IQL after each gradient step."""
     update_frequency: Positive = 1
     """replace: frames between updates of target networks. SoftActorCritic, TD3 and DDPG make the copies after the gradient steps of the
     next training."""

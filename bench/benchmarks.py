@@ -32,7 +32,8 @@ from slm_lab.spec.report import SpecError
 
 INTRO = """# Scores of the shipped specs
 
-`make benchmarks` writes this page from kept results, after it has trained the runs that have none. A seed is one independent training.
+`make benchmarks` trains the runs that have no result yet, and writes this page from the results of all runs. A seed is one independent
+training run.
 
 """
 CLASSIC = """## Classic control and Box2D
@@ -41,8 +42,8 @@ From the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `rand
 as one seed. The published scores are from SLM Lab v5, with 4 seeds and the same frames, envs and row spacing.
 
 """
-TABLES_INTRO = """The following tables are of the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are compared with
-seeds 100 to 999, never with those that are reported.
+TABLES_INTRO = """The following tables are from the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are chosen
+with seeds 100 to 999, never with the seeds whose scores are reported.
 
 """
 FIGURES = {

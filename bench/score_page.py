@@ -48,15 +48,15 @@ SECTIONS = (
         "MuJoCo: PPO after 4 or 10 million frames",
         {"mujoco": "SLM Lab v5"},
         "Score: mean of total_reward over the last 100 rows, as SLM Lab reports it, with its frames and row spacing. Published: "
-        "SLM Lab v5, with separate settings for some environments; here one spec serves all.",
+        "SLM Lab v5, which used separate settings for some environments; here, all environments share one spec.",
         "SLM Lab v5",
     ),
     Section(
         "MuJoCo: PPO after 1 million frames",
         {"mujoco_1m": ""},
         "CleanRL's and Stable-Baselines3's PPO, with their defaults, are trained here with the same seeds, environments and "
-        "frames. Score: mean return of the last 100 training episodes. The published scores are of older versions of the "
-        "environments (v3, v4), and those of Tianshou are the largest mean during training.",
+        "frames. Score: mean return of the last 100 training episodes. The published scores are for older versions of the "
+        "environments (v3, v4); those of Tianshou are the largest mean during training.",
     ),
     Section(
         "DeepMind Control: PPO",
@@ -88,13 +88,13 @@ SECTIONS = (
     Section(
         "Humanoid: asynchronous SAC",
         {"async_sac_humanoid": ""},
-        "Two workers that train one net by Hogwild!, beside SAC in one process with the same settings. Frames are those of both "
-        "workers together. Score: mean return of 10 episodes with deterministic actions.",
+        "Two workers that train one net by Hogwild!, compared with SAC in one process with the same settings. Frames are counted "
+        "over both workers. Score: mean return of 10 episodes with deterministic actions.",
     ),
     Section(
         "Pong",
         {"pong": ""},
-        "Frames are steps of the agent, each of four of the game. Score: mean return of the last 100 training episodes.",
+        "A frame is a step of the agent, which consists of four frames of the game. Score: mean return of the last 100 training episodes.",
     ),
 )
 """The tables, in the order of the page."""
@@ -302,7 +302,7 @@ def section_text(section: Section) -> str:
         return f"## {section.title}\n\nNot run yet: `make benchmarks NAME={next(iter(section.studies))}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, found), explained(section, found)]
     parts += [over_envs(section, found), processors([run for one in found for run in one.setting.runs])]
-    parts += [f'Repeat all of it: `make benchmarks NAME="{names}"`, or one run with the commands below.', *_blocks(found)]
+    parts += [f'To repeat all runs: `make benchmarks NAME="{names}"`; to repeat a single run, use the commands below.', *_blocks(found)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -311,10 +311,11 @@ def explained(section: Section, found: Sequence[Scored]) -> str:
     rows = [one.row for one in found]
     text = explanation(found[0].study, [row._replace(solved=None) for row in rows])
     seconds = (
-        " Seconds: median over the seeds until this return was reached, on the processors below and beside what else ran on them; "
-        "∞: fewer than half of the seeds reached it."
+        " Seconds: median over the seeds of the time until this return was reached, on the processors named below, on which other "
+        "programs may have run at the same time; ∞: fewer than half of the seeds reached the return."
     )
-    return f"An env links its figure and commands, an algorithm its spec. {text}{seconds if section.reference or _level(section) else ''}"
+    links = "Each env links to its figure and commands, each algorithm to its spec."
+    return f"{links} {text}{seconds if section.reference or _level(section) else ''}"
 
 
 def _left(section: Section) -> str:

@@ -30,12 +30,12 @@ from slm_lab.lib.text import aligned, wrapped
 from slm_lab.spec.models.study import StudyPlan
 
 SCORES = {
-    "current_return": "mean return at the end, in evaluation if there is one, else of the most recent episodes",
+    "current_return": "mean return at the end (of the last evaluation or, without evaluations, of the most recent training episodes)",
     "total_reward": "mean return of the last 100 episodes at the end",
     "total_reward_ma": "mean of total_reward over the last 100 rows",
-    "return_new": "mean return of the episodes since the row before, at the end",
+    "return_new": "mean return of the episodes since the previous row, at the end",
     "evaluation": "mean return of the last evaluation",
-    "training_return": "mean return of the most recent training episodes at the end, since the runs do not all have the same evaluation",
+    "training_return": "mean return of the most recent training episodes at the end, because not all runs have the same evaluations",
 }
 """Metric → description."""
 _BOOTSTRAP = "Intervals of interquartile means and probabilities: percentiles of the bootstrap over seeds."
@@ -325,7 +325,7 @@ def text_lines(study: StudyPlan, rows: Sequence[Row], decided: Sequence[Decision
 
 def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
     """Return an explanation of the columns of the table."""
-    parts = [f"Score: {SCORES[study.metric]}, mean over the seeds; [low, high]: {INTERVAL}."]
+    parts = [f"Score: {SCORES[study.metric]}, averaged over the seeds; [low, high]: {INTERVAL}."]
     if study.spec.baseline is not None:
         how = "paired by random_seed" if study.spec.paired else "Welch's t, unpaired"
         higher = f"probability that a seed scores higher than a seed of {study.spec.baseline}"
@@ -334,8 +334,9 @@ def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {column_of(study.metric)}"
         parts.append(f"Solved: {judged} at or above {_levels(study)}; seconds and frames are {comparison.MEDIANS}.")
     if any(row.published is not None for row in rows):
-        signs = "≥ means that ours reaches it, ≈ that ours is lower but its interval contains it, below that neither holds"
-        parts.append(f"Beside a published score, {signs}.")
+        higher = '"≥" means that our score is at least the published score'
+        near = '"≈" that it is lower, but its interval contains the published score'
+        parts.append(f'Published: {higher}, {near}, "below" that the whole interval is lower.')
     return " ".join(parts)
 
 

@@ -312,7 +312,7 @@ def explained(section: Section, found: Sequence[Scored]) -> str:
     text = explanation(found[0].study, [row._replace(solved=None) for row in rows])
     seconds = (
         " Seconds: median over the seeds of the time until this return was reached, on the processors named below, on which other "
-        "programs may have run at the same time; ∞: fewer than half of the seeds reached the return."
+        "programs may have run at the same time; ∞: at least half of the seeds did not reach the return."
     )
     links = "Each env links to its figure and commands, each algorithm to its spec."
     return f"{links} {text}{seconds if section.reference or _level(section) else ''}"

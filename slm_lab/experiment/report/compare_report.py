@@ -45,8 +45,8 @@ BAND = "mean ± 1 standard deviation over seeds"
 VARIANCE = ("variance of the return between seeds", "variance of the mean return between seeds")
 """Title, and label of the vertical axis."""
 MEDIANS = (
-    "medians over all seeds, interpolated between evaluations, with an interval from order statistics; ∞: fewer than half of the seeds "
-    "reached the return; <=: an upper limit, because the first evaluation or row was already above the return"
+    "medians over all seeds, interpolated between evaluations, with an interval from order statistics; ∞: at least half of the seeds "
+    "did not reach the return; <=: an upper limit, because the first evaluation or row was already above the return"
 )
 
 

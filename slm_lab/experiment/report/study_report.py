@@ -71,7 +71,7 @@ class Row(NamedTuple):
     solved: int | None = None
     """Number of seeds that reached `solve`."""
     solve_seconds: Median | None = None
-    """Median time until a seed reached `solve`, s; infinite if fewer than half of the seeds reached it."""
+    """Median number of seconds until the return counts as solved; infinite if at least half of the seeds did not reach it."""
     solve_frames: Median | None = None
     """Like solve_seconds, in global frames."""
     published: float | None = None

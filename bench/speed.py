@@ -96,7 +96,7 @@ CASES = {
     "ppo_pong": Case("PPO ALE/Pong-v5, 8 envs × 128 steps, minibatch 256, 4 epochs, two threads", (SB3,), one_core=False, threads=2),
     "dqn_cartpole": Case("DQN CartPole-v1, 1 env, batch 64, one update per step", (SB3, SBX)),
     "qrdqn_cartpole": Case("QR-DQN CartPole-v1, 200 quantiles, 1 env, batch 64, one update per step", (QRDQN,)),
-    "pqn_cartpole": Case("PQN CartPole-v1, 32 envs × 32 steps, beside DQN", (OURS,), peer_case="dqn_cartpole"),
+    "pqn_cartpole": Case("PQN CartPole-v1, 32 envs × 32 steps", (OURS,), peer_case="dqn_cartpole"),
     "sac_halfcheetah": Case("SAC HalfCheetah-v5, 1 env, batch 256, 256 × 256, one update per step", (SB3, SBX)),
     "td3_halfcheetah": Case("TD3 HalfCheetah-v5, 1 env, batch 256, 256 × 256, one update per step, policy delay 2", (SB3, SBX)),
     "sac_halfcheetah_bfloat16": Case(

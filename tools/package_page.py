@@ -23,8 +23,8 @@ pip install slm-lab
 slm-lab demo.json ppo_cartpole train
 ```
 
-trains PPO on CartPole in two *sessions*, which are training runs with different seeds (10–20 s). A *frame*, below, is one step of one
-environment. Python 3.11 or newer is needed."""
+The second command trains PPO on CartPole in two *sessions*, which are training runs with different seeds (10–20 s). A *frame*, below, is
+one step of one environment. You need Python 3.11 or newer."""
 
 
 def text() -> str:

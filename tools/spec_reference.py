@@ -63,7 +63,8 @@ YAML files work too. The shortest spec gives an algorithm, an env and the number
 - `--set name=value` replaces `"${name}"`, and `--set agent.algorithm.gamma=0.98` overrides a key.
 - An unknown key is an error, and the message names the most similar key. A key of another algorithm, memory or net that has no effect in
   this spec causes a notice, or an error if it is given with `--set`.
-- Whole numbers may be written as `1e6`. *Frames* are steps of the env, summed over parallel envs.
+- Whole numbers may be written as `1e6`. *Frames* are steps of the env, summed over parallel envs; a *vector step* is one step of all
+  parallel envs.
 - To use your own class, set `name` to `"package.module:Class"`: see [extend.md](extend.md).
 """
 

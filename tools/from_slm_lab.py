@@ -31,8 +31,8 @@ def text() -> str:
 def table(section: str) -> str:
     """Return the table of a section, or the table of old keys."""
     if section == "old":
-        return "\n".join(["| key | here |", "|---|---|", *_old()])
-    head = "| key | default there | here |" if "" in KEYS[section] else "| key | component | default there | here |"
+        return "\n".join(["| key | in slm_lab |", "|---|---|", *_old()])
+    head = "| key | default in SLM Lab | in slm_lab |" if "" in KEYS[section] else "| key | component | default in SLM Lab | in slm_lab |"
     return "\n".join([head, "|".join(["", *["---"] * (head.count("|") - 1), ""]), *_rows(section)])
 
 

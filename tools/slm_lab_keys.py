@@ -19,8 +19,8 @@ ACTING = {"action_pdtype": "default", "action_policy": "default", "explore_var_s
 GRADIENT = {**ACTING, "entropy_coef_spec": Said("none")}
 CRITIC = {
     **GRADIENT,
-    "lam": Said("required, may be null", "null"),
-    "num_step_returns": Said("required if `lam` is null", "null"),
+    "lam": Said("required, may be null", "default null"),
+    "num_step_returns": Said("required if `lam` is null", "default null"),
     "policy_loss_coef": 1.0,
     "val_loss_coef": 1.0,
     "training_frequency": NEEDED,
@@ -40,8 +40,8 @@ PPO = {
     "normalize_v_targets": False,
 }
 EXPLORING = {
-    "action_pdtype": Said("Categorical, in effect", "Argmax"),
-    "action_policy": Said("default, in effect", "epsilon_greedy"),
+    "action_pdtype": Said("Categorical, in effect", "default `Argmax`"),
+    "action_policy": Said("`default`, in effect", "default `epsilon_greedy`"),
     "explore_var_spec": None,
 }
 REPLAYING = {"training_frequency": NEEDED, "training_iter": NEEDED, "training_batch_iter": NEEDED}
@@ -160,7 +160,7 @@ KEYS: dict[str, dict[str, dict[str, Any]]] = {
             "log_frequency": 10_000,
             "eval_frequency": 10_000,
             "rigorous_eval": 0,
-            "random_seed": Said("the wall clock, always", "0 if absent: equal runs give equal numbers"),
+            "random_seed": Said("always the wall clock", "default `0`: equal runs give equal numbers"),
             "search_resources": Said("1 core, no GPU"),
             "search_scheduler": None,
         }
@@ -169,74 +169,79 @@ KEYS: dict[str, dict[str, dict[str, Any]]] = {
 """Section → component ("" if the section has none) → key → default."""
 
 NOTES: dict[tuple[str, str], str] = {
-    ("agent.algorithm", "action_pdtype"): "Also NormalTanh.",
-    ("agent.algorithm", "action_policy"): "With epsilon_greedy each env explores by itself; there all or none of a vector step. DQN family:"
-    " there its defaults are overwritten, and softmax(Q) is sampled.",
-    ("agent.algorithm", "entropy_coef_spec"): "PPO without it: 0; there NaN, with which no update of the policy is made.",
-    ("agent.algorithm", "num_step_returns"): "Every step has its n-step return; there, with OnPolicyReplay, only the first n of a batch.",
-    ("agent.algorithm", "clip_vloss"): "With it, `loss_spec` and `normalize_v_targets` have no effect, as there.",
-    ("agent.algorithm", "explore_var_spec"): "DQN family, absent: ε from 1 to 0.05 over the first tenth of `max_frame`.",
-    ("agent.algorithm", "sil_policy_loss_coef"): "Learns from the returns of whole past episodes, the critic too; there from sums over"
-    " shuffled transitions.",
-    ("agent.algorithm", "minibatch_size"): "At most a rollout; larger ones are reduced, with a notice. A rollout is divided evenly;"
-    " there the rest is a smaller minibatch.",
-    ("agent.algorithm", "normalize_advantages"): "Also rollout, and false: as they are. There all but percentile is standardize.",
-    ("agent.algorithm", "entropy_anneal"): "Also true, or a target in nats.",
-    ("agent.algorithm", "training_start_step"): "Training is due from this number of transitions on, at multiples of `training_frequency`;"
-    " there one transition later, also with SoftActorCritic and CrossQ.",
-    ("agent.memory", "alpha"): "Batches are drawn from equal parts of the sum of priorities; there independently. With a RecurrentNet"
-    " the defaults are `beta` 0.4 and `initial_error` greatest; SLM Lab has no importance weights, and gives a new transition the priority"
-    " of an error of 100,000, with any net.",
-    ("agent.memory", "sil_replay_name"): "The keys of that replay buffer are in `agent.memory` too.",
-    ("agent.memory", "max_size"): "Observations are stored as float32, images as uint8; there vectors are rounded to float16. No more is"
-    " allocated than the frames of a Session.",
-    ("agent.memory", "batch_size"): "With a RecurrentNet it counts sequences.",
-    ("agent.net", "seq_len"): "The net carries a hidden state over the steps of an episode and is trained over sequences of `seq_len` steps"
-    "; there it sees one observation `seq_len` times and carries none.",
-    ("agent.net", "bidirectional"): "true is an error: future observations are unknown when acting.",
-    ("agent.net", "actor_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
-    ("agent.net", "critic_init_std"): "Used; there it is dropped with actor and critic, else used for nets with several outputs only.",
-    ("agent.net", "log_std_init"): "There it is ignored for actions with one dimension, and in a shared net.",
-    ("agent.net", "batch_norm"): "Acting and targets use moving averages; there the statistics of the batch. There it has no effect in a"
-    " DuelingMLPNet.",
-    ("agent.net", "layer_norm"): "There it has no effect in a DuelingMLPNet, and with `batch_norm`.",
-    ("agent.net", "normalize"): "Divides observations of type uint8; there all.",
-    ("agent.net", "arc"): "Batch normalisation and dropout are in evaluation mode when acting and for targets; there in"
+    ("agent.algorithm", "action_pdtype"): "NormalTanh is also possible.",
+    ("agent.algorithm", "action_policy"): "With epsilon_greedy, each env explores independently; in SLM Lab, all envs or none explore"
+    " in a vector step. In the DQN family, SLM Lab overwrites its defaults, and samples from softmax(Q).",
+    ("agent.algorithm", "entropy_coef_spec"): "In PPO, 0 if absent; in SLM Lab, it is then NaN, so that the policy is never updated.",
+    ("agent.algorithm", "num_step_returns"): "Every step has an n-step return; in SLM Lab with OnPolicyReplay, only the first n steps"
+    " of a batch have one.",
+    ("agent.algorithm", "clip_vloss"): "If true, `loss_spec` and `normalize_v_targets` have no effect, as in SLM Lab.",
+    ("agent.algorithm", "explore_var_spec"): "DQN family: if absent, ε decreases from 1 to 0.05 over the first tenth of `max_frame`.",
+    ("agent.algorithm", "sil_policy_loss_coef"): "Actor and critic learn from the returns of complete past episodes; in SLM Lab, from"
+    " sums over shuffled transitions.",
+    ("agent.algorithm", "minibatch_size"): "Reduced to the size of a rollout if it is larger, with a notice. A rollout is divided"
+    " into equal parts; in SLM Lab, the last minibatch is smaller.",
+    ("agent.algorithm", "normalize_advantages"): "May also be rollout; false means no normalisation. In SLM Lab, every value except"
+    " percentile means standardize.",
+    ("agent.algorithm", "entropy_anneal"): "May also be true, or a target in nats.",
+    ("agent.algorithm", "training_start_step"): "Training is due when this number of transitions is reached, and then at multiples of"
+    " `training_frequency`; in SLM Lab, one transition later, also with SoftActorCritic and CrossQ.",
+    ("agent.memory", "alpha"): "Batches are drawn from equal parts of the sum of priorities; in SLM Lab, each transition is drawn"
+    " independently. With a RecurrentNet, `beta` is 0.4 and `initial_error` is greatest if they are absent; SLM Lab has no importance"
+    " weights, and a new transition has the priority of an error of 100,000 with any net.",
+    ("agent.memory", "sil_replay_name"): "The keys of this replay buffer are also in `agent.memory`.",
+    ("agent.memory", "max_size"): "Vectors are stored as float32, images as uint8; SLM Lab rounds vectors to float16. Memory is"
+    " allocated for at most as many transitions as the Session has frames.",
+    ("agent.memory", "batch_size"): "With a RecurrentNet, it is the number of sequences.",
+    ("agent.net", "seq_len"): "The net carries a hidden state from step to step of an episode, and learns from sequences of `seq_len`"
+    " steps; in SLM Lab, it reads one observation `seq_len` times, and carries no state.",
+    ("agent.net", "bidirectional"): "true is an error, because future observations are unknown when acting.",
+    ("agent.net", "actor_init_std"): "Used; SLM Lab ignores it for algorithms with actor and critic, and otherwise uses it only for"
+    " nets with several outputs.",
+    ("agent.net", "critic_init_std"): "Used; SLM Lab ignores it for algorithms with actor and critic, and otherwise uses it only for"
+    " nets with several outputs.",
+    ("agent.net", "log_std_init"): "SLM Lab ignores it for actions with one dimension, and in a shared net.",
+    ("agent.net", "batch_norm"): "Acting and targets use moving averages; SLM Lab uses the statistics of the batch, and ignores the"
+    " key in a DuelingMLPNet.",
+    ("agent.net", "layer_norm"): "SLM Lab ignores it in a DuelingMLPNet, and together with `batch_norm`.",
+    ("agent.net", "normalize"): "Divides observations of type uint8; in SLM Lab, all observations.",
+    ("agent.net", "arc"): "Batch normalisation and dropout are in evaluation mode when acting and for targets; in SLM Lab, in"
     " training mode.",
-    ("agent.net", "actor_optim_spec"): "Without a critic: no effect in a file for SLM Lab, as there. SoftActorCritic and CrossQ"
-    " use it; SLM Lab ignores all four keys there.",
-    ("agent.net", "out_layer_activation"): "Of the policy or action values (of a dueling net: advantages); there of the critic's values"
-    " too, and without effect in a dueling net.",
-    ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the frames collected; there it is one update behind, and with a replay buffer"
-    " and a training_frequency above 1 it reaches 0 earlier.",
-    ("agent.net", "update_frequency"): "SoftActorCritic copies in its first training after each multiple; there only in a training at a"
-    " frame f with f mod `update_frequency` < `num_envs`, which misses multiples if it does not train in every vector step.",
-    ("agent.net", "polyak_coef"): "With 0 the target net never changes.",
-    ("schedule", "start_val"): "In a file written for SLM Lab, no_decay has the value `end_val` if that is given, as in SLM Lab.",
-    ("schedule", "end_val"): "0 counts; there it is not read. Rising schedules rise; there they are at `end_val` from `start_step` on."
-    " rate_decay does not jump at its end, and periodic_decay is periodic; there it is constant.",
+    ("agent.net", "actor_optim_spec"): "Without a critic, it has no effect in a file for SLM Lab, as in SLM Lab. SoftActorCritic and"
+    " CrossQ use this key and the following three; SLM Lab ignores all four with these algorithms.",
+    ("agent.net", "out_layer_activation"): "Applied to the output of the policy, or to action values (in a dueling net, to"
+    " advantages); SLM Lab also applies it to the critic's values, and ignores it in a dueling net.",
+    ("agent.net", "lr_scheduler_spec"): "LinearToZero follows the number of collected frames; in SLM Lab, it is one update behind,"
+    " and with a replay buffer and a training_frequency above 1 it reaches 0 earlier.",
+    ("agent.net", "update_frequency"): "SoftActorCritic makes a copy in its first training after each multiple; SLM Lab makes copies"
+    " only in trainings at a frame f with f mod `update_frequency` < `num_envs`, so it misses multiples if it does not train in every"
+    " vector step.",
+    ("agent.net", "polyak_coef"): "With 0, the target net never changes.",
+    ("schedule", "start_val"): "In a file written for SLM Lab, no_decay has the value `end_val` if `end_val` is given, as in SLM Lab.",
+    ("schedule", "end_val"): "A value of 0 is used; SLM Lab ignores it. Rising schedules rise; in SLM Lab, they are at `end_val` from"
+    " `start_step` on. rate_decay ends without a jump. periodic_decay is periodic; in SLM Lab, it is constant.",
     ("env", "name"): "Old ids are replaced, with a notice. See old Atari ids above.",
-    ("env", "max_t"): "Truncates episodes; there it has no effect.",
-    ("env", "clip_obs"): "null is the same as absent; in SLM Lab null turns clipping off.",
-    ("env", "clip_reward"): "Also true and false. In Atari a given value is used; SLM Lab always clips at ±1 with several"
-    " envs and never with one."
-    " null is the same as absent (no clipping: false); in SLM Lab null turns clipping off, except in Atari with several envs.",
-    ("env", "normalize_reward"): "The discounted return restarts after each episode; there it continues over time limits, and at a"
-    " terminal step it is the reward of that step alone.",
-    ("env", "reward_scale"): "Also \"sign\". Scales the rewards of every env; there those of MuJoCo Playground only.",
-    ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update has its own gradient; there"
-    " they count each Session's, and \"synced\" adds gradients up.",
-    ("meta", "log_frequency"): "Absent, and fewer than 500,000 frames in a Session: a fiftieth of these. total_reward_ma, a mean over 100"
-    " rows, can only be compared with SLM Lab's at equal log_frequency.",
-    ("meta", "rigorous_eval"): "Number of environments; there it is num_envs. The score is the mean over the episodes of an evaluation;"
-    " there over the last 100 of all evaluations. Observations are normalised by the statistics of"
-    " training; there by others. SoftActorCritic acts by its policy from the beginning.",
+    ("env", "max_t"): "Truncates episodes; in SLM Lab, it has no effect.",
+    ("env", "clip_obs"): "null is the same as absent; in SLM Lab, null turns clipping off.",
+    ("env", "clip_reward"): "May also be true or false. In Atari, the given value is used; SLM Lab always clips at ±1 with several"
+    " envs, and never with one env. null is the same as absent (no clipping: false); in SLM Lab, null turns clipping off, except in"
+    " Atari with several envs.",
+    ("env", "normalize_reward"): "The discounted return restarts after each episode; in SLM Lab, it continues over time limits, and"
+    " at a terminal step it is only the reward of that step.",
+    ("env", "reward_scale"): "May also be \"sign\". Scales the rewards of every env; in SLM Lab, only those of MuJoCo Playground.",
+    ("meta", "distributed"): "Schedules and learning rates count the frames of all Sessions, and each update uses only its own"
+    " gradient; in SLM Lab, they count the frames of each Session, and \"synced\" accumulates gradients.",
+    ("meta", "log_frequency"): "If it is absent and a Session has fewer than 500,000 frames, it is a fiftieth of these frames."
+    " total_reward_ma is a mean over 100 rows: compare it with SLM Lab only if log_frequency is equal.",
+    ("meta", "rigorous_eval"): "Number of environments; in SLM Lab, num_envs is. The score is the mean over the episodes of an"
+    " evaluation; in SLM Lab, over the last 100 episodes of all evaluations. Observations are normalised by the statistics of"
+    " training; in SLM Lab, by separate statistics. SoftActorCritic evaluates its policy from the beginning.",
 }  # fmt: skip
 """(section, key) → differences other than the default."""
 
 OLD = {
-    "spec_params": "the same: one spec for each combination of values; without a notice",
-    "meta.search": "`meta.search_algorithm`: `RandomSearch` is `grid` if the search has `grid_search` keys, else `random`; other values are"
-    " an error",
+    "spec_params": "the same: one spec for each combination of values, without a notice",
+    "meta.search": "`meta.search_algorithm`: `RandomSearch` is `grid` if the search has `grid_search` keys, and otherwise `random`; other"
+    " values are an error",
 }
 """Key of SLM Lab v4 that is converted, rather than renamed or removed → description of the conversion."""

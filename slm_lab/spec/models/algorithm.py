@@ -89,7 +89,7 @@ class AlgorithmSpec(Component):
     """Probability distribution of actions. By default it depends on the action space: Categorical, MultiCategorical, Bernoulli or Normal.
     NormalTanh is a Normal distribution whose samples pass through tanh; the policy learns from the samples before tanh."""
     action_policy: ActionPolicy = "default"
-    """How to choose an action from the distribution; default: sample it."""
+    """How to choose an action from the distribution; "default": sample it."""
     gamma: Fraction = 0.99
     """Discount factor γ."""
     explore_var_spec: Schedule | None = None
@@ -326,7 +326,7 @@ class EpsilonGreedySpec(AlgorithmSpec):
     action_pdtype: ActionPdtype = "Argmax"
     """Probability distribution of actions over the action values; default: Argmax, or Categorical with the policy boltzmann."""
     action_policy: ActionPolicy = "epsilon_greedy"
-    """How to choose an action from the distribution; default: sample it."""
+    """How to choose an action from the distribution; "default": sample it."""
     explore_var_spec: Schedule | None = None
     """Schedule of ε (epsilon_greedy) or τ (boltzmann) over frames; default with epsilon_greedy: from 1 to 0.05 over the first tenth
     of env.max_frame, or constantly 0 with a noisy net."""

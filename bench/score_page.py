@@ -314,8 +314,10 @@ def explained(section: Section, found: Sequence[Scored]) -> str:
         " Seconds: median over the seeds of the time until this return was reached, on the processors named below, on which other "
         "programs may have run at the same time; ∞: at least half of the seeds did not reach the return."
     )
-    links = "Each env links to its figure and commands, each algorithm to its spec."
-    return f"{links} {text}{seconds if section.reference or _level(section) else ''}"
+    return (
+        f"Each env links to its figure and commands, each algorithm to its spec. {text}"
+        f"{seconds if section.reference or _level(section) else ''}"
+    )
 
 
 def _left(section: Section) -> str:

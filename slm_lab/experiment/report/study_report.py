@@ -334,9 +334,11 @@ def explanation(study: StudyPlan, rows: Sequence[Row]) -> str:
         judged = RULES["evaluation"] if study.metric == "evaluation" else f"the column {column_of(study.metric)}"
         parts.append(f"Solved: {judged} at or above {_levels(study)}; seconds and frames are {comparison.MEDIANS}.")
     if any(row.published is not None for row in rows):
-        higher = '"≥" means that our score is at least the published score'
-        near = '"≈" that it is lower, but its interval contains the published score'
-        parts.append(f'Published: {higher}, {near}, "below" that the whole interval is lower.')
+        signs = (
+            '"≥" means that our score is at least the published score, "≈" that it is lower, but its interval contains the published '
+            'score, "below" that the whole interval is lower'
+        )
+        parts.append(f"Published: {signs}.")
     return " ".join(parts)
 
 

@@ -319,7 +319,7 @@ def _components(section: Section) -> list[str]:
     lines = ["| name | | actions | memories |", "|---|---|---|---|"]
     for name, model in models.items():
         kinds: Any = model
-        actions = "all" if len(kinds.action_kinds) == 4 else ", ".join(kind.replace("_", " ") for kind in kinds.action_kinds)
+        actions = "all" if len(kinds.action_kinds) == 4 else ", ".join(kind.replace("_", "-") for kind in kinds.action_kinds)
         memories = "any" if len(kinds.memories) > 3 else ", ".join(kinds.memories)
         lines.append(f"| {links[name]} | {_line(inspect.getdoc(model))} | {actions} | {memories} |")
     return lines

@@ -20,6 +20,7 @@ from slm_lab.lib.limits import processor
 from slm_lab.lib.log import notice
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
+from slm_lab.lib.text import first_line
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -40,7 +41,7 @@ def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: s
         if isinstance(error, RuntimeError) and "allocate memory" not in str(error) and "out of memory" not in str(error):
             raise
         where = "this machine" if device == "cpu" else f"the device {device}"
-        reason = f": {text[0]}" if (text := str(error).splitlines()) else ""
+        reason = f": {text}" if (text := first_line(str(error))) else ""
         message = f"nets, optimizers and replay buffer do not fit into the free memory of {where}{reason}"
         raise SpecError("agent", [Problem("agent", message)]) from None
 

@@ -21,10 +21,24 @@ def shorten(text: str, letters: int) -> str:
     return f"{text[: letters - 1 - end]}…{text[len(text) - end :]}"
 
 
+def nonblank_lines(text: str) -> list[str]:
+    """Return the lines that are not blank, without spaces around them."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def first_line(text: str) -> str:
+    """Return the first line that is not blank, without spaces around it. "" if there is none."""
+    return next(iter(nonblank_lines(text)), "")
+
+
 def last_line(text: str) -> str:
     """Return the last line that is not blank, without spaces around it: of a traceback, the error. "" if there is none."""
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    return next(reversed(nonblank_lines(text)), "")
+
+
+def error_line(error: BaseException) -> str:
+    """Return the first line of an error's message; if it has no message, the name of its type."""
+    return first_line(str(error)) or type(error).__name__
 
 
 def aligned(lines: Sequence[Sequence[str]], width: int = WIDTH, keys: int = 1) -> list[str]:

@@ -226,6 +226,14 @@ def test_no_network(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "HF_HUB_OFFLINE" in refused(tmp_path, capsys, "me/cart")
 
 
+def test_an_error_without_a_message(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def model_info(*_: Any, **__: Any) -> Any:
+        raise ValueError
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
+    assert "me/cart: ValueError (http://" in refused(tmp_path, capsys, "me/cart")
+
+
 def test_without_the_package(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert "pip install 'slm-lab[hub]'" in refused(tmp_path, capsys, "me/cart")

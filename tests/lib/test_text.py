@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slm_lab.lib.text import aligned, last_line, shorten, wrapped
+from slm_lab.lib.text import aligned, error_line, first_line, last_line, nonblank_lines, shorten, wrapped
 
 
 def test_a_table_that_fits_is_one_block() -> None:
@@ -42,3 +42,10 @@ def test_the_last_line_of_a_traceback_is_the_error() -> None:
     assert last_line("Traceback:\n  File x\n  ValueError: no \n\n") == "ValueError: no"
     assert last_line("one") == "one"
     assert last_line("") == last_line(" \n") == ""
+
+
+def test_the_first_line_of_an_error() -> None:
+    assert error_line(ValueError("\n  no: 1 \n 2\n")) == first_line("\n  no: 1 \n 2\n") == "no: 1"
+    assert nonblank_lines(" a \n\n\tb\n") == ["a", "b"]
+    assert first_line("") == first_line(" \n") == ""
+    assert error_line(ValueError()) == error_line(ValueError(" \n")) == "ValueError", "an error without a message"

@@ -44,7 +44,7 @@ from slm_lab.lib.demonstrations import EpisodeRecorder, joined
 from slm_lab.lib.limits import cores
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import session_seeds
-from slm_lab.lib.text import last_line
+from slm_lab.lib.text import error_line, last_line
 from slm_lab.spec.load.loader import load_spec, mark_sets, parse_sets
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import Spec
@@ -65,7 +65,7 @@ def load_ffmpeg() -> ModuleType:
     try:
         imageio_ffmpeg.get_ffmpeg_exe()
     except RuntimeError as error:
-        raise UserError(f"{install} (imageio-ffmpeg is installed: {str(error).splitlines()[0]})") from None
+        raise UserError(f"{install} (imageio-ffmpeg is installed: {error_line(error)})") from None
     ffmpeg: ModuleType = imageio_ffmpeg
     return ffmpeg
 

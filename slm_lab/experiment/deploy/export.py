@@ -24,6 +24,7 @@ from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.named_model import ModelPaths
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
+from slm_lab.lib.text import first_line
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -180,8 +181,7 @@ def _example(policy: ExportedPolicy) -> _Example:
 
 def _not_exportable(format: Format, error: Exception) -> UserError:
     other = "; --format torch may work" if format == "onnx" else ""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    return UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {lines[0][:200]}{other}")
+    return UserError(f"the net cannot be exported to {format}: {type(error).__name__}: {first_line(str(error))[:200]}{other}")
 
 
 def _trace_to_onnx(policy: ExportedPolicy, example: _Example) -> bytes:

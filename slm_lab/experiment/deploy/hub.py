@@ -20,6 +20,7 @@ from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.named_model import CARD, FILES, SPEC, WEIGHTS, ModelPaths, check_free, models_dir, named_model, new_model
 from slm_lab.experiment.plan import UserError
+from slm_lab.lib.text import error_line
 from slm_lab.spec.report import KeyPath, show_path
 
 PULLED = (WEIGHTS, SPEC, "policy.onnx", CARD)
@@ -128,14 +129,14 @@ def _hub_errors(hub: ModuleType, where: str) -> Iterator[None]:
         raise UserError(f"cannot reach {where}: HF_HUB_OFFLINE is set") from None
     except hub.errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
-        why = _WHY.get(status or 0, str(error).strip().splitlines()[0])
+        why = _WHY.get(status or 0, error_line(error))
         why = "the repository is gated: accept its conditions on its page first" if isinstance(error, hub.errors.GatedRepoError) else why
         why = _WHY[404] if isinstance(error, hub.errors.RepositoryNotFoundError) else why
         raise UserError(f"{where}: {why} ({_api(hub).endpoint}, HTTP status {status})") from None
     except (hub.errors.LocalEntryNotFoundError, hub.errors.HFValidationError) as error:
-        raise UserError(f"{where}: {str(error).strip().splitlines()[0]}") from None
+        raise UserError(f"{where}: {error_line(error)}") from None
     except (RuntimeError, ValueError) as error:  # a file that was not uploaded, or an answer that is none of the Hub's
-        raise UserError(f"{where}: {str(error).strip().splitlines()[0]} ({_api(hub).endpoint})") from None
+        raise UserError(f"{where}: {error_line(error)} ({_api(hub).endpoint})") from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "httpcore2", "huggingface_hub"):
             raise

@@ -40,6 +40,7 @@ from slm_lab.experiment.report.trial_figures import (
 )
 from slm_lab.experiment.report.writer import Writer, json_bytes
 from slm_lab.lib.files import finite
+from slm_lab.lib.text import nonblank_lines
 from slm_lab.spec.models.spec import Spec
 
 _NO_SCALARS: Scalars = dict.fromkeys(("current_return", "current_return_se", "final_return", "total_reward_ma", *SESSION_METRICS, "frame"))
@@ -248,7 +249,7 @@ def _in_a_line(text: str) -> str:
 
     Lines after the first are the output of a process before it died.
     """
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["unknown cause"]
+    lines = nonblank_lines(text) or ["unknown cause"]
     if "Traceback" not in text:
         return " ".join([lines[0], *(line for line in lines[1:][-1:] if line.startswith("(at frame "))])
     return " ".join(lines[-2:]) if lines[-1].startswith("(at frame ") else lines[-1]

@@ -49,7 +49,7 @@ from slm_lab.experiment.report.study_report import (
 )
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.files import shown
-from slm_lab.lib.text import last_line
+from slm_lab.lib.text import error_line, last_line
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import PlannedRun, StudyPlan, StudySpec
@@ -106,7 +106,7 @@ def _saved_study(paths: StudyPaths, about: Mapping[str, Any]) -> StudyPlan:
         runs, spec = tuple(PlannedRun(*run) for run in about["runs"]), StudySpec.model_validate(body["study"])
         return StudyPlan(paths.name, about["source"], spec, body, runs, scores, tuple(about["set"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        why = f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+        why = f"{error} is missing" if isinstance(error, KeyError) else error_line(error)
         again = f"slm-lab {about.get('source', 'FILE')} {paths.name} study@{paths.root} writes it again"
         raise UserError(f"{paths.study} cannot be read as a study: {why}; {again}") from None
 

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from slm_lab.lib.system import has
+from slm_lab.lib.text import first_line
 
 
 def main() -> None:
@@ -124,7 +125,7 @@ class _Tracking:
 
 def _in_a_line(error: BaseException) -> str:
     """Return the type of an error and the first line of its message."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    first = first_line(str(error))
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

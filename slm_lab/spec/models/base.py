@@ -17,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from slm_lab.lib.text import error_line
 from slm_lab.spec.report import nearest
 
 
@@ -120,7 +121,7 @@ def find_model(name: str, kind: type[Component]) -> type[Component]:
     try:
         found.model_rebuild()
     except Exception as error:  # an annotation that pydantic cannot resolve
-        raise ExtensionError(f"'{name}' is not a valid pydantic model: {str(error).splitlines()[0]}") from error
+        raise ExtensionError(f"'{name}' is not a valid pydantic model: {error_line(error)}") from error
     return found
 
 

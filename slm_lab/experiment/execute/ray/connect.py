@@ -21,7 +21,7 @@ from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import cores
 from slm_lab.lib.process import environment, stop_signals_blocked
-from slm_lab.lib.text import last_line
+from slm_lab.lib.text import error_line, last_line, nonblank_lines
 
 _CONNECT_SECONDS = 3.0
 """Maximum time in seconds for the head of a cluster to accept a connection. (Ray itself would try for 80 s and then end this process.)"""
@@ -208,8 +208,7 @@ def _variables() -> dict[str, str]:
 
 def _refusal(address: str, text: str) -> str:
     """Return the message to show for an error that ray.init has raised."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    shown = " ".join(lines[:6])[:600]
+    shown = " ".join(nonblank_lines(text)[:6])[:600]
     if "ersion mismatch" in text:
         advice = "install the same versions of Ray and Python everywhere"
     elif "uthenticat" in text or "token" in text:
@@ -380,8 +379,7 @@ def died(error: BaseException) -> str:
     text = str(error)
     if "unavailable" in text or "node has died" in text or "node was terminated" in text:
         return LOST_NODE
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "cause" in line.lower()), (lines or [type(error).__name__])[0])[:300]
+    return next((line for line in nonblank_lines(text) if "cause" in line.lower()), error_line(error))[:300]
 
 
 LOST_NODE = "its node is gone or does not answer"

@@ -65,6 +65,12 @@ def flat(body: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield f"{prefix}{key}", value
 
 
+def diff(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the entries that differ: key → (before, after), first the keys of `before`; None stands for an absent key."""
+    pairs = {key: (before.get(key), after.get(key)) for key in (*before, *after)}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
 def show(value: Any) -> str:
     """Format a value as JSON, truncated to 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slm_lab.spec.report import KeyPath, show_path, to_path
+from slm_lab.spec.report import KeyPath, diff, show_path, to_path
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,9 @@ def test_parsing(text: str, path: KeyPath) -> None:
 def test_a_shown_path_is_parsed_to_itself() -> None:
     path = ("agent", "net", "hid_layers", 0, 12, "x")
     assert to_path(show_path(path)) == path
+
+
+def test_changed_values_are_ordered_like_the_first_mapping() -> None:
+    before, after = {"b": 1, "same": [2], "gone": 3, "none": None}, {"new": 4, "b": 1.5, "same": [2]}
+    assert list(diff(before, after).items()) == [("b", (1, 1.5)), ("gone", (3, None)), ("new", (None, 4))]
+    assert diff({"none": None}, {}) == diff(before, before) == {}

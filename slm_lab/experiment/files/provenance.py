@@ -15,6 +15,7 @@ from typing import Any
 import slm_lab
 from slm_lab.lib.limits import cores
 from slm_lab.spec.models.spec import SPEC_VERSION
+from slm_lab.spec.report import diff
 
 _PACKAGES = ("torch", "gymnasium", "numpy", "envpool", "ale-py", "mujoco")
 
@@ -53,6 +54,12 @@ def _git(checkout: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def changed_versions(start: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the packages whose versions differ from those at a start of a run: package → (then, now); None: it is not installed."""
+    then, now = start.get("versions", {}), package_versions()
+    return diff(then, {package: now.get(package) for package in then})
 
 
 def package_versions() -> dict[str, str]:

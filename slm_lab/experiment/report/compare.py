@@ -43,7 +43,7 @@ from slm_lab.experiment.report.run import Run, Status, global_table, load_run, r
 from slm_lab.experiment.report.statistics import aggregate, interquartile_mean
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import diff, nearest
 
 SOLVE_EPISODES = 10
 """Minimum number of episodes whose mean return is compared with a threshold."""
@@ -406,8 +406,8 @@ def _labelled(groups: dict[tuple[str, str, str], list[Run]]) -> list[Setting]:
 
 
 def differing_keys(specs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the sorted key paths at which specs differ. Keys that only some specs have because they use other components are omitted."""
-    keys = sorted(key for key in {key for spec in specs for key in spec} if any(spec.get(key) != specs[0].get(key) for spec in specs))
+    """Return the sorted paths at which specs differ, without keys that only some specs have because their component names differ."""
+    keys = sorted({key for spec in specs[1:] for key in diff(specs[0], spec)})
     sections = tuple(key.removesuffix("name") for key in keys if key.endswith(".name"))
 
     def implied(key: str) -> bool:

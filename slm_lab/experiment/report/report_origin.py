@@ -16,7 +16,7 @@ from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run
 from slm_lab.lib.files import shown
 from slm_lab.spec.models.spec import models_at
-from slm_lab.spec.report import KeyPath
+from slm_lab.spec.report import KeyPath, diff
 
 REPORT = "report.html"
 _LETTERS = 200
@@ -62,10 +62,8 @@ def _previous(run: Run) -> dict[str, Any] | None:
     other = previous_run(run)
     if other is None:
         return None
-    own, theirs = run.settings(), other.settings()
-    keys = [key for key in dict.fromkeys((*own, *theirs)) if own.get(key) != theirs.get(key)]
     name = other.paths.root.name
-    rows = [[key, _text(own.get(key)), _text(theirs.get(key))] for key in keys]
+    rows = [[key, _text(own), _text(theirs)] for key, (own, theirs) in diff(run.settings(), other.settings()).items()]
     value = other.metrics.get("current_return")
     note = f"{other.status}, current return {number(value)}" if isinstance(value, int | float) else other.status
     href = f"../{name}/{REPORT}" if (other.paths.root / REPORT).is_file() else None

@@ -23,7 +23,7 @@ from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
 from slm_lab.lib.files import shown
 from slm_lab.lib.text import aligned
-from slm_lab.spec.report import flat
+from slm_lab.spec.report import diff, flat
 
 _RECORDS = ("spec_version", "git", "versions", "host", "cpu", "backend", "eval_backend", "matmul", "threads", "start_method")
 """Entries of meta.run that record the software and the machine with which a run was trained."""
@@ -106,16 +106,14 @@ class RunDifference:
 def run_difference(a: Run, b: Run) -> RunDifference:
     """Compare runs `a` and `b`. Raises UserError if a saved spec cannot be read."""
     keys, other = a.keys(), b.keys()
-    differ = differing_keys([keys, other])
-    all_keys = [key for key in {**keys, **other} if keys.get(key) != other.get(key)]
-    records, records_b = (_records(run) for run in (a, b))
+    differ, pairs = differing_keys([keys, other]), diff(keys, other)
     sessions, sessions_b = (set(run.tables("train")) for run in (a, b))
     return RunDifference(
         a,
         b,
-        [Pair(key, keys.get(key), other.get(key)) for key in differ],
-        len(all_keys) - len(differ),
-        [Pair(key, records.get(key), records_b.get(key)) for key in {**records, **records_b} if records.get(key) != records_b.get(key)],
+        [Pair(key, *pairs[key]) for key in differ],
+        len(pairs) - len(differ),
+        [Pair(key, *pair) for key, pair in diff(_records(a), _records(b)).items()],
         list(_table_differences(a, b)),
         (sorted(sessions - sessions_b), sorted(sessions_b - sessions)),
         _returns(a, b) if a.env == b.env else None,

@@ -14,14 +14,14 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import readable_checkpoint
 from slm_lab.experiment.files.lock import ENDED
 from slm_lab.experiment.files.paths import RunPaths, not_a_run, run_paths_in
-from slm_lab.experiment.files.provenance import package_versions
+from slm_lab.experiment.files.provenance import changed_versions
 from slm_lab.experiment.files.sink import is_damaged
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.load.files import is_flat, spec_names
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import flat
+from slm_lab.spec.report import diff, flat
 
 _CHANGEABLE_KEYS = re.compile(
     r"env\.max_frame"
@@ -157,8 +157,8 @@ def _with_reasons(
 ) -> dict[int, SessionStart]:
     """Return the starts with changed keys and changed package versions as additional reasons for inexact results."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
-    before, now = history[-1].get("versions", {}) if history else {}, package_versions()
-    reasons += [f"{package} {before[package]} is now {now.get(package)}" for package in before if before[package] != now.get(package)]
+    versions = changed_versions(history[-1]) if history else {}
+    reasons += [f"{package} {before} is now {now}" for package, (before, now) in versions.items()]
     return {
         index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
     }
@@ -172,8 +172,7 @@ def may_change(path: str) -> bool:
 def differences(before: Spec, after: Spec) -> dict[str, tuple[Any, Any]]:
     """Return the keys whose values differ between two specs: path → (before, after); None stands for an absent key."""
     one, other = (dict(flat(dump_spec(spec)[spec.name])) for spec in (before, after))
-    paths = [*one, *(path for path in other if path not in one)]
-    return {path: (one.get(path), other.get(path)) for path in paths if one.get(path) != other.get(path) and not _IGNORED.fullmatch(path)}
+    return {path: pair for path, pair in diff(one, other).items() if not _IGNORED.fullmatch(path)}
 
 
 def resumed_lines(found: Resumption, killed: str | None) -> list[str]:

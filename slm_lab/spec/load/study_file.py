@@ -17,7 +17,7 @@ from slm_lab.spec.load.loader import dump_spec, load, notify, parse_sets
 from slm_lab.spec.load.validate import explain
 from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.models.study import Study, StudyEntry, StudyEnv, StudyRun, StudySpec
-from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, flat, nearest, override, show, show_path, to_path, value_at
+from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, diff, flat, nearest, override, show, show_path, to_path, value_at
 
 OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
@@ -37,8 +37,7 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any], spec: Spec) -
     values are not included: a key that was added to the package later does not, with its default, change what was learned before.
     """
     ((_, body),) = dump_spec(spec).items()
-    paths = [*before, *(path for path in after if path not in before and not _is_default(path, after[path], body))]
-    return [path for path in paths if before.get(path) != after.get(path)]
+    return [path for path in diff(before, after) if path in before or not _is_default(path, after[path], body)]
 
 
 def _is_default(path: str, value: Any, body: Any) -> bool:

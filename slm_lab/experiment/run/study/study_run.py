@@ -24,7 +24,7 @@ from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.study_file import differing, settings
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.models.study import Study, StudyRun
-from slm_lab.spec.report import SpecError
+from slm_lab.spec.report import SpecError, diff
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ def adopted_runs(study: Study, patterns: Sequence[str]) -> dict[tuple[str, int],
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return a line for each difference, such as "agent.algorithm.gamma: 0.98 → 0.99"."""
-    paths = [*before, *(path for path in after if path not in before)]
-    return [f"{path}: {_shown(before.get(path))} → {_shown(after.get(path))}" for path in paths if before.get(path) != after.get(path)]
+    return [f"{path}: {_shown(old)} → {_shown(new)}" for path, (old, new) in diff(before, after).items()]
 
 
 def _shown(value: Any) -> str:

@@ -23,7 +23,7 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.paths import RunPaths
-from slm_lab.experiment.files.provenance import package_versions
+from slm_lab.experiment.files.provenance import changed_versions
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.files.sink import LocalSink, Position, is_damaged
 from slm_lab.experiment.plan import Plan, Stop, UserError
@@ -52,7 +52,7 @@ from slm_lab.lib.records import Episode
 from slm_lab.lib.store import shared_file
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import SpecError, show
+from slm_lab.spec.report import SpecError, diff, show
 
 _NEVER = 1e9
 """Value of meta.save_interval while training is repeated, such that no state is saved before the end of the window."""
@@ -212,11 +212,8 @@ def _machine(start: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the package versions and the processor as far as they differ from those of a start of the run."""
     from slm_lab.agent.torch_settings import cpu_name
 
-    before, now = start.get("versions", {}), package_versions()
-    pairs = {package: (before[package], now.get(package)) for package in before}
-    if "cpu" in start:
-        pairs["cpu"] = (start["cpu"], cpu_name())
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    cpu = diff({"cpu": start["cpu"]}, {"cpu": cpu_name()}) if "cpu" in start else {}
+    return changed_versions(start) | cpu
 
 
 def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[Finding]:

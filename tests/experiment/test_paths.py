@@ -8,7 +8,7 @@ import pytest
 
 from slm_lab.experiment.files import paths as paths_module
 from slm_lab.experiment.files.find import find_run
-from slm_lab.experiment.files.paths import RunPaths, new_comparison, new_run, run_paths_in, runs
+from slm_lab.experiment.files.paths import RunPaths, new_comparison, new_run, run_paths_in, runs, time_in
 from slm_lab.experiment.plan import UserError
 
 
@@ -66,6 +66,12 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
     assert first.root.name == "ppo_2026_01_01_235959"
     assert second.root.name == "ppo_2026_01_02_000000"
     assert runs(tmp_path, "ppo") == [first.root, second.root]
+
+
+def test_the_time_in_the_name_of_a_folder() -> None:
+    assert time_in("a_2026_b_2026_01_31_235959") == datetime(2026, 1, 31, 23, 59, 59)
+    for name in ("ppo", "2026_01_31_235959", "ppo_2026_02_31_235959", "ppo_2026_1_31_235959", "ppo_2026_01_31_235959_1"):
+        assert time_in(name) is None, name
 
 
 def test_runs_are_of_that_spec_alone(tmp_path: Path) -> None:

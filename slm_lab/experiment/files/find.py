@@ -25,6 +25,7 @@ from slm_lab.experiment.files.paths import (
     run_paths_in,
     runs,
     study_in,
+    time_in,
 )
 from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.files.storage import Location
@@ -35,7 +36,6 @@ from slm_lab.spec.report import nearest
 
 CheckpointName = str | int
 """Name of a checkpoint: "best", "last", or the frame of a numbered checkpoint."""
-_STAMPED = re.compile(r".+_(\d{4}_\d{2}_\d{2}_\d{6})")
 
 
 def find_run(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
@@ -125,8 +125,8 @@ def _newest_first(data_dir: Path) -> list[Path]:
         folders = [path for path in data_dir.iterdir() if path.is_dir()]
     except OSError:
         return []
-    stamped = [(match[1], path) for path in folders if (match := _STAMPED.fullmatch(path.name))]
-    return [path for _, path in sorted(stamped, reverse=True)]
+    dated = [(time, path) for path in folders if (time := time_in(path.name)) is not None]
+    return [path for _, path in sorted(dated, reverse=True)]
 
 
 def checkpoints(paths: RunPaths, session: int | None = None, trial: int = 0) -> list[str]:

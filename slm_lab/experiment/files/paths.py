@@ -327,6 +327,15 @@ def new_folder(data_dir: Path, name: str) -> Path:
             return root
 
 
+def time_in(name: str) -> datetime | None:
+    """Return the time in the name of a folder that `new_folder` created; None if there is none."""
+    match = re.fullmatch(f".+_({_STAMP_PATTERN})", name)
+    try:
+        return datetime.strptime(match[1], _STAMP) if match else None
+    except ValueError:  # such as the 31st of February
+        return None
+
+
 def stamped_folders(data_dir: Path, stem: str) -> list[Path]:
     """Return the folders that `new_folder` created for a name, oldest first."""
     pattern = re.compile(re.escape(stem) + f"_{_STAMP_PATTERN}")

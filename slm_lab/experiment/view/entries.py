@@ -26,7 +26,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from slm_lab.experiment.files.lock import in_use
-from slm_lab.experiment.files.paths import RunPaths, StudyPaths
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths, time_in
 from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.report.metrics import mean_current_return, mean_rating
 from slm_lab.experiment.report.run import Run, last_row, numbers, read_json
@@ -240,7 +240,7 @@ def _study(found: Found) -> Entry:
         "text": f"{len(results)} of {planned} runs",
         "runs": begun,
         "progress": _share(len(results), planned),
-        "began": stamped(found.folder.name),
+        "began": None if (start := time_in(found.folder.name)) is None else start.timestamp(),
         "ended": None if running else max(filter(None, map(_modified, (study.results, study.runs))), default=None),
         **_best_entry(study),
     }
@@ -267,14 +267,6 @@ def _names(folder: Path, suffix: str = "") -> list[str]:
         return [name for name in os.listdir(folder) if name.endswith(suffix) and not name.startswith(".")]
     except OSError:
         return []
-
-
-def stamped(name: str) -> float | None:
-    """Return the time in the name of a folder, in seconds since 1970; None if there is none."""
-    try:
-        return datetime.strptime("_".join(name.split("_")[-4:]), "%Y_%m_%d_%H%M%S").timestamp()
-    except ValueError:
-        return None
 
 
 # ---- sparklines

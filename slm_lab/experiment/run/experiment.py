@@ -28,18 +28,27 @@ _POLL = 0.25
 _NEEDED_BYTES = 16 * 2**20
 """Minimum free disk space, in bytes, that is required to begin a run."""
 Item = TypeVar("Item")
+Paths = TypeVar("Paths")
 
 
-class Experiment:
+class Experiment(Generic[Paths]):
     """Base class of trial, search and study.
 
     Attributes:
+        paths: paths of the experiment's files; None until its folder exists.
         lock: the lock of the folder, which is held while the experiment runs; None until the folder exists.
         display: prints and logs messages while the experiment runs; None before.
     """
 
+    paths: Paths | None = None
     lock: RunLock | None = None
     display: Display | None = None
+
+    @property
+    def _files(self) -> Paths:
+        """The paths of the files of an experiment whose folder exists."""
+        assert self.paths is not None
+        return self.paths
 
     @contextmanager
     def _run_context(self, stop: Stop, folder: Path, method: StartMethod, interrupted: Callable[[], str]) -> Iterator[None]:

@@ -101,7 +101,7 @@ class TrialResult(dict[str, Any]):
 _NOTHING = "stopped before the first step; nothing was written"
 
 
-class Trial(Experiment):
+class Trial(Experiment[RunPaths]):
     """Trial number `index` of an experiment.
 
     Args:
@@ -133,8 +133,6 @@ class Trial(Experiment):
         sent = (self.plan.engine or choose_engine(spec, self.plan)) != "inline"
         self.plan = replace(self.plan, observers=(*self.plan.observers, *check_factories(observers, sent=sent)))
         self.spec, self.index = _resolved(spec, self.plan), index
-        self.paths: RunPaths | None = None
-        """Paths of the run's files; None until the run folder exists."""
         self._resumption, self.lock, self._folder = resumption, lock, folder
         self._stop, self._console = stop or Stop(), console
         self._data_dir = self._shown = Path()
@@ -187,8 +185,7 @@ class Trial(Experiment):
         ended = [end for end in ends if end.status != "stopped"]
         if stop.requested and len(ended) < self.spec.meta.max_session:  # some Sessions were stopped or did not begin
             raise Interrupted(_NOTHING if self.paths is None else "", stop.number)
-        assert self.paths is not None
-        return TrialResult(metrics, self.paths, self.index)
+        return TrialResult(metrics, self._files, self.index)
 
     def _interrupted(self) -> str:
         if self.paths is None:

@@ -110,6 +110,6 @@ def test_what_a_failed_trial_reported_before_is_not_its_result(tmp_path: Path, s
         return [Update(50, ((50, 99.0),)), *failing(retry=False)] if trial == 1 else finishing(float(trial))
 
     table = SearchTable("final_strength", Console(file=StringIO()))
-    search._search_stage(ScriptedExecutor(script), search.paths, table).run(Stop())
+    search._search_stage(ScriptedExecutor(script), table).run(Stop())
     assert told == {0: 0.0, 1: None, 2: 2.0}
     assert [trial.status for trial in search.state.trials] == ["finished", "failed", "finished"]

@@ -62,7 +62,7 @@ class SearchResult:
     summary: SearchSummary
 
 
-class Search(Experiment):
+class Search(Experiment[RunPaths]):
     """Runs trials with proposed values, several at a time, until meta.max_trial trials have ended.
 
     Each trial is a complete Trial with Sessions and the usual files, whose names contain its number t. The state of the search is saved in
@@ -89,7 +89,6 @@ class Search(Experiment):
         self.plan = plan or Plan()
         self.spec = spec
         self.paths, self.lock = paths, lock
-        """The paths of the search's files, and the lock of its folder; None until the folder exists."""
         self._continued = state is not None
         self._common_seeds = common_seeds
         self._gpus = 0
@@ -191,15 +190,15 @@ class Search(Experiment):
     def _run_stages(self, executor: Executor, table: SearchTable, stop: Stop, begin: float) -> None:
         if stop.requested:
             raise KeyboardInterrupt
-        paths = self._open()
-        table.log_to(paths.search_log)
+        self._open()
+        table.log_to(self._files.search_log)
         threading.Thread(target=load_analysis, daemon=True).start()
-        self._say_what_runs(table, self._share, perf_counter() - begin)
-        self._search_stage(executor, paths, table).run(stop)
+        self._say_what_runs(table, perf_counter() - begin)
+        self._search_stage(executor, table).run(stop)
         if self.state.confirm and not stop.requested:
-            self._confirm_stage(executor, paths, table, stop)
+            self._confirm_stage(executor, table, stop)
 
-    def _open(self) -> RunPaths:
+    def _open(self) -> None:
         """Create the run folder (a continued search uses the existing one), and save the spec in it. Raises UserError."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
@@ -216,22 +215,20 @@ class Search(Experiment):
             replace_file(paths.spec, indented_json(dump_spec(self.spec.model_copy(update={"meta": meta}))), sync=True)
             self.state.save(paths.search_state)
         self.paths = paths
-        return paths
 
-    def _say_what_runs(self, table: SearchTable, share: TrialShare, seconds: float) -> None:
-        assert self.paths is not None
+    def _say_what_runs(self, table: SearchTable, seconds: float) -> None:
         meta, algorithm = self.spec.meta, self.spec.meta.search_algorithm
-        trials = f"{self.space.trials} trials ({algorithm}), {share.concurrent} at a time"
+        trials = f"{self.space.trials} trials ({algorithm}), {self._share.concurrent} at a time"
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
         table.say(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
-        table.say(f"{shown(self.paths.root)}")
+        table.say(f"{shown(self._files.root)}")
         if self._continued:
             ended = sum(trial.ended for trial in self.state.trials)
             running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
             killed = "" if self.lock is None or self.lock.killed is None else f"the last start, {self.lock.killed}, {ENDED}; "
             table.say(f"continues: {killed}{ended} trials have ended, {running} continue from their checkpoints")
 
-    def _search_stage(self, executor: Executor, paths: RunPaths, table: SearchTable) -> Stage:
+    def _search_stage(self, executor: Executor, table: SearchTable) -> Stage:
         state = self.state
         scheduler = make_scheduler(self.spec, self.space, [(state.trials[t], frame, metric) for t, frame, metric in state.reports])
 
@@ -247,7 +244,7 @@ class Search(Experiment):
             trial.metric = final_metric(trial, state.metric)
             failed = trial.status == "failed"
             self._proposer.tell(trial.trial, None if failed else trial.metric)
-            self._prune(paths)
+            self._prune()
 
         return Stage(
             state.trials,
@@ -256,8 +253,8 @@ class Search(Experiment):
             self.spec.session_frames,
             executor,
             self._share.resources,
-            lambda trial, slot: self._job(paths, trial, slot),
-            partial(self._save, paths),
+            self._job,
+            self._save,
             table,
             propose=propose,
             on_report=report,
@@ -267,9 +264,9 @@ class Search(Experiment):
             exhausted=state.exhausted,
         )
 
-    def _save(self, paths: RunPaths) -> None:
+    def _save(self) -> None:
         self.state.proposer = self._proposer.state_dict()
-        self.state.save(paths.search_state)
+        self.state.save(self._files.search_state)
         self._live_report.poll()
 
     @cached_property
@@ -281,8 +278,7 @@ class Search(Experiment):
     def _write_report(self, *, ended: bool = False) -> Path:
         from slm_lab.experiment.report.report_folder import write_search_report
 
-        assert self.paths is not None
-        return write_search_report(self.paths, self.spec, self.state, ended=ended)
+        return write_search_report(self._files, self.spec, self.state, ended=ended)
 
     def _exploit(self, trial: TrialState, decision: Exploit, table: SearchTable) -> None:
         exploit = {"trial": trial.trial, "frame": trial.frame, "source": decision.source, "values": decision.values}
@@ -300,7 +296,7 @@ class Search(Experiment):
             return spec
         return spec.model_copy(update={"meta": spec.meta.model_copy(update={"eval_episodes": 0})})
 
-    def _job(self, paths: RunPaths, trial: TrialState, slot: int) -> TrialJob:
+    def _job(self, trial: TrialState, slot: int) -> TrialJob:
         after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)
         spec, state = self.trial_spec(trial.values), self.state
         sets: tuple[str, ...] = ()
@@ -309,13 +305,13 @@ class Search(Experiment):
             spec = spec.model_copy(update={"meta": spec.meta.model_copy(update={"save_interval": 0.0})})
             sets = tuple(f"{key}={json.dumps(value)}" for key, value in trial.values.items())
         plan = self._plan_of(self._share, slot)
-        return TrialJob(spec, paths, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
+        return TrialJob(spec, self._files, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)
 
     def _plan_of(self, share: TrialShare, slot: int) -> Plan:
         """Return the plan of a trial. The trials on this machine are distributed over its GPUs."""
         return replace(self.plan, jobs=share.sessions, first_gpu=slot % self._gpus if self._gpus and share.gpus else 0)
 
-    def _confirm_stage(self, executor: Executor, paths: RunPaths, table: SearchTable, stop: Stop) -> None:
+    def _confirm_stage(self, executor: Executor, table: SearchTable, stop: Stop) -> None:
         """Train the best trials again with different seeds."""
         state = self.state
         if state.confirm_seed is None:
@@ -325,7 +321,7 @@ class Search(Experiment):
             return
         confirmed = confirming.confirmation_spec(self.spec, state.confirm_seed)
         share = trial_resources(confirmed, self.plan, len(chosen), int(self._share.gpus > 0), self._share.nodes)
-        runs = confirming.open_run(paths, confirmed)
+        runs = confirming.open_run(self._files, confirmed)
         table.say(f"confirming {len(chosen)} trials: {confirmed.meta.max_session} sessions each, random_seed {state.confirm_seed}")
 
         def job(trial: TrialState, slot: int) -> TrialJob:
@@ -346,7 +342,7 @@ class Search(Experiment):
                 executor,
                 share.resources,
                 job,
-                partial(self._save, paths),
+                self._save,
                 table,
                 on_end=end,
                 exhausted=True,
@@ -355,7 +351,7 @@ class Search(Experiment):
         finally:
             lock.release()
 
-    def _prune(self, paths: RunPaths) -> None:
+    def _prune(self) -> None:
         """Remove the checkpoints of all trials that are not among the best."""
         keep = self.spec.meta.search_keep
         if keep == "all":
@@ -363,41 +359,40 @@ class Search(Experiment):
         best = {trial.trial for trial in best_first(self.state.trials)[: max(keep, self.state.confirm)]}
         for trial in self.state.trials:
             if trial.ended and trial.trial not in best:
-                for file in paths.checkpoints(trial.trial):
+                for file in self._files.checkpoints(trial.trial):
                     file.unlink(missing_ok=True)
 
     def records(self) -> list[TrialRecord]:
         """Return a record of each trial."""
         from slm_lab.experiment.report.search_report import search_records
 
-        assert self.paths is not None
-        return search_records(self.state, self.paths, self.spec.meta.random_seed)
+        return search_records(self.state, self._files, self.spec.meta.random_seed)
 
     def _analyze(self, table: SearchTable, stop: Stop) -> SearchResult:
         from slm_lab.experiment.report.report_page import attempt
         from slm_lab.experiment.report.search_report import write_search
 
-        assert self.paths is not None
-        for lock in (path for root in (self.paths.root, self.paths.confirmation) for path in root.glob(".lock_*")):
+        paths = self._files
+        for lock in (path for root in (paths.root, paths.confirmation) for path in root.glob(".lock_*")):
             lock.unlink(missing_ok=True)  # remove the locks of trials and Sessions, which have ended
         records = self.records()
         with capture_notices(table.notice):
-            summary = write_search(self.paths, self.spec, records, self.state.metric)
+            summary = write_search(paths, self.spec, records, self.state.metric)
             report = attempt(partial(self._write_report, ended=True))
         for line in result_lines(self.state, summary):
             table.say(line)
-        root = shown(self.paths.root)
+        root = shown(paths.root)
         if report is not None:
             table.say(f"open {shown(report)}")
-        if self.paths.best_spec in summary.files:
-            table.say(f"spec of the best trial: {shown(self.paths.best_spec)}")
+        if paths.best_spec in summary.files:
+            table.say(f"spec of the best trial: {shown(paths.best_spec)}")
         table.say(f"all files: {root}")
-        for line in next_commands(self.state, self.paths):
+        for line in next_commands(self.state, paths):
             table.say(line)
         unfinished = not all(trial.ended for trial in [*self.state.trials, *self.state.confirmations])
         if stop.requested and (unfinished or len(records) < self.space.trials):
             raise KeyboardInterrupt
-        return SearchResult(self.paths, records, summary)
+        return SearchResult(paths, records, summary)
 
 
 def next_commands(state: SearchState, paths: RunPaths) -> list[str]:

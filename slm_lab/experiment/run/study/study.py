@@ -133,7 +133,7 @@ class _Planner:
         return min(1.0, frames / (run.spec.session_frames * meta.max_session))
 
 
-class StudyExperiment(Experiment):
+class StudyExperiment(Experiment[StudyPaths]):
     """Runs the missing runs of a study, and compares all runs.
 
     Args:
@@ -171,8 +171,7 @@ class StudyExperiment(Experiment):
             if failed:
                 names = "; ".join(f"{state.run.name}: {last_line(state.cause) or 'unknown cause'}" for state in failed[:3])
                 raise TrialFailed(f"{len(failed)} of {len(self.states)} runs failed: {names}", {})
-        assert self.paths is not None
-        return self.paths
+        return self._files
 
     def _interrupted(self) -> str:
         if self.paths is None:
@@ -189,16 +188,17 @@ class StudyExperiment(Experiment):
             ensure_server()
             if self.paths is not None:
                 self.lock = lock_of(self.paths.lock, "study")
-            known = {} if self.paths is None else self._existing_runs(self.paths)
+            known = {} if self.paths is None else self._existing_runs()
             missing = [state for state in self.states if key_of(state.run) not in known and key_of(state.run) not in adopted]
             ended = self.paths is not None and all(self.paths.result(folder.root.name).is_file() for folder in known.values())
             gpus = 0 if ended and not missing else self._check_builds(executor, missing, stop)
             concurrent = table.concurrent = gpu_runs(self.study.runs, concurrent, gpus)
-            paths = self._open()
+            self._open()
+            paths = self._files
             table.log_to(paths.log)
-            self._set_aside(paths, known, table)
+            self._set_aside(known, table)
             self._folders: dict[tuple[str, int], RunFolder] = {}
-            self._read_states(self.states, paths, known, adopted)
+            self._read_states(self.states, known, adopted)
             table.say(f"{study.name}: {_run_count_text(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{shown(paths.root)}")
             if self.lock is not None and self.lock.killed is not None:
@@ -206,15 +206,15 @@ class StudyExperiment(Experiment):
             table.say(table.summary())
             with self._runner(executor, gpus) as runner:
                 table.concurrent = runner.concurrent
-                live = LiveReport(partial(self._write_page, paths))
+                live = LiveReport(self._write_page)
                 planner = _Planner(self.states, self._folders, paths, table, runner, self._target, self.plan.device, live)
                 run_plan(planner, runner.executor, runner.resources, stop)
-                while not stop.requested and self._add_seeds(paths, known, table, runner.concurrent):
+                while not stop.requested and self._add_seeds(known, table, runner.concurrent):
                     run_plan(planner, runner.executor, runner.resources, stop)
             interrupted = stop.requested and any(state.status in ("waiting", "running") for state in self.states)
             for lock in paths.root.glob(f"{paths.lock.name}_*"):  # remove the locks of runs, which have ended
                 lock.unlink(missing_ok=True)
-            self._report(paths, table)
+            self._report(table)
             if interrupted:
                 raise KeyboardInterrupt
 
@@ -228,8 +228,7 @@ class StudyExperiment(Experiment):
         from slm_lab.experiment.execute.ray.connect import connected
         from slm_lab.experiment.execute.ray.ray_executor import RayExecutor
 
-        assert self.paths is not None
-        with connected(self.plan.cluster, self.paths.root) as cluster:
+        with connected(self.plan.cluster, self._files.root) as cluster:
             nodes = cluster.nodes
             widest = self._widest(int(max(node.cores for node in nodes)))
             cluster.check_fits("a run", widest)
@@ -260,7 +259,7 @@ class StudyExperiment(Experiment):
 
     # ---- files
 
-    def _open(self) -> StudyPaths:
+    def _open(self) -> None:
         """Create the folder of the study (a continued study uses the existing one), and save the study in it. Raises UserError."""
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
@@ -278,13 +277,13 @@ class StudyExperiment(Experiment):
             }
             replace_file(paths.study, indented_json(content), sync=True)
         self.paths = paths
-        return paths
 
-    def _existing_runs(self, paths: StudyPaths) -> dict[tuple[str, int], RunFolder]:
+    def _existing_runs(self) -> dict[tuple[str, int], RunFolder]:
         """Return the existing runs, which have a folder or a result, as a dict: (digest, random_seed) → folder.
 
         The digest is that of the run with the same settings in the current study. Raises UserError if the study has another version.
         """
+        paths = self._files
         version = about_study(paths).get("version", VERSION)
         if version != VERSION:
             raise UserError(f"{paths.study} has version {version}; expected {VERSION}: it was written by another version of slm_lab")
@@ -293,13 +292,13 @@ class StudyExperiment(Experiment):
             {file.stem for file in paths.results.glob("*.json")} | {file.parent.name for file in paths.runs.glob("*/*.json")}
         ):
             with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written, so nothing was trained
-                identity = self._identity(paths, RunFolder(paths.runs / name))
+                identity = self._identity(RunFolder(paths.runs / name))
                 found[self._current_identity(identity)] = RunFolder(paths.runs / name)
         return found
 
-    def _identity(self, paths: StudyPaths, folder: RunFolder) -> dict[str, Any]:
+    def _identity(self, folder: RunFolder) -> dict[str, Any]:
         """Return entry, env, random_seed, digest, settings and spec_version of a run. Raises UserError if the spec has another version."""
-        file = folder.identity if folder.identity.is_file() else paths.result(folder.root.name)
+        file = folder.identity if folder.identity.is_file() else self._files.result(folder.root.name)
         identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if (version := identity["spec_version"]) != SPEC_VERSION:
             raise UserError(f"{file} has spec_version {version}; expected {SPEC_VERSION}: another version of slm_lab trained this run")
@@ -322,12 +321,13 @@ class StudyExperiment(Experiment):
         """(entry, env) → first of its runs. The other runs of the entry and env differ only in their seeds."""
         return {(run.entry, run.env): run for run in reversed(self.study.runs)}
 
-    def _set_aside(self, paths: StudyPaths, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
+    def _set_aside(self, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
         """Move runs to the folder of outdated runs if the study now has other settings for their entry, env and seed."""
         wanted, digests = self._first_runs, {run.digest for run in self.study.runs}
         said: set[tuple[str, str]] = set()
+        paths = self._files
         for key, folder in list(known.items()):
-            identity = self._identity(paths, folder)
+            identity = self._identity(folder)
             run = wanted.get((identity["entry"], identity["env"]))
             if key[0] in digests or run is None:
                 continue
@@ -345,13 +345,10 @@ class StudyExperiment(Experiment):
                 )
 
     def _read_states(
-        self,
-        states: Sequence[RunState],
-        paths: StudyPaths,
-        known: Mapping[tuple[str, int], RunFolder],
-        adopted: Mapping[tuple[str, int], Path],
+        self, states: Sequence[RunState], known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]
     ) -> None:
         """Set the status of each run from its files, and write the results of adopted runs."""
+        paths = self._files
         for state in states:
             run, key = state.run, key_of(state.run)
             folder = known.get(key, RunFolder(paths.runs / run_name(run)))
@@ -370,7 +367,7 @@ class StudyExperiment(Experiment):
             if folder.root.is_dir() or not file.is_file():
                 folder.root.mkdir(exist_ok=True)
                 # the run is new or relabelled, or its settings have newer keys
-                if not folder.identity.is_file() or self._identity(paths, folder) != identity:
+                if not folder.identity.is_file() or self._identity(folder) != identity:
                     _write(folder.identity, identity)
                 state.failures = sum(map(has_failed, folder.starts()))
             if file.is_file():
@@ -394,7 +391,7 @@ class StudyExperiment(Experiment):
             raise UserError(str(error)) from None
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
-    def _add_seeds(self, paths: StudyPaths, known: Mapping[tuple[str, int], RunFolder], table: StudyTable, concurrent: int) -> bool:
+    def _add_seeds(self, known: Mapping[tuple[str, int], RunFolder], table: StudyTable, concurrent: int) -> bool:
         """Add runs with new seeds for the entries whose differences are not decided; return whether any runs were added.
 
         Runs are added until at least `concurrent` runs are new. No seeds are added if a run failed, since the differences between the
@@ -405,7 +402,7 @@ class StudyExperiment(Experiment):
 
         if self.max_seeds is None or any(state.status != "done" for state in self.states):
             return False
-        found = decisions(self.study, study_settings(self.study, self._results(paths)[0]))
+        found = decisions(self.study, study_settings(self.study, self._results()[0]))
         undecided = [one for one in found if one.after is None]
         before = len(self.study.runs)
         while len(self.study.runs) - before < concurrent:
@@ -416,34 +413,35 @@ class StudyExperiment(Experiment):
             self.study = self.study.with_seed({(name, one.env) for one in wanted for name in (one.entry, one.reference)})
         added = [RunState(run) for run in self.study.runs[before:]]
         self.states += added
-        self._read_states(added, paths, known, {})
+        self._read_states(added, known, {})
         if added:
             seeds_added = ", ".join(map(str, dict.fromkeys(state.run.random_seed for state in added)))
             table.say(f"not decided: {len(undecided)} of {len(found)} differences; random_seed {seeds_added} added")
         return bool(added)
 
-    def _results(self, paths: StudyPaths) -> tuple[list[ResultRun], list[tuple[str, str]]]:
+    def _results(self) -> tuple[list[ResultRun], list[tuple[str, str]]]:
         """Return the results so far, and (entry, env) for each failed run."""
-        results = [ResultRun(file) for state in self.states if (file := paths.result(self._folders[key_of(state.run)].root.name)).is_file()]
+        names = (self._folders[key_of(state.run)].root.name for state in self.states)
+        results = [ResultRun(file) for name in names if (file := self._files.result(name)).is_file()]
         return results, [(state.run.entry, state.run.env) for state in self.states if state.status == "failed"]
 
-    def _write_page(self, paths: StudyPaths, *, ended: bool = False) -> Path:
+    def _write_page(self, *, ended: bool = False) -> Path:
         from slm_lab.experiment.report.report_folder import write_study_report
 
-        return write_study_report(self.study, paths, *self._results(paths), ended=ended, decide=self.max_seeds is not None)
+        return write_study_report(self.study, self._files, *self._results(), ended=ended, decide=self.max_seeds is not None)
 
-    def _report(self, paths: StudyPaths, table: StudyTable) -> None:
+    def _report(self, table: StudyTable) -> None:
         from slm_lab.experiment.report.study_report import write_report
 
-        results, failed = self._results(paths)
-        for line in write_report(self.study, paths, results, failed, decide=self.max_seeds is not None):
+        results, failed = self._results()
+        for line in write_report(self.study, self._files, results, failed, decide=self.max_seeds is not None):
             table.say(line)
-        page = attempt(partial(self._write_page, paths, ended=True))
+        page = attempt(partial(self._write_page, ended=True))
         if page is not None:
             table.say(f"open {shown(page)}")
         if results:
             env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""
-            table.say(f"play the best run: slm-lab enjoy@{shown(paths.root)}{env}")
+            table.say(f"play the best run: slm-lab enjoy@{shown(self._files.root)}{env}")
 
 
 def gpu_share(run: StudyRun) -> float:

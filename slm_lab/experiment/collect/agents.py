@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from slm_lab.env.vec import Env
+from slm_lab.experiment.collect.local import EnvSource
 from slm_lab.experiment.collect.turns import Turns
-from slm_lab.experiment.execute.heartbeat import CLOSING, RESETTING, STEPPING, TRAINING
+from slm_lab.experiment.execute.heartbeat import RESETTING, STEPPING, TRAINING
 from slm_lab.experiment.plan import Stop
 from slm_lab.experiment.training.experience import Beat, Experience, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
@@ -120,15 +121,13 @@ def spread(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | N
     return ActOut(action_N, logp_N, state_N, out.version)
 
 
-class AgentsSource:
+class AgentsSource(EnvSource):
     """Steps envs with several agents. Each policy acts for the rows of its agents.
 
     Args:
         policies: for each learner's policy, the names of its agents; None: one policy acts for all agents.
         self_play: chooses the opponents of the only policy and acts for them; None: there are no opponents.
     """
-
-    between_rounds = True
 
     def __init__(
         self,
@@ -139,19 +138,13 @@ class AgentsSource:
         policies: Mapping[str, Sequence[str]] | None = None,
         self_play: SelfPlay | None = None,
     ) -> None:
-        self.env, self.stop, self.beat, self.self_play = env, stop, beat, self_play
-        self.backend = env.backend
-        self.learner = learners[0]
+        super().__init__(env, learners[0], stop, beat)
+        self.self_play = self_play
         names = [env.info.agents] if policies is None else list(policies.values())
         self.parts = [PolicyRows(learner, env.info, own) for learner, own in zip(learners, names, strict=True)]
         self._obs_N: np.ndarray | None = None
         """The next observations; None before the first reset."""
         self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
-
-    @property
-    def lost_reason(self) -> str:
-        """Reason why open episodes cannot be saved, if they cannot be saved."""
-        return f"backend {self.backend} cannot save those of this env"
 
     def begin(self) -> None:
         if self._obs_N is None:
@@ -212,12 +205,8 @@ class AgentsSource:
             action_N[part.rows] = action_K
         return action_N
 
-    def spans(self) -> None:
-        return None
-
     def close(self) -> None:
-        self.beat(CLOSING)
-        self.env.close()
+        super().close()
         if self.self_play is not None:
             self.self_play.close()
 

@@ -1,4 +1,4 @@
-"""Source of experience that steps envs in this process."""
+"""Sources of experience that step envs in this process."""
 
 from __future__ import annotations
 
@@ -15,23 +15,40 @@ from slm_lab.experiment.training.experience import Beat, Experience, no_beat
 from slm_lab.experiment.training.learner import PolicyLearner
 
 
-class LocalSource:
-    """Steps a vector env with the policy of one learner."""
+class EnvSource:
+    """Base class of the sources that own an env in this process.
+
+    Args: learner: the learner whose frames end the collection.
+    """
 
     between_rounds = True
 
     def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
         self.env, self.learner, self.stop, self.beat = env, learner, stop, beat
         self.backend = env.backend
-        self._obs_N: np.ndarray | None = None
-        """The next observations; None before the first reset."""
-        self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
-        self._state_N = learner.agent.policy.initial_state(env.info.num_envs)
 
     @property
     def lost_reason(self) -> str:
         """Reason why open episodes cannot be saved, if they cannot be saved."""
         return f"backend {self.backend} cannot save those of this env"
+
+    def spans(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.beat(CLOSING)
+        self.env.close()
+
+
+class LocalSource(EnvSource):
+    """Steps a vector env with the policy of one learner."""
+
+    def __init__(self, env: Env, learner: PolicyLearner, stop: Stop, beat: Beat = no_beat) -> None:
+        super().__init__(env, learner, stop, beat)
+        self._obs_N: np.ndarray | None = None
+        """The next observations; None before the first reset."""
+        self._first_N: np.ndarray = np.ones(env.info.num_envs, np.bool_)
+        self._state_N = learner.agent.policy.initial_state(env.info.num_envs)
 
     def begin(self) -> None:
         if self._obs_N is None:
@@ -56,13 +73,6 @@ class LocalSource:
             if out.state_N is not None:
                 self._state_N = np.where(step.first_N[:, None], np.float32(0.0), out.state_N)
             yield Experience(0, num_envs, step.episodes, (obs_N, first_N, state_N, out, step))
-
-    def spans(self) -> None:
-        return None
-
-    def close(self) -> None:
-        self.beat(CLOSING)
-        self.env.close()
 
     def state_dict(self) -> dict[str, Any]:
         env = self.env.state_dict()

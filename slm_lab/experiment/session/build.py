@@ -138,7 +138,7 @@ class SessionParts:
         self._closing.append(threadpool_limits(1, user_api="blas").restore_original_limits)  # numpy's
         self._torch = TorchSettings()
 
-    def _build_local(self) -> LocalSource | OfflineSource | AgentsSource:
+    def _build_local(self) -> ExperienceSource:
         context = self.context
         if context.resumed is None and not context.restart:
             check_env(self.spec, self.seeds(0).env, context.beat, device=self.device)
@@ -163,7 +163,7 @@ class SessionParts:
             return [info] * self.spec.policies
         return [info.for_agents(names) for names in policies.values()]
 
-    def _local_source(self, env: Env, learners: list[PolicyLearner]) -> LocalSource | OfflineSource | AgentsSource:
+    def _local_source(self, env: Env, learners: list[PolicyLearner]) -> ExperienceSource:
         stop, beat = self.context.stop, self.context.beat
         if self.spec.agent.algorithm.offline:
             return OfflineSource(env, learners[0], stop, beat)

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -48,6 +49,20 @@ def _end_after(seconds: float, code: int) -> None:
     os._exit(code)
 
 
+def _parse(line: list[str]) -> tuple[str, Namespace]:
+    """Return the name of the command, and the arguments without this name. Raises UsageError."""
+    first = line[0] if line and line[0] in COMMANDS else line[0].partition("@")[0] if line else ""
+    about = first if first in (*COMMANDS, *MODES) and {"-h", "--help"}.intersection(line) else None
+    arguments = make_parser(about).parse_intermixed_args(line)
+    words = arguments.words
+    name = words.pop(0) if words and words[0] in COMMANDS else "run"
+    if name == "run" and (later := next((word for word in words[2:] if word in COMMANDS), None)):
+        given = " ".join(word for word in words if word != later)
+        raise UsageError(f"'{later}' is a command; write it before FILE and NAME: {later} {given} [options]")
+    check_options_apply(name, arguments)
+    return name, arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     prepare_streams()
@@ -60,20 +75,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if (wrong := unknown_feature()) is not None:
             raise UsageError(wrong)
-        line = list(sys.argv[1:] if argv is None else argv)
-        first = line[0] if line and line[0] in COMMANDS else line[0].partition("@")[0] if line else ""
-        about = first if first in (*COMMANDS, *MODES) and {"-h", "--help"}.intersection(line) else None
-        arguments = make_parser(about).parse_intermixed_args(line)
-        words = arguments.words
-        name = words.pop(0) if words and words[0] in COMMANDS else "run"
-        if name == "run" and (later := next((word for word in words[2:] if word in COMMANDS), None)):
-            given = " ".join(word for word in words if word != later)
-            raise UsageError(f"'{later}' is a command; write it before FILE and NAME: {later} {given} [options]")
-        check_options_apply(name, arguments)
+        name, arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         module, _, function = COMMANDS[name].run.partition(":")
         command: Callable[..., int] = getattr(import_module(module), function)
         try:
-            return command(words, arguments)
+            return command(arguments.words, arguments)
         except SystemExit as stop:
             print_error(f"an env or a module that a spec names called sys.exit({'' if stop.code is None else stop.code!r})", "31")
             return FAILED

@@ -163,12 +163,9 @@ class Replay:
             _check_device(device, self.capacity, info)
         check_replay_memory(self.capacity, self.nbytes, device=device)
         self.store: ObservationStore = (FrameStore if _is_image(info) else VectorStore)(self.capacity, info, device)
-        action, rows = info.action, (self.capacity,)
         self.columns: dict[str, Any] = {
-            "action": zero_rows((*rows, *action.shape), action.dtype, device),
-            "logp": zero_rows(rows, np.float32, device),
-            "reward": zero_rows(rows, np.float32, device),
-            "terminated": zero_rows(rows, np.float32, device),
+            "action": zero_rows((self.capacity, *info.action.shape), info.action.dtype, device),
+            **{name: zero_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
         }
         self.seen = 0
         """Number of transitions added so far; the newest is in row (seen − 1) mod capacity."""

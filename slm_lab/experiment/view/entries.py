@@ -129,7 +129,7 @@ def began(run: Run) -> float | None:
     try:
         return datetime.fromisoformat(run.starts[0]["began"]).timestamp()
     except (KeyError, TypeError, ValueError):
-        return _modified(run.paths.spec)
+        return modified(run.paths.spec)
 
 
 def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
@@ -184,7 +184,7 @@ def _last_row(path: Path | str) -> dict[str, float]:
     """Return the last row of a table as numbers, with "active" (whether the table has grown recently); {} if it has no row."""
     row = last_row(path)
     if row:
-        row["active"] = float(time.time() - (_modified(path) or 0.0) < _ACTIVE_SECONDS)
+        row["active"] = float(time.time() - (modified(path) or 0.0) < _ACTIVE_SECONDS)
     return row
 
 
@@ -192,7 +192,8 @@ def _share(part: float, whole: float) -> float:
     return min(part / whole, 1.0) if whole else 0.0
 
 
-def _modified(path: Path | str) -> float | None:
+def modified(path: Path | str) -> float | None:
+    """Return the time of the last change of a file or folder, in seconds since 1970; None if it does not exist."""
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -220,7 +221,7 @@ def _search(found: Found) -> Entry:
         "value": None if best is None else best.metric,
         "metric": state.metric,
         "best": None if best is None else best.trial,
-        "ended": None if running else _modified(paths.search_state),
+        "ended": None if running else modified(paths.search_state),
     }
 
 
@@ -241,7 +242,7 @@ def _study(found: Found) -> Entry:
         "runs": begun,
         "progress": _share(len(results), planned),
         "began": None if (start := time_in(found.folder.name)) is None else start.timestamp(),
-        "ended": None if running else max(filter(None, map(_modified, (study.results, study.runs))), default=None),
+        "ended": None if running else max(filter(None, map(modified, (study.results, study.runs))), default=None),
         **_best_entry(study),
     }
 

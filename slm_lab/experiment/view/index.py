@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from slm_lab.experiment.view.entries import Entry, entry_of
+from slm_lab.experiment.view.entries import Entry, entry_of, modified
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, found_in
 
 _FRESH = 0.5
-"""Minimum time (s) between two refreshes of the index, for the case that several pages are open."""
-Signature = tuple[int, ...]
+"""Minimum time in seconds between two refreshes of the index, which is useful if several pages are open."""
+Signature = tuple[float | None, ...]
 
 
 @dataclass
@@ -79,7 +78,7 @@ class Index:
         known = self._known.get(name)
         is_study = known is not None and known.entry is not None and known.entry["kind"] == "study"
         files = ("", "/.lock", "/results", "/runs") if is_study else ("", "/.lock")
-        return tuple(_time(f"{folder}{file}") for file in files)
+        return tuple(modified(f"{folder}{file}") for file in files)
 
     def _entry(self, name: str) -> Entry | None:
         """Return the entry of a folder; None if it is not a run, search or study (yet)."""
@@ -101,11 +100,3 @@ def _refused(found: Found, text: str) -> Entry:
 
 def _began(entry: Entry) -> tuple[float, str]:
     return entry.get("began") or 0.0, str(entry["path"])
-
-
-def _time(path: str) -> int:
-    """Return the time of the last change of a file or folder; 0 if it does not exist."""
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return 0

@@ -136,7 +136,7 @@ def _starts(paths: RunPaths, saved: Spec, spec: Spec, trial: int) -> tuple[dict[
         starts[index] = _start(header, spec, shared, index)
         trained = header if shared is None else shared
         if trained is not None and begun_with is None:
-            begun_with = _spec_of(trained, saved)
+            begun_with = trained_spec(trained, saved)
     if begun_with is None:
         starts = {index: start for index, start in starts.items() if index < spec.meta.max_session}
     return starts, begun_with
@@ -277,7 +277,7 @@ def _out_of_time(header: Mapping[str, Any], spec: Spec) -> bool:
     return limit is not None and header["wall_t"] >= limit
 
 
-def _spec_of(header: Mapping[str, Any], saved: Spec) -> Spec:
+def trained_spec(header: Mapping[str, Any], saved: Spec) -> Spec:
     """Return the spec with which a checkpoint was written; the saved spec may have been edited since then."""
     for body in header["spec"].values():
         return load_spec({saved.name: body}, saved.name)

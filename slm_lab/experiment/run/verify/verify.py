@@ -43,7 +43,7 @@ from slm_lab.experiment.run.verify.window import (
     tables_of,
 )
 from slm_lab.experiment.session.build import SessionContext
-from slm_lab.experiment.session.resume import differences
+from slm_lab.experiment.session.resume import differences, trained_spec
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
@@ -221,10 +221,9 @@ def _changed_keys(spec: Spec, files: SessionFiles, run: Run, file: str) -> list[
     if files.last is None:
         return []
     recorded_changes = run.starts[-1].get("changed", {})
-    trained = next((load_spec({spec.name: body}, spec.name) for body in files.last.header["spec"].values()), spec)
     return [
         Finding("spec", key, f"{show(now)} in {file}, {show(before)} in the checkpoint", {"file": now, "checkpoint": before})
-        for key, (before, now) in differences(trained, spec).items()
+        for key, (before, now) in differences(trained_spec(files.last.header, spec), spec).items()
         if key not in recorded_changes
     ]
 

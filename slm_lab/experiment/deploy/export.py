@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from slm_lab.env.nested_actions import leaf_values
+from slm_lab.env.nested_actions import assembled, leaf_values
 from slm_lab.experiment.deploy.exported import Entry, ExportedPolicy, all_params, torch_dtype
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.files.find import CheckpointName, Training
@@ -257,7 +257,7 @@ def _check(agent: LoadedAgent, policy: ExportedPolicy, run: Run) -> tuple[float,
     """
     rng = np.random.default_rng(0)
     inputs = [_observations(entry, policy, rng) for entry in policy.entries]
-    obs = _assembled(agent.acting_space, iter(inputs))
+    obs = assembled(agent.acting_space, iter(inputs))
     state = agent.policy.initial_state(OBSERVATIONS)
     if state is not None:
         state = rng.uniform(-0.9, 0.9, state.shape).astype(np.float32)
@@ -317,13 +317,3 @@ def _observations(entry: Entry, policy: ExportedPolicy, rng: np.random.Generator
         uniform = rng.uniform(np.where(finite, low, 0.0), np.where(finite, high, 1.0), shape)
         drawn = np.where(finite, uniform, drawn)
     return np.clip(drawn, low, high).astype(space.dtype)
-
-
-def _assembled(space: spaces.Space[Any], inputs: Iterator[np.ndarray]) -> Any:
-    """Assemble a batch of observations from the batches of its entries."""
-    match space:
-        case spaces.Dict():
-            return {key: _assembled(inner, inputs) for key, inner in space.spaces.items()}
-        case spaces.Tuple():
-            return tuple(_assembled(inner, inputs) for inner in space.spaces)
-    return next(inputs)

@@ -67,7 +67,7 @@ class SpecContract:
     def test_another_seed_gives_other_rows(self, tmp_path: Path, tmp_path_factory: Any) -> None:
         spec = self.spec()
         seed = spec.meta.random_seed + 1
-        changed = spec.model_copy(update={"meta": spec.meta.model_copy(update={"random_seed": seed})})
+        changed = spec.with_meta(random_seed=seed)
         other = slm_lab.Trial(changed, tmp_path).run().paths
         assert _rows(self._trained(tmp_path_factory).paths.root) != _rows(other.root)
 

@@ -109,7 +109,7 @@ def test_the_first_core_is_described(tmp_path: Any) -> None:
 
 
 def with_matmul(toy: Spec, asked: str) -> Spec:
-    return toy.model_copy(update={"meta": toy.meta.model_copy(update={"matmul": asked})})
+    return toy.with_meta(matmul=asked)
 
 
 # ---- oneDNN

@@ -381,7 +381,7 @@ def problems(toy: Spec) -> dict[str, str]:
 def test_rules_name_the_key() -> None:
     assert not problems(q_spec("DQN"))
     assert "not recurrent" in problems(q_spec("DQN", net=MLP, burn_in=0))["agent.memory.burn_in"]
-    sampling = q_spec("DQN").model_copy(update={"meta": q_spec("DQN").meta.model_copy(update={"sampler": SamplerSpec()})})
+    sampling = q_spec("DQN").with_meta(sampler=SamplerSpec())
     assert "no hidden states" in problems(sampling)["agent.net.name"]
     short = q_spec("DQN", burn_in=330)
     assert "a batch of 6 sequences of burn_in + seq_len = 334 transitions" in problems(short)["agent.memory.batch_size"]

@@ -41,8 +41,7 @@ TURNS = [
 
 def settled(spec: Spec, sessions: int = 1, **sampler: Any) -> Spec:
     """The spec with a sampler, without what a sampler asks of the rest of a spec."""
-    meta = spec.meta.model_copy(update={"sampler": SamplerSpec(**sampler), "max_session": sessions})
-    return spec.model_copy(update={"meta": meta})
+    return spec.with_meta(sampler=SamplerSpec(**sampler), max_session=sessions)
 
 
 def write_spans(path: Path, spans: Sequence[tuple[Any, ...]]) -> None:

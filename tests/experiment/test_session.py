@@ -78,9 +78,7 @@ def test_it_ends_at_the_first_step_at_or_past_its_frames(make_spec: MakeSpec) ->
 
 
 def test_alone_it_collects_all_frames_of_a_distributed_spec(make_spec: MakeSpec) -> None:
-    spec = make_spec()
-    sets = {"distributed": "synced", "max_session": 4}
-    session = Session(spec.model_copy(update={"meta": spec.meta.model_copy(update=sets)}))
+    session = Session(make_spec().with_meta(distributed="synced", max_session=4))
     assert session.run().frame == 1000
     assert session.learners[0].policy_bundle()["global_frame"] == session.clock.frame
 

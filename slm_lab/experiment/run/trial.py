@@ -267,7 +267,7 @@ class Trial(Experiment[RunPaths]):
 
         Args: choices: see SessionParts.choices; None if no Session is left to run.
         """
-        found, meta = self._resumption, self.spec.meta
+        found = self._resumption
         start = [] if choices is None else [provenance({**choices, "start_method": start_method()}, self.plan.mode)]
         if found is not None and start:
             changed = {path: {"from": old, "to": new} for path, (old, new) in found.changes.items()}
@@ -276,8 +276,8 @@ class Trial(Experiment[RunPaths]):
         if found is None and start and self.plan.storage is not None:
             name = f"{file_stem(self.spec.name)}_{token_hex(8)}"  # unique even for runs on different machines
             start[0]["checkpoints"] = str(StoredPath(self.plan.storage) / name)
-        meta = meta.model_copy(update={"run": [*(found.history if found is not None else []), *start]})
-        saved = indented_json(dump_spec(self.spec.model_copy(update={"meta": meta})))
+        history = found.history if found is not None else []
+        saved = indented_json(dump_spec(self.spec.with_meta(run=[*history, *start])))
         made: Path | None = None
         with cleanup_on_error(self.plan.data_dir, lambda: made):
             paths = self._folder
@@ -383,9 +383,7 @@ def _summary(metrics: dict[str, Any], max_frame: int) -> list[str]:
 
 def _resolved(spec: Spec, plan: Plan) -> Spec:
     """Return the spec of the run; in mode dev it has only one Session."""
-    if plan.mode != "dev":
-        return spec
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"max_session": 1})})
+    return spec.with_meta(max_session=1) if plan.mode == "dev" else spec
 
 
 def load_analysis() -> None:

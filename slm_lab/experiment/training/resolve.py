@@ -69,7 +69,7 @@ def _with_log_frequency(spec: Spec) -> Spec:
     if "log_frequency" in spec.meta.model_fields_set:
         return spec
     frames = min(spec.meta.log_frequency, max(1, spec.session_frames // _ROWS))
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"log_frequency": frames})})
+    return spec.with_meta(log_frequency=frames)
 
 
 def select_device(spec: Spec, plan: Plan, index: int) -> str:
@@ -99,7 +99,7 @@ def number_of_gpus(plan: Plan) -> int:
 
 def alone(spec: Spec) -> Spec:
     """Return `spec` changed to a single Session without rollout workers or shared nets, so that only its envs may start processes."""
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None, "distributed": False, "max_session": 1})})
+    return spec.with_meta(sampler=None, distributed=False, max_session=1)
 
 
 def resolve_inference(spec: Spec, device: str) -> Spec:
@@ -111,5 +111,4 @@ def resolve_inference(spec: Spec, device: str) -> Spec:
     central = device.startswith("cuda") and not sampler.serial_mode
     divisible = sampler.num_envs_per_worker % sampler.worker_num_splits == 0
     change = {"inference": "central" if central else "local"} | ({} if divisible else {"worker_num_splits": 1})
-    meta = spec.meta.model_copy(update={"sampler": sampler.model_copy(update=change)})
-    return spec.model_copy(update={"meta": meta})
+    return spec.with_meta(sampler=sampler.model_copy(update=change))

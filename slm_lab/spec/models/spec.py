@@ -119,6 +119,10 @@ class Spec(SpecModel):
                 object.__setattr__(self, "agent", agent)  # the model is frozen for its users
         return self
 
+    def with_meta(self, **changes: Any) -> Spec:
+        """Return the spec with other values of keys of `meta`, which are not validated."""
+        return self.model_copy(update={"meta": self.meta.model_copy(update=changes)})
+
     @property
     def is_short(self) -> bool:
         """Return whether agent.net is absent and rules.resolve.complete has to fill it in."""

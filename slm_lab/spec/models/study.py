@@ -103,8 +103,7 @@ class StudyRun:
 
     def with_seed(self, random_seed: int) -> StudyRun:
         """Return the same run with another random_seed."""
-        meta = self.spec.meta.model_copy(update={"random_seed": random_seed})
-        return replace(self, spec=self.spec.model_copy(update={"meta": meta}))
+        return replace(self, spec=self.spec.with_meta(random_seed=random_seed))
 
     @property
     def digest(self) -> str:

@@ -38,7 +38,7 @@ SEEDS = session_seeds(0, 0, 0)
 
 
 def distributed(spec: Spec, workers: int, mode: str = "synced") -> Spec:
-    return spec.model_copy(update={"meta": spec.meta.model_copy(update={"distributed": mode, "max_session": workers})})
+    return spec.with_meta(distributed=mode, max_session=workers)
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def skip_without_package(sections: dict[str, Any]) -> None:
 
 
 def without_workers(spec: Spec) -> Session:
-    return Session(spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None})}))
+    return Session(spec.with_meta(sampler=None))
 
 
 def with_policies(spec: Spec, **policies: list[str]) -> Spec:

@@ -84,7 +84,7 @@ VARIETY: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("sections", VARIETY.values(), ids=VARIETY)
 def test_one_worker_in_turns_learns_as_without_workers(sections: dict[str, Any]) -> None:
     spec = worker_spec(**sections, sampler={"num_workers": 1, "num_envs_per_worker": 4} | SERIAL)
-    without = spec.model_copy(update={"meta": spec.meta.model_copy(update={"sampler": None})})
+    without = spec.with_meta(sampler=None)
     assert_equal_runs(Session(spec), Session(without))
 
 

@@ -30,8 +30,8 @@ def fresh_seed(random_seed: int) -> int:
 def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
     """Return the spec with another random_seed and with SESSIONS Sessions; with meta.distributed the number of Sessions is not changed."""
     sessions = spec.meta.max_session if spec.meta.distributed else SESSIONS
-    meta = spec.meta.model_copy(update={"random_seed": random_seed, "max_session": sessions, "search_scheduler": None})
-    return spec.model_copy(update={"meta": meta, "search": None})
+    changed = spec.with_meta(random_seed=random_seed, max_session=sessions, search_scheduler=None)
+    return changed.model_copy(update={"search": None})
 
 
 def choose(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:

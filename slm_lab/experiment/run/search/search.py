@@ -211,8 +211,7 @@ class Search(Experiment[RunPaths]):
             paths.make_dirs()
             paths.remove_temporaries()
             start = provenance({}, "search") | ({} if made is not None else {"continues": len(self.state.trials)})
-            meta = self.spec.meta.model_copy(update={"run": [*history, start]})
-            replace_file(paths.spec, indented_json(dump_spec(self.spec.model_copy(update={"meta": meta}))), sync=True)
+            replace_file(paths.spec, indented_json(dump_spec(self.spec.with_meta(run=[*history, start]))), sync=True)
             self.state.save(paths.search_state)
         self.paths = paths
 
@@ -294,7 +293,7 @@ class Search(Experiment[RunPaths]):
         spec = self.space.apply(values)
         if not spec.meta.evaluates_by_default:
             return spec
-        return spec.model_copy(update={"meta": spec.meta.model_copy(update={"eval_episodes": 0})})
+        return spec.with_meta(eval_episodes=0)
 
     def _job(self, trial: TrialState, slot: int) -> TrialJob:
         after = max((frame for index, frame, _ in self.state.reports if index == trial.trial), default=0)
@@ -302,7 +301,7 @@ class Search(Experiment[RunPaths]):
         sets: tuple[str, ...] = ()
         if self.spec.meta.search_algorithm == "pbt":
             after = min(after, trial.frame)
-            spec = spec.model_copy(update={"meta": spec.meta.model_copy(update={"save_interval": 0.0})})
+            spec = spec.with_meta(save_interval=0.0)
             sets = tuple(f"{key}={json.dumps(value)}" for key, value in trial.values.items())
         plan = self._plan_of(self._share, slot)
         return TrialJob(spec, self._files, trial.trial, plan, state.metric, state.baseline, after, sets, trial.take_over)

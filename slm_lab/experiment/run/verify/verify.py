@@ -368,7 +368,7 @@ class _Again:
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
         meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
         env = {} if (backend := _other_backend(spec, made.get("backend"))) is None else {"backend": backend}
-        return spec.model_copy(update={"meta": spec.meta.model_copy(update=meta), "env": spec.env.model_copy(update=env)})
+        return spec.with_meta(**meta).model_copy(update={"env": spec.env.model_copy(update=env)})
 
     @property
     def _last_state(self) -> Checkpoint | None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from slm_lab.env.vec import Env
 from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.paths import RunPaths, new_run
 from slm_lab.experiment.files.sink import LocalSink
@@ -194,6 +195,14 @@ def test_a_stopped_evaluation_has_no_returns(make_spec: MakeSpec) -> None:
     session.context.stop.requested = True
     assert session.learners[0].evaluate() == []
     session.close()
+
+
+def test_a_session_closes_its_env(make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    session: Any = Session(make_spec()).build()
+    closed: list[Env] = []
+    monkeypatch.setattr(Env, "close", lambda env: closed.append(env))
+    session.close()
+    assert closed == [session.source.env]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -18,10 +18,12 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.find import Training
 from slm_lab.experiment.files.lock import RunLock
 from slm_lab.experiment.files.paths import RunPaths
+from slm_lab.experiment.files.provenance import package_versions
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.run.verify.bundle_difference import differing_parts
 from slm_lab.experiment.run.verify.verify import Verification, verify
 from slm_lab.experiment.run.verify.window import exact_from
+from slm_lab.experiment.session.resume import read_run
 from slm_lab.experiment.training.resolve import completed
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import SPEC_VERSION, Spec
@@ -263,6 +265,20 @@ def test_a_run_that_was_killed(run: RunPaths) -> None:
     found = verified(run, end=BREAK)
     assert found.findings == []
     assert [(name, frame) for name, frame, _ in found.checkpoints] == [("ckpt-100", 100), ("ckpt-best", BREAK), ("ckpt-last", BREAK)]
+
+
+def test_other_versions_and_another_processor_are_named(run: RunPaths) -> None:
+    """By verify, and by train@ as a reason why the result will not be exact."""
+    known = package_versions()
+    content = json.loads(run.spec.read_text(encoding="utf-8"))
+    versions = {**known, "torch": "0.1", "absent": "1"}
+    content["small"]["meta"]["run"] = [{"spec_version": SPEC_VERSION, "versions": versions, "cpu": "a slow one"}]
+    run.spec.write_text(json.dumps(content), encoding="utf-8")
+    machine = verified(run, end=BREAK + 50).machine
+    assert {key: before for key, (before, _) in machine.items()} == {"torch": "0.1", "absent": "1", "cpu": "a slow one"}
+    assert (machine["torch"], machine["absent"]) == (("0.1", known["torch"]), ("1", None))
+    lost = read_run(run, ["env.max_frame=600"]).starts[0].lost
+    assert lost[-2:] == (f"torch 0.1 is now {known['torch']}", "absent 1 is now None")
 
 
 def test_a_run_that_trains(run: RunPaths) -> None:

@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from slm_lab.spec.compat.migrate import OTHER_NAMES
 from slm_lab.spec.load.files import SPEC_FOLDER, raw_specs, shipped_spec_files
 from slm_lab.spec.load.validate import describe
-from slm_lab.spec.models.algorithm import ALGORITHMS
+from slm_lab.spec.models.algorithm import ALGORITHMS, ALL_ACTIONS
 from slm_lab.spec.models.base import Schedule, SpecModel
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.memory import MEMORIES
@@ -319,7 +319,7 @@ def _components(section: Section) -> list[str]:
     lines = ["| name | | actions | memories |", "|---|---|---|---|"]
     for name, model in models.items():
         kinds: Any = model
-        actions = "all" if len(kinds.action_kinds) == 4 else ", ".join(kind.replace("_", "-") for kind in kinds.action_kinds)
+        actions = "all" if len(kinds.action_kinds) == len(ALL_ACTIONS) else ", ".join(kind.replace("_", "-") for kind in kinds.action_kinds)
         memories = "any" if len(kinds.memories) > 3 else ", ".join(kinds.memories)
         lines.append(f"| {links[name]} | {_line(inspect.getdoc(model))} | {actions} | {memories} |")
     return lines

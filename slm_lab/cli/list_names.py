@@ -73,7 +73,10 @@ def list_names(words: list[str], arguments: Namespace) -> int:
 
 
 def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> str:
-    """Return the message for a search without results. It contains the name most similar to a word that no entry contains."""
+    """Return the message for a search without results.
+
+    If a word of the search occurs in no entry, the message suggests the most similar name, or else the command that lists all names.
+    """
     from slm_lab.spec.report import nearest
 
     entries = [entry for of_kind in found.values() for entry in of_kind]

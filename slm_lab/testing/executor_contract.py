@@ -81,8 +81,8 @@ class FakeExecutor(Executor):
                 break
         self._woken.clear()
 
-    def end(self, task: FakeTask, reason: str = "killed by SIGKILL", *, lost: bool = False) -> None:
-        """End a task now, as if its process had been killed or its node had been lost."""
+    def report_death(self, task: FakeTask, reason: str = "killed by SIGKILL", *, lost: bool = False) -> None:
+        """Report the death of a task, as if its process had been killed or its node had been lost. Its thread continues."""
         task.inbox.append(Died(task, reason, "", lost=lost))
 
     def _end(self, task: FakeTask) -> None: ...

@@ -28,7 +28,7 @@ def trained(name: str, action: ActionSpace = CONTINUOUS, **keys: Any) -> tuple[A
     algorithm = agent.algorithm
     assert isinstance(algorithm, ReplayActorCritic)
     torch.manual_seed(2)
-    for target in algorithm.targets():
+    for target in algorithm.target_nets():
         target.flat.param.add_(0.3 * torch.randn_like(target.flat.param))
     batch = algorithm.memory.sample()
     assert isinstance(batch, SequenceBatch)

@@ -37,7 +37,7 @@ def algorithm_of(agent: Agent) -> TD3:
 def with_other_targets(algorithm: TD3) -> TD3:
     """Make the target nets differ from actor and critics."""
     torch.manual_seed(7)
-    for target in algorithm.targets():
+    for target in algorithm.target_nets():
         target.flat.param.add_(0.3 * torch.randn_like(target.flat.param))
     return algorithm
 

@@ -162,6 +162,10 @@ def test_bounds_by_hand() -> None:
         ({"env.name": "CartPole-v1", "env.wrappers": [{"name": "TransformReward"}]}, None),
         ({"env.name": "ALE/Pong-v5", "env.frameskip": 4}, (-21.0, 21.0)),
         ({"env.name": "minigrid:BabyAI-GoTo-v0"}, (0.0, 1.0)),
+        ({"env.name": "CartpoleBalance-v1"}, (0.0, 1000.0)),
+        ({"env.name": "envpool:CheetahRun-v1", "env.max_t": 100}, None),
+        ({"env.name": "dm_control/cartpole-balance-v0"}, (0.0, 1000.0)),
+        ({"env.name": "LqrLqr21-v1"}, None),
         ({"env.name": "HalfCheetah-v5"}, None),
     ],
 )

@@ -114,7 +114,7 @@ class ReplayActorCritic(Algorithm, ABC):
     def _critic_step(self, batch: AnyBatch) -> Tensor:
         """Take a gradient step on the critics. Return the outputs that they had before the step."""
         self.trainer.refresh()
-        for net in self.targets():
+        for net in self.target_nets():
             net.refresh()
         outputs, q, target_B = self.values_and_targets(batch)
         q_CB, loss, grad_q = self.critic_loss(batch, q, target_B)
@@ -193,13 +193,13 @@ class ReplayActorCritic(Algorithm, ABC):
     def fresh_params(self) -> dict[str, FlatParams]:
         return {**super().fresh_params(), "trainer": FlatParams(self.build_critics(self.critic_spec), device=self.device)}
 
-    def targets(self) -> list[TargetNet[Any]]:
+    def target_nets(self) -> list[TargetNet[Any]]:
         """Return the target nets."""
         return [] if self.target is None else [self.target]
 
     def update_targets(self) -> None:
         """Update the target nets: copy their sources, or move towards them."""
-        for net in self.targets():
+        for net in self.target_nets():
             net.update()
 
     def noise(self, rows: int, example: Any) -> Any:

@@ -63,8 +63,8 @@ class TD3(ReplayActorCritic):
         actor.backward(self.distribution.gradient(action_BD, like(action_BD, grad_action_BD)), None)
         return -q_1B.mean(), q_1B.new_zeros(())
 
-    def targets(self) -> list[TargetNet[Any]]:
-        return [*super().targets(), self.actor_target]
+    def target_nets(self) -> list[TargetNet[Any]]:
+        return [*super().target_nets(), self.actor_target]
 
     def parts(self) -> dict[str, Part]:
         return {**super().parts(), "actor_target": self.actor_target}

@@ -234,7 +234,10 @@ def _play(
     options: EnjoyOptions,
     note: dict[str, Any],
 ) -> tuple[list[float], Games | None]:
-    """Play the episodes and return their returns. If options.record is set, write the episodes and `note` to that file."""
+    """Play the episodes; return their returns and, with several agents, the results of the games.
+
+    If options.record is set, the episodes and `note` are written to that file.
+    """
     seed = session_seeds(spec.meta.random_seed, 0, 0).eval_env
     usual = EPISODES if opponent is None or options.show is not None else GAMES
     episodes = usual if options.episodes is None else options.episodes

@@ -280,7 +280,7 @@ class Session:
             raise NotMeasured(str(error)) from None
 
     @property
-    def policy(self) -> Mapping[str, Any]:
+    def policy_state(self) -> Mapping[str, Any]:
         """The state of this policy in the checkpoint."""
         checkpoint = self.checkpoint
         with _reading_checkpoint("policies"):
@@ -292,7 +292,7 @@ class Session:
     def acts_continuously(self) -> bool:
         """Whether actions are continuous, according to the action space in the checkpoint or else because an entropy is negative."""
         with suppress(NotMeasured, KeyError, TypeError):
-            return bool(self.policy["spaces"]["action"]["type"] == "Box")
+            return bool(self.policy_state["spaces"]["action"]["type"] == "Box")
         return bool((curve(self.table, "entropy").value < 0.0).any())
 
     @cached_property
@@ -332,7 +332,7 @@ class Session:
 
     def _squares(self) -> dict[str, np.ndarray]:
         """Return name of each parameter → moving averages of its squared gradients. Raises NotMeasured if they are unknown."""
-        policy = self.policy
+        policy = self.policy_state
         with _reading_checkpoint("averages of squared gradients (Adam or RMSprop of a net that is not shared)"):
             algorithm = policy["agent"]["algorithm"]
             trainer = algorithm.get("actor_trainer") or algorithm["trainer"]

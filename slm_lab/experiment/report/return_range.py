@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slm_lab.spec.compat.env_ids import pool_envs
+
 RANGES: dict[str, tuple[float, float]] = {
     "CartPole-v0": (0.0, 200.0),
     "CartPole-v1": (0.0, 500.0),
@@ -26,8 +28,10 @@ RANGES: dict[str, tuple[float, float]] = {
     "ALE/Bowling-v5": (0.0, 300.0),
 }
 """Env id → lowest and highest return of an episode, according to the rewards and the time limit in the env's definition."""
-_PREFIXES = {"MiniGrid-": (-1.0, 1.0), "BabyAI-": (0.0, 1.0), "dm_control/": (0.0, 1000.0)}
+_PREFIXES = {"MiniGrid-": (-1.0, 1.0), "BabyAI-": (0.0, 1.0)}
 """Beginning of the ids of a family of envs → lowest and highest return of an episode."""
+_DM_CONTROL = (0.0, 1000.0)
+"""Range of the tasks of DeepMind Control but LQR: 1,000 steps with rewards from 0 to 1."""
 _HARMLESS = {
     "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
     "obs_keys", "schedule",
@@ -42,8 +46,14 @@ def return_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
     """
     name = str(settings.get("env.name", "")).rpartition(":")[2]
     found = RANGES.get(name) or next((own for prefix, own in _PREFIXES.items() if name.startswith(prefix)), None)
+    if _is_dm_control(name) and "lqr" not in name.lower():
+        found = _DM_CONTROL
     changed = any(_changes_returns(path, value) for path, value in settings.items())
     return None if changed and not name.startswith("ALE/") else found
+
+
+def _is_dm_control(name: str) -> bool:
+    return name.startswith("dm_control/") or (name in pool_envs() and pool_envs()[name].suite == "dm_control")
 
 
 def _changes_returns(path: str, value: Any) -> bool:

@@ -85,7 +85,7 @@ def watched(spec: Spec, stop: Stop, emit: Emit) -> Iterator[Beat]:
         yield heartbeat.beat
 
 
-class _Log(logging.FileHandler):
+class _LogHandler(logging.FileHandler):
     """A log file handler that ignores write errors, which occur for example if the disk is full."""
 
     def handleError(self, record: logging.LogRecord) -> None: ...
@@ -94,7 +94,7 @@ class _Log(logging.FileHandler):
 @contextmanager
 def _logged_to(path: Path) -> Iterator[None]:
     """Write log records also to a Session's log file while the block runs."""
-    handler = _Log(path, encoding="utf-8")
+    handler = _LogHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
     level = logger.level

@@ -372,7 +372,7 @@ def _is_crossq(spec: Spec) -> bool:
     return spec.agent.algorithm.soft and not spec.agent.algorithm.has_target
 
 
-def _note_optimizers(spec: Spec) -> Notes:
+def _note_actor_and_critic(spec: Spec) -> Notes:
     net, critic_net, algorithm = spec.agent.net, spec.agent.critic_net, spec.agent.algorithm
     if net is None:
         return
@@ -417,7 +417,7 @@ RULES: tuple[Callable[[Spec], Notes], ...] = (
     _note_learning,
     _note_schedules,
     _note_nets,
-    _note_optimizers,
+    _note_actor_and_critic,
     _note_meta,
 )
 """Each rule yields the differences in one part of a spec."""

@@ -68,7 +68,8 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
 
-    Absent keys whose values a run chooses are not included: the keys that a run adds to a short spec, and meta.log_frequency.
+    Defaults are included, except those of keys that the spec does not give and a run determines: the keys that a run adds to a short spec
+    (see Spec.is_short) and meta.log_frequency. meta.eval_episodes is not included if other keys switch default evaluations off.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})
     if spec.is_short:

@@ -57,7 +57,7 @@ def note_search(raw: dict[str, Any], report: Report) -> None:
     for key in keys:
         section, name = key.path[:-1], key.path[-1]
         is_size = section == _ALGORITHM and name in SIZES and algorithm.get("name") in ("PPO", "PPOSIL")
-        sizes = key.args if key.has_options else key.candidates()
+        sizes = key.args if key.has_options else key.values_to_check()
         if is_size and not (one_width and all(round_up_to_envs(size, envs or 1) == size for size in sizes)):
             report.note(("search", *key.where), "sizes are used as they are; SLM Lab rounds them up to multiples of num_envs")
         schedule = value_at(raw, section) if section[:2] == _ALGORITHM and name in ("start_val", "end_val") else None
@@ -152,7 +152,7 @@ class _Values:
         self.base, self.keys, self.problems_of = base, keys, problems_of
         self.known = problems_of(copy.deepcopy(base))
         """Problems that are not caused by searched values."""
-        self.contexts = min(max(len(key.candidates()) for key, _ in walk(keys)), _MOST_CONTEXTS)
+        self.contexts = min(max(len(key.values_to_check()) for key, _ in walk(keys)), _MOST_CONTEXTS)
 
     def problems(self, pins: Mapping[KeyPath, Any]) -> list[Problem]:
         """Return the problems with `pins` (`where` of a key → value or index); none if `pins` are valid with some values of other keys."""
@@ -174,7 +174,7 @@ class _Values:
 
     def _with(self, keys: Sequence[SearchKey], pins: Mapping[KeyPath, Any], context: int) -> list[Problem]:
         def choose(key: SearchKey) -> Any:
-            values = key.candidates()
+            values = key.values_to_check()
             return pins.get(key.where, values[context % len(values)])
 
         attempt, report = copy.deepcopy(self.base), Report()
@@ -185,7 +185,7 @@ class _Values:
 
 def _check_key(key: SearchKey, above: Mapping[KeyPath, int], values: _Values, report: Report) -> None:
     location = ("search", *key.where)
-    for value in key.candidates()[:_MOST_VALUES]:
+    for value in key.values_to_check()[:_MOST_VALUES]:
         if not (key.has_options or key.is_normal or value in key.bounds) and any(
             problem.path == show_path(location) for problem in report.problems
         ):

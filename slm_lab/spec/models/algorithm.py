@@ -115,7 +115,7 @@ class AlgorithmSpec(Component):
         return self.action_policy in ("epsilon_greedy", "boltzmann", "gaussian")
 
     @property
-    def learns_values(self) -> bool:
+    def uses_loss_spec(self) -> bool:
         """Return whether the algorithm learns values, with the loss net.loss_spec."""
         return not (self.on_policy or self.offline) or self.has_critic or self.values
 
@@ -621,7 +621,7 @@ class TQCSpec(SoftActorCriticSpec):
     reduces overestimation further."""
 
     @property
-    def learns_values(self) -> bool:
+    def uses_loss_spec(self) -> bool:
         return False  # but quantiles
 
 
@@ -645,7 +645,7 @@ class DistributionalSACSpec(SoftActorCriticSpec):
     env.normalize_reward or env.reward_scale."""
 
     @property
-    def learns_values(self) -> bool:
+    def uses_loss_spec(self) -> bool:
         return False  # but distributions
 
 

@@ -75,8 +75,8 @@ class MetaSpec(SpecModel):
     track_info: list[str] = []
     """Entries of the env's `info` to log, by key or dotted path, such as "is_success": the value in the last step of an episode. In EnvPool
     also with the suffix ":max", ":min", ":sum" or ":mean" ("success:max"), which is computed over all steps of the episode. The mean over
-    the last 100 episodes is written to the column info_{key} of the tables, which the page of the run draws. Default: success, in suites of
-    EnvPool that report it."""
+    the last 100 episodes is written to the column info_{key} of the tables, which the page of the run draws. If the key is absent,
+    success is logged for envs of EnvPool that report it, and nothing for other envs."""
     max_seconds: PositiveReal | None = None
     """Seconds of training after which a Session saves a checkpoint and ends, even before env.max_frame; default: no limit."""
     random_seed: Seed = 0

@@ -115,7 +115,7 @@ class SearchKey:
         product = round(count) * (self.step or 1)
         return int(product) if self.is_whole else float(f"{product:.12g}")
 
-    def candidates(self) -> tuple[Any, ...]:
+    def values_to_check(self) -> tuple[Any, ...]:
         """Return values to check in place of all values: indices of options, both ends of a range and a value between, or the mean."""
         if self.has_options:
             return tuple(range(len(self.args)))

@@ -54,7 +54,7 @@ def check_rules(spec: Spec, report: Report, *, algorithm_known: bool = True) -> 
     _check_schedules(spec.agent.algorithm, ALGORITHM, report)
     _check_schedules(spec.agent.memory, ("agent", "memory"), report)
     for key, net in spec.agent.nets.items():
-        check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.learns_values)
+        check_net(net, ("agent", key), report, has_loss=spec.agent.algorithm.uses_loss_spec)
         check_net_in_agent(spec.agent, net, ("agent", key), report)
     _check_memory(spec.agent, report, algorithm_known=algorithm_known)
     _check_env(spec, report)
@@ -199,7 +199,7 @@ def _reject_without_effect(spec: Spec, report: Report) -> None:
             groups.append((location, ("shared", "use_same_optim", "critic_init_std"), True, f"{algorithm.name} has no critic"))
         groups.append((location, ("actor_init_std",), algorithm.values, f"{algorithm.name} has no actor"))
         why = f"{algorithm.name} learns distributions by their own loss" if algorithm.has_critic else "it has no critic"
-        groups.append((location, ("loss_spec",), not algorithm.learns_values, why))
+        groups.append((location, ("loss_spec",), not algorithm.uses_loss_spec, why))
     section: SpecModel
     for section, location in ((algorithm, ALGORITHM), (spec.agent.memory, ("agent", "memory"))):
         constant = [key for key in type(section).model_fields if isinstance(getattr(section, key), NoDecay)]

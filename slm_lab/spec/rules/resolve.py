@@ -250,7 +250,7 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
         draft.ignore(location, CRITIC_KEYS, "the critics use agent.critic_net and its keys")
     else:
         _resolve_optimizers(net, draft)
-    if not algorithm.learns_values:
+    if not algorithm.uses_loss_spec:
         note = f"has no effect: {algorithm.name} learns distributions by their own loss; ignored" if algorithm.has_critic else ""
         note = note if net.loss_spec != LossSpec() else ""
         draft.set((*location, "loss_spec"), LossSpec(), note, by=[_NAME])  # the given name may not be a regression loss

@@ -112,7 +112,7 @@ def test_a_worker_whose_node_is_gone_is_replaced_and_not_counted(
         # once for each of the first three starts: a rollout may have been sent before its worker was lost
         if arrived[-1] == 1 and arrived.count(1) > 1 and starts <= 3 and starts not in lost:
             lost.add(starts)
-            executor.end(next(task for task in executor.tasks if task.name == "rollout worker 1"), "its node is gone", lost=True)
+            executor.report_death(next(task for task in executor.tasks if task.name == "rollout worker 1"), "its node is gone", lost=True)
         return take(self, worker, slot, report, *groups)
 
     monkeypatch.setattr(MessageLink, "arrived", lose)

@@ -182,7 +182,7 @@ def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatc
     pool.start(["first", "second"], resumes=2)
     for restart in (1, 2, 3):
         until(lambda: pool.workers[1].ready and (1, restart - 1) in orders)  # noqa: B023
-        executor.end(next(task for task in executor.tasks if task.name == "rollout worker 1"), lost=restart != 2)
+        executor.report_death(next(task for task in executor.tasks if task.name == "rollout worker 1"), lost=restart != 2)
     until(lambda: (1, 3) in orders)
     pool.close()
     assert orders.pop((0, 0)) == (LOAD, "first", 2)

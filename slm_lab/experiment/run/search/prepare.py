@@ -106,7 +106,7 @@ def check_search_values(space: SearchSpace, plan: Plan) -> None:
 
 def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
     for key, above in walk(space.search_keys):
-        for value in key.candidates()[:_MOST_VALUES]:
+        for value in key.values_to_check()[:_MOST_VALUES]:
             pins = {**above, key.where: value}
             roots = [root for root in space.search_keys if root.where in pins]
             choose = partial(_pinned_or_first, pins)
@@ -117,7 +117,7 @@ def _variants(space: SearchSpace) -> Iterator[tuple[SearchKey, Any, Spec]]:
 
 
 def _pinned_or_first(pins: Mapping[KeyPath, Any], key: SearchKey) -> Any:
-    return pins.get(key.where, key.candidates()[0])
+    return pins.get(key.where, key.values_to_check()[0])
 
 
 def check_in_process(context: Context, spec: Spec, plan: Plan, known: bool) -> None:

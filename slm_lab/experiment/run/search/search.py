@@ -162,12 +162,12 @@ class Search(Experiment[RunPaths]):
         with table, capture_notices(table.notice):
             begin = perf_counter()
             ensure_server()  # the server imports torch in the meantime
-            with LocalExecutor(stall_notice=None) as here, self._executor(here, table, stop) as executor:
+            with LocalExecutor(stall_notice=None) as here, self._prepared_executor(here, table, stop) as executor:
                 self._run_stages(executor, table, stop, begin)
         return self._analyze(table, stop)
 
     @contextmanager
-    def _executor(self, here: Executor, table: SearchTable, stop: Stop) -> Iterator[Executor]:
+    def _prepared_executor(self, here: Executor, table: SearchTable, stop: Stop) -> Iterator[Executor]:
         """Check the builds, determine the resources of a trial, and yield the executor of the trials, for this machine or the cluster."""
         address, folder = self.plan.cluster, self.plan.data_dir if self.paths is None else self.paths.root
         self.plan = replace(self.plan, cluster=None)

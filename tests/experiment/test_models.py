@@ -286,7 +286,7 @@ def test_the_card(data: Path) -> None:
         f"{row['meta']['random_seed']} (meta.random_seed)",
         'load_agent("swing")',
         'action, params = session.run(None, {"obs": obs})',
-        f"torch {torch.__version__}",
+        f"torch {torch.__version__.partition('+')[0]}",
         "selected by this return",
     ):
         assert text in card, text

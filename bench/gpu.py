@@ -155,7 +155,7 @@ def check_workers(gpu: bool) -> str:
 
 
 def build(algorithm: str, width: int, batch: int, device: str) -> Agent:
-    """Build an agent of this package whose memory is full, so that it can be updated repeatedly."""
+    """Build an agent whose replay buffer or rollout is full, so that it can be updated repeatedly."""
     net: dict[str, Any] = {"name": "MLPNet", "hid_layers": [width, width], "hid_layers_activation": "relu", "clip_grad_val": 0.5}
     if algorithm == "PPO":
         keys = {"time_horizon": 8 * batch // ENVS, "minibatch_size": batch, "training_epoch": 4}

@@ -205,9 +205,9 @@ def _cells(section: Section, one: Scored, found: Sequence[Scored], columns: Mapp
 
 
 def reference(section: Section, one: Scored, columns: Mapping[str, Mapping[tuple[str, str], float]]) -> float | None:
-    """Return the return up to which seconds are counted.
+    """Return the threshold of the column of seconds, which is a return.
 
-    This is the published score of the section's reference or, if there is none, the return that counts as solved.
+    The threshold is the published score of the section's reference or, if there is none, the return that counts as solved.
     """
     known = columns.get(section.reference, {}).get((one.row.env, one.row.entry))
     return one.study.solve(one.row.env) if known is None else known
@@ -302,7 +302,7 @@ def section_text(section: Section) -> str:
         return f"## {section.title}\n\nNot run yet: `make benchmarks NAME={next(iter(section.studies))}`.\n"
     parts = [f"## {section.title}", fill(section.text, 140), _left(section), table(section, found), explained(section, found)]
     parts += [over_envs(section, found), processors([run for one in found for run in one.setting.runs])]
-    parts += [f'To repeat all runs: `make benchmarks NAME="{names}"`; to repeat a single run, use the commands below.', *_blocks(found)]
+    parts += [f'To repeat all runs, use `make benchmarks NAME="{names}"`; to repeat a single run, use its command below.', *_blocks(found)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

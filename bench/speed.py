@@ -134,7 +134,7 @@ def peer_python(peer: Peer) -> Path:
 
 
 def measure(command: list[str], case: Case) -> dict[str, Any]:
-    """Run one side of a case once, and return its result, which is the last line of its output."""
+    """Run a case once with one of the compared libraries. Return the result that it prints as its last line."""
     # the libraries that torch uses get the same number of threads per process
     environment = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(case.threads))
     cores = sorted(os.sched_getaffinity(0))[: case.threads]

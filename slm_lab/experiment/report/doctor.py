@@ -87,7 +87,7 @@ def _apply_rule(
 
 
 def _joined(found: Sequence[tuple[Session, Finding]], sessions: int) -> list[Finding]:
-    """Join the findings of a rule in several sessions.
+    """Merge the findings of one rule in several sessions into one finding.
 
     The evidence is taken from the first finding. If less than half of the sessions have the fault, the severity is lowered by one level.
     """

@@ -227,7 +227,7 @@ class Scale:
 
     @property
     def all_ticks(self) -> list[tuple[float, str]]:
-        """The ticks, including the tick at UNUSED if it is needed."""
+        """Position and text of each tick. If some trials do not use the key, the first tick is at UNUSED."""
         return [*([(UNUSED, "not used")] if self.unused else []), *self.ticks]
 
     @property

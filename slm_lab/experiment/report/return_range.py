@@ -31,7 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {
 _PREFIXES = {"MiniGrid-": (-1.0, 1.0), "BabyAI-": (0.0, 1.0)}
 """Beginning of the ids of a family of envs → lowest and highest return of an episode."""
 _DM_CONTROL = (0.0, 1000.0)
-"""Range of the tasks of DeepMind Control but LQR: 1,000 steps with rewards from 0 to 1."""
+"""Range of all tasks of DeepMind Control except LQR: 1,000 steps with rewards from 0 to 1."""
 _HARMLESS = {
     "name", "num_envs", "max_frame", "normalize_obs", "normalize_reward", "clip_obs", "clip_reward", "reward_scale", "backend", "channels",
     "obs_keys", "schedule",
@@ -45,15 +45,17 @@ def return_range(settings: Mapping[str, Any]) -> tuple[float, float] | None:
     Args: settings: key path → value of a spec, such as {"env.name": "CartPole-v1"} (see Run.settings).
     """
     name = str(settings.get("env.name", "")).rpartition(":")[2]
-    found = RANGES.get(name) or next((own for prefix, own in _PREFIXES.items() if name.startswith(prefix)), None)
-    if _is_dm_control(name) and "lqr" not in name.lower():
-        found = _DM_CONTROL
     changed = any(_changes_returns(path, value) for path, value in settings.items())
-    return None if changed and not name.startswith("ALE/") else found
+    return None if changed and not name.startswith("ALE/") else _range_of(name)
 
 
-def _is_dm_control(name: str) -> bool:
-    return name.startswith("dm_control/") or (name in pool_envs() and pool_envs()[name].suite == "dm_control")
+def _range_of(name: str) -> tuple[float, float] | None:
+    if name in RANGES:
+        return RANGES[name]
+    env = pool_envs().get(name)
+    if name.startswith("dm_control/") or (env is not None and env.suite == "dm_control"):
+        return None if "lqr" in name.lower() else _DM_CONTROL
+    return next((own for prefix, own in _PREFIXES.items() if name.startswith(prefix)), None)
 
 
 def _changes_returns(path: str, value: Any) -> bool:

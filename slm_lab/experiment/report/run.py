@@ -229,7 +229,8 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read the run in a folder. Raises UserError if it is not a run folder, has several trials, or has an unreadable spec.
+    """Read the run in a folder. Raises UserError if the folder is not that of a run, if the run has several trials, or if
+    its spec cannot be read.
 
     >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")
     >>> run.train.groupby("session").current_return.last(), run.metrics["strength"], run.spec["env"], run.status

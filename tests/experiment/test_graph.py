@@ -22,7 +22,7 @@ from slm_lab.experiment.report.analyze import analyze_trial
 from slm_lab.experiment.report.baseline import Baseline
 from slm_lab.experiment.report.figure import MEAN_COLOUR, Figure, Line, Panel, y_range
 from slm_lab.experiment.report.metrics import Curve
-from slm_lab.experiment.report.render_html import plotly_json, render_html
+from slm_lab.experiment.report.render_html import plotly_json, render_html, script_size
 from slm_lab.experiment.report.render_png import PNGRenderer, format_tick
 from slm_lab.experiment.report.run import Run, load_run
 from slm_lab.experiment.report.trial_figures import BASELINE, Labels, return_curves, session_figures, trial_figures
@@ -329,7 +329,7 @@ def test_full_disk_leaves_whole_files_and_one_notice(
 ) -> None:
     for index in (0, 1):
         write_rows(paths, index, [30.0, 50.0, 40.0])
-    disk(4_830_000 + graphs * 40_000 if graphs else 100_000)
+    disk(script_size() + 14_000 + graphs * 40_000 if graphs else 100_000)
     metrics = analyze_trial(make_spec(), paths)
     assert metrics == json.loads(paths.trial_metrics().read_text())
     pages, pictures = (list(paths.root.rglob(f"*.{ext}")) for ext in ("html", "png"))

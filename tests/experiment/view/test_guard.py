@@ -125,7 +125,7 @@ def test_paths_out_of_the_folder(client: TestClient, data: Path, path: str) -> N
         assert answer.status_code == 404
         assert SECRET not in answer.text
     assert client.get("/api/compare", params={"run": f":{path}"}).status_code == 404
-    assert client.get("/api/sparklines", params={"path": path}).json() in ({path: []}, {})
+    assert not any(client.get("/api/sparklines", params={"path": path}).json().values())
 
 
 @pytest.mark.parametrize(

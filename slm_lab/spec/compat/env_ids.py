@@ -149,12 +149,13 @@ class PoolEnv(NamedTuple):
             return "is a game for several players, which EnvPool 1.2.5 ends with a crash"
         if self.ids[-1].startswith("Sudoku-"):
             return "needs a file of puzzles that the packages of EnvPool 1.2.5 do not contain"
-        if self.suite == "myosuite" and not _mends_myosuite():
+        if self.suite == "myosuite" and not _seeds_myosuite_resets():
             return "is a MyoSuite env, whose resets are the same each time in EnvPool before 1.2.6 (which needs Python 3.12)"
         return None
 
 
-def _mends_myosuite() -> bool:
+@cache
+def _seeds_myosuite_resets() -> bool:
     """Return whether the installed EnvPool seeds the resets of MyoSuite."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", metadata.version("envpool")) if _installed("envpool") else None
     return found is not None and tuple(map(int, found.groups())) >= (1, 2, 6)
@@ -330,7 +331,7 @@ _OF_GYMNASIUM = ("atari", "box2d", "classic_control", "mujoco", "toy_text")
 
 def _own_ids() -> list[str]:
     """Return the supported ids that only EnvPool has, i.e. without the suites that Gymnasium has too."""
-    left_out = _OF_GYMNASIUM if _mends_myosuite() else (*_OF_GYMNASIUM, "myosuite")
+    left_out = _OF_GYMNASIUM if _seeds_myosuite_resets() else (*_OF_GYMNASIUM, "myosuite")
     return [name for name, env in pool_envs().items() if env.suite not in left_out and not env.refusal]
 
 

@@ -330,7 +330,7 @@ def test_procgen_needs_qt(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("version", "refused"), [("1.2.5", True), ("1.2.6", False), ("1.10.0", False)])
 def test_myosuite_is_refused_where_its_resets_are_the_same(version: str, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_ids, "_installed", lambda package: True)
-    monkeypatch.setattr(env_ids.metadata, "version", lambda package: version)
+    monkeypatch.setattr(env_ids, "_version_of", lambda package: version)
     reason = env_ids.pool_envs()["myoElbowPose1D6MRandom-v0"].refusal
     assert ("resets are the same each time" in (reason or "")) == refused
 

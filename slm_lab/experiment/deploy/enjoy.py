@@ -335,7 +335,7 @@ def _check_spaces(agent: LoadedAgent, info: EnvInfo, spec: Spec, played: str) ->
 def _video(paths: RunPaths, agent: LoadedAgent, options: EnjoyOptions) -> VideoFile:
     """Return a new video file, named after the checkpoint and the current time."""
     name = f"{agent.path.stem}_{datetime.now():%Y_%m_%d_%H%M%S}.mp4"
-    return VideoFile(paths.root / "video" / name, VIDEO_FRAMES if options.episodes is None else None)
+    return VideoFile(paths.output_dir / "video" / name, VIDEO_FRAMES if options.episodes is None else None)
 
 
 def summary(played: Played) -> str:

@@ -67,7 +67,8 @@ def export_training(
 
     Args:
         format: "onnx" or "torch" (torch.export); None: determined by the suffix of `out`, by default "onnx".
-        out: the output file; None: a file beside the checkpoint. The file is created or replaced only after the check has succeeded.
+        out: the output file, which is created or replaced only after the check has succeeded; None: a file beside the checkpoint, or below
+            the data folder for a pretrained agent.
         which, session: as in load_agent.
 
     Raises UserError if the policy cannot be exported, or if the exported file gives different actions.
@@ -76,7 +77,10 @@ def export_training(
     check_packages(format)
     agent = load_trained(training, which, session)
     default = POLICIES[format] if isinstance(training.paths, ModelPaths) else f"{agent.path.stem}{SUFFIXES[format]}"
-    return export_agent(agent, format, out or training.paths.model_dir / default), agent
+    if out is None:
+        training.paths.model_dir.mkdir(parents=True, exist_ok=True)
+        out = training.paths.model_dir / default
+    return export_agent(agent, format, out), agent
 
 
 def export_agent(agent: LoadedAgent, format: Format, path: Path) -> Exported:

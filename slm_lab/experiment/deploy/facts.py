@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.find import Training
-from slm_lab.experiment.files.named_model import model_names, models_dir, named_model
+from slm_lab.experiment.files.named_model import PRETRAINED, SPEC, WEIGHTS, model_in, model_names, models_dir, pretrained_names
 from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.progress import estimate_number
@@ -78,22 +78,24 @@ def digest(name: str, body: Mapping[str, Any]) -> str:
 
 
 def list_models(data_dir: Path) -> list[dict[str, Any]]:
-    """Return one row per model: name, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest, folder.
+    """Return one row per model, the models of the user before the pretrained agents.
 
-    If a model cannot be read, its row contains only name, folder and problem.
+    A row contains name, pretrained, env, algorithm, return, standard_error, episodes, mode, frames, registered, policy, digest and
+    folder. If a model cannot be read, its row contains only name, pretrained, problem and folder.
     """
-    return [_row(name, data_dir) for name in model_names(data_dir)]
+    own, shipped = [models_dir(data_dir) / name for name in model_names(data_dir)], [PRETRAINED / name for name in pretrained_names()]
+    return [{"name": folder.name, "pretrained": folder in shipped, **_row(folder), "folder": str(folder)} for folder in own + shipped]
 
 
-def _row(name: str, data_dir: Path) -> dict[str, Any]:
-    folder = models_dir(data_dir) / name
+def _row(folder: Path) -> dict[str, Any]:
     try:
-        model = named_model(name, data_dir)
+        if (model := model_in(folder)) is None:
+            return {"problem": f"the folder has no {WEIGHTS} or no {SPEC}"}
         values = tensor_file.load_values(model.weights)
         known = facts(Training(model), values, model.weights)
     except (UserError, SpecError, OSError, tensor_file.TensorFileError) as error:
-        return {"name": name, "folder": str(folder), "problem": last_line(str(error))}
-    return {"name": name, **_facts_row(known, values), "policy": model.policy and model.policy.name, "folder": str(folder)}
+        return {"problem": last_line(str(error))}
+    return {**_facts_row(known, values), "policy": model.policy and model.policy.name}
 
 
 def _facts_row(known: Facts, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,13 +113,18 @@ def _facts_row(known: Facts, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
-    """Return the models as lines of aligned columns."""
-    if not rows:
-        return f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"
-    cells = [["name", "env", "algorithm", "return", "frames", "date"]]
-    cells += [_cells(row) for row in rows if "problem" not in row]
-    lines = aligned(cells) if len(cells) > 1 else []
-    return "\n".join([*lines, *(f"{row['name']}: {row['problem']}" for row in rows if "problem" in row)])
+    """Return the models as lines of aligned columns, followed by the pretrained agents."""
+    own = [row for row in rows if not row["pretrained"]]
+    lines = _table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
+    if shipped := _table([row for row in rows if row["pretrained"]]):
+        lines += ["", "pretrained agents:", *shipped]
+    return "\n".join(lines)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    cells = [_cells(row) for row in rows if "problem" not in row]
+    lines = aligned([["name", "env", "algorithm", "return", "frames", "date"], *cells]) if cells else []
+    return lines + [f"{row['name']}: {row['problem']}" for row in rows if "problem" in row]
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -102,7 +102,7 @@ def register(
         with new_model(name, data_dir, replace) as temporary:
             about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
             tensor_file.save(temporary / WEIGHTS, {**agent.saved, **about})
-            replace_file(temporary / SPEC, _public_spec(training.spec_file))
+            replace_file(temporary / SPEC, public_spec(training.spec_file))
             done = _exported(agent, format, temporary)
             exports = None if done.path.name == WEIGHTS else _exports(done)
             replace_file(temporary / CARD, model_card(name, known, agent, exports, is_named=True).encode())
@@ -128,7 +128,7 @@ def _exports(done: Exported) -> Exports:
     return Exports(done.path.name, done.inputs, done.outputs)
 
 
-def _public_spec(file: Path) -> bytes:
+def public_spec(file: Path) -> bytes:
     """Return the saved spec without those entries of meta.run that name a machine, folders or users."""
     name, body = read_saved_spec(file)
     meta = dict(body.get("meta", {}))

@@ -1,6 +1,6 @@
-"""Named models: policies that were exported under a name.
+"""Named models: policies that were exported under a name, and the pretrained agents of this package.
 
-models/{name}/         below the data folder
+models/{name}/         below the data folder; slm_lab/pretrained/{name}/ for pretrained agents
   model.safetensors    weights, statistics of the observation normaliser, spaces, and the header of the checkpoint
   spec.json            the spec that was trained
   policy.onnx          the exported policy (policy.pt2: for torch.export.load)
@@ -32,6 +32,8 @@ WEIGHTS, SPEC, CARD = f"model{SUFFIX}", "spec.json", "README.md"
 POLICIES = ("policy.onnx", "policy.pt2")
 FILES = (WEIGHTS, SPEC, *POLICIES, CARD)
 """Names of all files of a model."""
+PRETRAINED = Path(__file__).parents[2] / "pretrained"
+"""Folder of the agents that this package contains. It may be read-only."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
 
@@ -69,6 +71,20 @@ class ModelPaths(RunPaths):
         return next((self.root / name for name in POLICIES if (self.root / name).is_file()), None)
 
 
+@dataclass(frozen=True)
+class PretrainedPaths(ModelPaths):
+    """The paths of a pretrained agent of this package."""
+
+    data_dir: Path
+
+    @property
+    def output_dir(self) -> Path:
+        """A folder below the data folder, since the folder of the package may be read-only."""
+        return self.data_dir / "pretrained" / self.root.name
+
+    model_dir = output_dir
+
+
 def models_dir(data_dir: Path) -> Path:
     return data_dir / "models"
 
@@ -81,13 +97,23 @@ def model_in(folder: Path) -> ModelPaths | None:
 
 
 def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
-    """Return the model in a folder, or the model with a name. The folder of a run, search or study takes precedence over a name."""
+    """Return the model in a folder, the model with a name, or the pretrained agent with this name; None if there is none.
+
+    The folder of a run, search or study takes precedence over a name, and a model of the user over a pretrained agent.
+    """
     for folder in (Path(where), data_dir / where):
         if (model := model_in(folder)) is not None:
             return model
         if run_paths_in(folder) or study_in(folder):
             return None
-    return model_in(models_dir(data_dir) / where)
+    return model_in(models_dir(data_dir) / where) or pretrained(str(where), data_dir)
+
+
+def pretrained(name: str, data_dir: Path) -> PretrainedPaths | None:
+    """Return the pretrained agent with this name; None if there is none."""
+    if not _NAME.fullmatch(name) or (model := model_in(PRETRAINED / name)) is None:
+        return None
+    return PretrainedPaths(model.root, model.spec_name, data_dir)
 
 
 def check_no_model(where: str | Path, data_dir: Path) -> None:
@@ -103,15 +129,24 @@ def check_no_model(where: str | Path, data_dir: Path) -> None:
 
 
 def model_names(data_dir: Path) -> list[str]:
-    """Return the names of all models, sorted."""
+    """Return the names of all models below the data folder, sorted."""
+    return _folders(models_dir(data_dir))
+
+
+def pretrained_names() -> list[str]:
+    """Return the names of all pretrained agents, sorted."""
+    return _folders(PRETRAINED)
+
+
+def _folders(folder: Path) -> list[str]:
     with suppress(OSError):
-        return sorted(path.name for path in models_dir(data_dir).iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+        return sorted(path.name for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
     return []
 
 
 def near_model(where: str, data_dir: Path) -> str:
     """Return "; did you mean …?" with the model name that is most similar to `where`; "" if no name is similar."""
-    return nearest(where, model_names(data_dir))
+    return nearest(where, {*model_names(data_dir), *pretrained_names()})
 
 
 def named_model(name: str, data_dir: Path) -> ModelPaths:

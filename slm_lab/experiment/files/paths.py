@@ -109,6 +109,11 @@ class RunPaths:
     def stem(self) -> str:
         return file_stem(self.spec_name)
 
+    @property
+    def output_dir(self) -> Path:
+        """The folder in which videos of the trained agent are written."""
+        return self.root
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state with values from the saved spec, which a process on another machine may not be able to read."""
         known = {"policies": self.policies, "checkpoint_dir": self.checkpoint_dir} if self.spec.is_file() else {}

@@ -1,0 +1,109 @@
+"""Train the pretrained agents that the package contains: `python -m bench.pretrained [SPEC …]`.
+
+Each entry of the study `benchmarks` with a published score has an agent, unless the agent has more than 100 kB. It is named after its spec
+and written to slm_lab/pretrained/. The run with the best seed of the entry's table is trained again, which gives the same weights on the
+same processor. The last weights of the best Session are kept, since the table contains the last rows, with their mean return over 100
+episodes. Existing agents are only replaced if their specs are given.
+"""
+
+import argparse
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from bench.studies import STUDIES, results_of, study_of
+from slm_lab.experiment.deploy.card import model_card
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
+from slm_lab.experiment.deploy.facts import facts
+from slm_lab.experiment.deploy.load import load_trained
+from slm_lab.experiment.deploy.register import public_spec
+from slm_lab.experiment.files import tensor_file
+from slm_lab.experiment.files.find import Training
+from slm_lab.experiment.files.named_model import CARD, PRETRAINED, SPEC, WEIGHTS, model_in
+from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.report.study_report import Row, study_rows, study_settings
+from slm_lab.experiment.run.trial import Trial
+from slm_lab.lib.files import replace_file
+from slm_lab.spec.models.study import StudyRun
+
+MAX_BYTES = 100_000
+"""Maximum size of an agent's weights."""
+EPISODES = 100
+LAST_ROWS = 20
+"""A seed is chosen by the mean of its last rows in a result file, which has at most 100 rows."""
+
+
+class Best(NamedTuple):
+    """The best seed of an entry of the study."""
+
+    run: StudyRun
+    session: int
+    row: Row
+    """The row of the entry in the table."""
+
+
+def best_seeds() -> Iterator[Best]:
+    """Yield the best seed of each entry with a published score."""
+    study = study_of("benchmarks")
+    results = results_of(study, STUDIES["benchmarks"].results)
+    for row in study_rows(study, study_settings(study, results)):
+        found = [one.content for one in results if (one.content["entry"], one.content["env"]) == (row.entry, row.env)]
+        scores = {
+            (content["random_seed"], int(session)): fmean(table["total_reward"][-LAST_ROWS:])
+            for content in found
+            for session, table in content["train"].items()
+        }
+        if row.published is not None and scores:
+            seed, session = max(scores, key=scores.__getitem__)
+            run = next(run for run in study.runs if (run.entry, run.env, run.random_seed) == (row.entry, row.env, seed))
+            yield Best(run, session, row)
+
+
+def write_agent(best: Best) -> str:
+    """Train the run of a seed and write its agent; return a line that describes the agent, or why it is not written."""
+    name = best.run.spec.name
+    with tempfile.TemporaryDirectory() as folder:
+        result = Trial(best.run.spec, data_dir=folder).run()
+        training = Training(result.paths)
+        agent = load_trained(training, "last", best.session)
+        returns = enjoy(training, EnjoyOptions(which="last", session=best.session, episodes=EPISODES), Plan(data_dir=Path(folder))).returns
+        known = facts(training, {**agent.saved, **_mean(returns)}, agent.path)
+        about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
+        weights = Path(folder) / WEIGHTS
+        tensor_file.save(weights, {**known.saved, **about})
+        if (size := weights.stat().st_size) > MAX_BYTES:
+            return f"{name}: not written, since its weights have {size:,} bytes"
+        (PRETRAINED / name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(weights, PRETRAINED / name / WEIGHTS)
+        replace_file(PRETRAINED / name / SPEC, public_spec(training.spec_file))
+        replace_file(PRETRAINED / name / CARD, model_card(name, known, agent, None, is_named=True).encode())
+    return f"{name}: {best.run.name}, session {best.session}: {fmean(returns):.4g}, {size:,} bytes"
+
+
+def _mean(returns: Sequence[float]) -> dict[str, Any]:
+    """Return the entries of a checkpoint that contain its mean return."""
+    error = stdev(returns) / math.sqrt(len(returns))
+    return {"mode": "eval", "current_return": fmean(returns), "current_return_se": error, "current_epi": len(returns)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.pretrained", description="Train the pretrained agents.")
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help="names of specs (default: those without an agent)")
+    chosen = parser.parse_args().specs
+    known = {best.run.spec.name: best for best in best_seeds()}
+    if wrong := sorted(set(chosen) - known.keys()):
+        parser.error(f"no such spec: {', '.join(wrong)}; expected some of {', '.join(known)}")
+    for name, best in known.items():
+        if name in chosen or (not chosen and model_in(PRETRAINED / name) is None):
+            sys.stdout.write(f"{write_agent(best)}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The pretrained agents of the package: what they reach, how they are found, and that their folder is never written."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+import slm_lab
+from bench.pretrained import MAX_BYTES, best_seeds
+from slm_lab.cli import main
+from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
+from slm_lab.experiment.files.find import find_training, find_weights
+from slm_lab.experiment.files.named_model import CARD, PRETRAINED, SPEC, WEIGHTS, find_model, pretrained_names
+from slm_lab.experiment.plan import Plan
+
+LOWEST = {best.run.spec.name: best.row.score.low for best in best_seeds() if best.row.score is not None}
+"""Name of a spec → lower end of the interval of its score in docs/BENCHMARKS.md."""
+
+
+@pytest.fixture
+def files() -> dict[Path, bytes]:
+    """Name and content of each file of the agent that the tests use."""
+    return {path: path.read_bytes() for path in (PRETRAINED / "ppo_cartpole").rglob("*")}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", pretrained_names())
+def test_an_agent_reaches_the_score_of_its_table(name: str, tmp_path: Path) -> None:
+    assert sorted(path.name for path in (PRETRAINED / name).iterdir()) == [CARD, WEIGHTS, SPEC]
+    assert (PRETRAINED / name / WEIGHTS).stat().st_size <= MAX_BYTES
+    played = enjoy(find_training(name, None, tmp_path), EnjoyOptions(episodes=20), Plan(data_dir=tmp_path))
+    low = LOWEST[name]
+    assert low is not None
+    assert fmean(played.returns) >= low
+
+
+def test_every_agent_belongs_to_the_table() -> None:
+    assert set(pretrained_names()) <= LOWEST.keys()
+    assert "ppo_cartpole" in pretrained_names()
+
+
+def test_results_are_written_below_the_data_folder(
+    tmp_path: Path, files: dict[Path, bytes], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["enjoy", "ppo_cartpole", "--video", "--episodes", "1"]) == 0
+    assert main(["export", "ppo_cartpole", "--format", "torch"]) == 0
+    assert main(["export", "ppo_cartpole", "--as", "mine"]) == 0
+    folder = tmp_path / "data/pretrained/ppo_cartpole"
+    assert [path.suffix for path in (folder / "video").iterdir()] == [".mp4"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_file()) == ["policy.md", "policy.pt2"]
+    assert (tmp_path / "data/models/mine" / WEIGHTS).is_file()
+    assert {path: path.read_bytes() for path in (PRETRAINED / "ppo_cartpole").rglob("*")} == files
+    capsys.readouterr()
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.index("pretrained agents:") > next(i for i, line in enumerate(lines) if line.startswith("mine"))
+
+
+def test_own_results_take_precedence(tmp_path: Path) -> None:
+    found = find_model("ppo_cartpole", tmp_path)
+    assert found is not None
+    assert found.root == PRETRAINED / "ppo_cartpole"
+    shutil.copytree(PRETRAINED / "ppo_cartpole", tmp_path / "models/ppo_cartpole")
+    found = find_model("ppo_cartpole", tmp_path)
+    assert found is not None
+    assert found.root == tmp_path / "models/ppo_cartpole"
+    assert find_model("../pretrained/ppo_cartpole", tmp_path) is None
+
+
+def test_an_agent_is_loaded_and_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    agent = slm_lab.load_agent("ppo_cartpole")
+    assert agent.act([[0.0, 0.0, 0.1, 0.0]], deterministic=True)[0].tolist() == [1]
+    path, _ = find_weights("ppo_cartpole", tmp_path, None)
+    assert path == PRETRAINED / "ppo_cartpole" / WEIGHTS
+
+
+def test_a_similar_name_is_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["enjoy", "ppo_cartpol", "--data-dir", str(tmp_path)]) == 2
+    assert "did you mean 'ppo_cartpole'?" in capsys.readouterr().err

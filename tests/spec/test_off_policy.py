@@ -141,6 +141,7 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
     [
         (DQN | {"agent.net.update_type": "replace", "agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
         (DQN | {"agent.net.polyak_coef": 0.1}, "agent.net.polyak_coef"),
+        (DQN | {"agent.net.polyak_coef": 0.005}, "agent.net.polyak_coef"),  # its default
         (
             DQN | {"agent.net.update_type": "polyak", "agent.net.polyak_coef": 0.1, "agent.net.update_frequency": 9},
             "agent.net.update_frequency",

@@ -259,6 +259,10 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     if algorithm.learns and not algorithm.has_target:
         draft.ignore(location, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
+        is_default = net.polyak_coef == NetSpec.model_fields["polyak_coef"].default
+        if is_default and {"polyak_coef", "update_type"} & net.model_fields_set == {"polyak_coef"}:  # a saved spec has both keys
+            why = "has no effect: update_type is 'replace' by default; set update_type to 'polyak' to use it"
+            draft.report.note((*location, "polyak_coef"), why)
         draft.ignore(location, ["polyak_coef"], "update_type is 'replace'", by=[_NAME, (*location, "update_type")])
     else:
         why = "update_type is 'polyak', which updates with each gradient or vector step"

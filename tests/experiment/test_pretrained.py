@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 import slm_lab
@@ -74,7 +75,8 @@ def test_own_results_take_precedence(tmp_path: Path) -> None:
 def test_an_agent_is_loaded_and_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     agent = slm_lab.load_agent("ppo_cartpole")
-    assert agent.act([[0.0, 0.0, 0.1, 0.0]], deterministic=True)[0].tolist() == [1]
+    falling = np.array([[0.0, 0.0, 0.15, 1.0], [0.0, 0.0, -0.15, -1.0]], np.float32)
+    assert agent.act(falling, deterministic=True)[0].tolist() == [1, 0]
     path, _ = find_weights("ppo_cartpole", tmp_path, None)
     assert path == PRETRAINED / "ppo_cartpole" / WEIGHTS
 

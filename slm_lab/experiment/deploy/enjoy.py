@@ -96,7 +96,7 @@ class VideoFile:
         frame_HWC = np.pad(frame_HWC, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 needs even sizes
         try:
             if self._writer is None:
-                self.path.parent.mkdir(exist_ok=True)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 size = (frame_HWC.shape[1], frame_HWC.shape[0])
                 self._writer = self._ffmpeg.write_frames(
                     str(self._temporary), size, fps=fps, quality=7, macro_block_size=1, ffmpeg_log_level="error"

@@ -255,7 +255,7 @@ def find_target(spec: EnvSpec, num_envs: int, threads: int = 1, training: bool =
     registration = _registration(spec) if pool is None and zoo is None else None
     kwargs, atari = spec.kwargs, None
     if pool is not None:
-        _check_pool(spec, pool)
+        _check_envpool(spec, pool)
     elif zoo is not None:
         if not own and (reason := unavailable_reason(spec.name)):
             raise _problem(spec, "name", reason)
@@ -321,8 +321,8 @@ def _unsupported_reason(backend: type[Backend], target: EnvRequest) -> str | Non
     return backend.unsupported_reason(target)
 
 
-def _check_pool(spec: EnvSpec, pool: str) -> None:
-    """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if a key of the spec is not a valid option of it."""
+def _check_envpool(spec: EnvSpec, pool: str) -> None:
+    """Raise SpecError if EnvPool cannot create its env `pool` on this machine, or if it does not accept the options in the spec."""
     if reason := unavailable_reason(spec.name):
         raise _problem(spec, "name", reason)
     try:

@@ -169,7 +169,7 @@ class Report:
     def fail(self, path: KeyPath, message: str, code: ProblemCode = "invalid") -> None:
         """Add a problem, unless it is already in the report."""
         location = self.origin(path)
-        problem = Problem(show_path(location), mark(message, location, self._set), code)
+        problem = Problem(show_path(location), mark_if_set(message, location, self._set), code)
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -199,8 +199,8 @@ class Report:
             self.notes.append(text)
 
 
-def mark(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
-    """Append "(from --set)" to the message of a problem at or below a path given by --set."""
+def mark_if_set(message: str, location: KeyPath, sets: Iterable[KeyPath]) -> str:
+    """Return the message of a problem; "(from --set)" is appended if the problem is at or below a path given by --set."""
     is_set = any(_at_or_below(location, given) for given in sets)
     return f"{message} (from --set)" if is_set and "--set" not in message else message
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.spec.compat.differences import first_trainings
+from slm_lab.spec.compat.differences import transitions_at_first_update
 from slm_lab.spec.load.loader import dump_spec, load, load_spec, load_specs
 from slm_lab.spec.models.search import parse_search
 from slm_lab.spec.models.spec import SPEC_VERSION
@@ -552,7 +552,7 @@ def trainings(start: int, every: int, envs: int, theirs: bool) -> list[int]:
 def test_the_start_of_training(start: int, every: int, envs: int) -> None:
     """After the first trainings both train in the same vector steps if training_frequency is at most num_envs."""
     ours, theirs = (trainings(start, every, envs, one) for one in (False, True))
-    assert first_trainings(start, every, envs) == (ours[0], theirs[0])
+    assert transitions_at_first_update(start, every, envs) == (ours[0], theirs[0])
     assert (set(ours[10:40]) <= set(theirs)) == (every <= envs)
 
 

@@ -209,8 +209,8 @@ class Trainer:
         return all(group.shares_all for group in self.groups)
 
     @property
-    def _remote_store(self) -> Store | None:
-        """The store, if it is in another process and only that process has the optimizer statistics; else None."""
+    def _remote_optimizer_store(self) -> Store | None:
+        """The store, if optimizer statistics are only in its process, which takes the steps; None if they are shared or in this process."""
         return self.shared.store if self.shared is not None and self.shared.store.remote and not self._shares_all else None
 
     def _parts(self) -> dict[str, Group]:
@@ -414,7 +414,7 @@ class Trainer:
 
         If several processes train the net, return only the optimizer state that they do not share.
         """
-        if (store := self._remote_store) is not None:
+        if (store := self._remote_optimizer_store) is not None:
             return store.run("update", self._pulled_state)
         if self._is_shared:
             return {"optimizers": [None if group.shared_arrays() else group.state_dict() for group in self.groups]}
@@ -429,7 +429,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a result of `state_dict`. Raises ValueError if it does not match the network."""
-        if (store := self._remote_store) is not None:
+        if (store := self._remote_optimizer_store) is not None:
             store.run("update", self.load_state_dict, state)
         if self._is_shared:
             for group, saved in zip(self.groups, state["optimizers"], strict=True):

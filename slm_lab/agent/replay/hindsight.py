@@ -69,9 +69,9 @@ class HindsightReplay(Replay):
         """Sample a batch of batch_size transitions, most of them with other goals."""
         batch = super().sample()
         changed_K = np.flatnonzero(self.rng.random(self.batch_size) < self.share)
-        return self._relabelled(batch, changed_K, self._goal_rows(batch.row_B[changed_K]))
+        return self._relabelled(batch, changed_K, self._draw_goal_rows(batch.row_B[changed_K]))
 
-    def _goal_rows(self, row_K: np.ndarray) -> np.ndarray:
+    def _draw_goal_rows(self, row_K: np.ndarray) -> np.ndarray:
         """For each row [K], draw a row of the same episode. The goal achieved after that row is the new goal."""
         own_K = self.seen - 1 - (self.seen - 1 - row_K) % self.capacity
         """Numbers of the transitions: row = number mod capacity."""

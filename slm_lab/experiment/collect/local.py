@@ -32,7 +32,7 @@ class EnvSource:
         """Reason why open episodes cannot be saved, if they cannot be saved."""
         return f"backend {self.backend} cannot save those of this env"
 
-    def spans(self) -> None:
+    def recent_spans(self) -> None:
         return None
 
     def close(self) -> None:

@@ -15,9 +15,9 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.files.lock import unfinished
 from slm_lab.experiment.files.named_model import ModelPaths, check_no_model, find_model, near_model
 from slm_lab.experiment.files.paths import (
-    RunFolder,
     RunPaths,
     StudyPaths,
+    StudyRunFolder,
     belongs_to_other_spec,
     names_with_runs,
     not_a_run,
@@ -308,7 +308,7 @@ def _of_study(study: StudyPaths, name: str | None, choice: Choice) -> Training:
 def _runs_of_study(study: StudyPaths) -> Iterator[tuple[dict[str, Any], RunPaths]]:
     """Yield, for each run of a study that did not fail, a dict with entry, env and seed, and the paths of the run."""
     for folder in sorted(study.runs.iterdir()) if study.runs.is_dir() else ():
-        run = RunFolder(folder)
+        run = StudyRunFolder(folder)
         with suppress(OSError, ValueError, KeyError, TypeError):
             about = json.loads(run.identity.read_text(encoding="utf-8"))
             part = {"entry": about["entry"], "env": about["env"], "seed": about["random_seed"]}

@@ -429,7 +429,7 @@ class StudyPaths:
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class StudyRunFolder:
     """The folder of one run of a study below `runs`."""
 
     root: Path

@@ -114,6 +114,7 @@ class LocalSink(RunSink):
         self._trackers(table)
 
     def save(self, table: int, which: CheckpointKind, bundle: dict[str, Any]) -> None:
+        """Save a bundle as a checkpoint. A "last" checkpoint that it replaces is kept as "previous" for `verify`, see `_keep_previous`."""
         with _writing(self.paths.checkpoint(table, which, self.trial)) as path:
             if which == "last" and isinstance(path, Path):
                 _keep_previous(path, self.paths.checkpoint(table, "previous", self.trial), bundle)

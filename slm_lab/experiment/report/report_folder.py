@@ -12,7 +12,7 @@ from typing import Any
 
 from slm_lab.experiment.files.find import Choice, find_run, find_training
 from slm_lab.experiment.files.lock import in_use
-from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, study_in
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, about_study, study_in
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.compare import Setting, seeds_of
@@ -341,7 +341,7 @@ def _runs(study: StudyPlan, paths: StudyPaths, results: Sequence[ResultRun]) -> 
 
 
 def _page_of(paths: StudyPaths, result: ResultRun) -> str | None:
-    folder = RunFolder(paths.runs / result.paths.root.stem)
+    folder = StudyRunFolder(paths.runs / result.paths.root.stem)
     starts = folder.starts() if folder.root.is_dir() else []
     page = starts[-1].report if starts else None
     return page.relative_to(paths.root).as_posix() if page is not None and page.is_file() else None

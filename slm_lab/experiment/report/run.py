@@ -25,7 +25,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from slm_lab.experiment.files.lock import in_use
 from slm_lab.experiment.files.named_model import check_no_model
-from slm_lab.experiment.files.paths import DataMode, RunFolder, RunPaths, not_a_run, number_of_policies, policy_names, run_paths_in
+from slm_lab.experiment.files.paths import DataMode, RunPaths, StudyRunFolder, not_a_run, number_of_policies, policy_names, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, curve
 from slm_lab.lib.log import notice
@@ -130,7 +130,7 @@ class Run:
     @property
     def is_alone(self) -> bool:
         """Whether the run is neither a trial of a search nor part of a study."""
-        return not self.paths.holds_trials and not RunFolder(self.paths.root.absolute().parent).identity.is_file()
+        return not self.paths.holds_trials and not StudyRunFolder(self.paths.root.absolute().parent).identity.is_file()
 
     @property
     def has_evaluation_curve(self) -> bool:

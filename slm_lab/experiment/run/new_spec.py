@@ -244,34 +244,34 @@ class _Template:
 
 
 def _template(like: str | None) -> _Template:
-    """Look up an algorithm or a spec. Raises UserError, SpecError."""
-    word = like or "PPO"
-    if (name := _algorithm_name(word)) is not None:
-        return _Template(word, ALGORITHMS[name], {"algorithm": {"name": name}}, {}, {})
-    if is_extension(word) and not Path(word.rpartition(":")[0]).suffix:
-        return _Template(word, _extension(word, f"--like {word}"), {"algorithm": {"name": word}}, {}, {})
-    raw = _without_variables(_raw_spec(word))
+    """Return the template that --like names: an algorithm or a spec; None: PPO. Raises UserError, SpecError."""
+    like = like or "PPO"
+    if (name := _algorithm_name(like)) is not None:
+        return _Template(like, ALGORITHMS[name], {"algorithm": {"name": name}}, {}, {})
+    if is_extension(like) and not Path(like.rpartition(":")[0]).suffix:
+        return _Template(like, _extension(like, f"--like {like}"), {"algorithm": {"name": like}}, {}, {})
+    raw = _without_variables(_raw_spec(like))
     sections = [raw.get(key) if isinstance(raw.get(key), dict) else {} for key in ("agent", "env", "meta")]
     agent, env, meta = (dict(section or {}) for section in sections)
     algorithm = agent.get("algorithm")
     name = str(algorithm.get("name")) if isinstance(algorithm, dict) else ""
-    model = _extension(name, f"--like {word}") if is_extension(name) else ALGORITHMS.get(name)
+    model = _extension(name, f"--like {like}") if is_extension(name) else ALGORITHMS.get(name)
     if model is None:
-        raise UserError(f"--like {word}: its algorithm '{name}' is unknown; expected one of {', '.join(ALGORITHMS)}")
-    return _Template(word, model, agent, env, meta)
+        raise UserError(f"--like {like}: its algorithm '{name}' is unknown; expected one of {', '.join(ALGORITHMS)}")
+    return _Template(like, model, agent, env, meta)
 
 
-def _algorithm_name(word: str) -> str | None:
+def _algorithm_name(like: str) -> str | None:
     """Return the algorithm that has this name here or in another library; None if there is no such algorithm.
 
     Raises UserError for an algorithm that needs further keys.
     """
     by_name = {name.lower(): name for name in ALGORITHMS}
-    if (name := by_name.get(word.lower())) is not None:
+    if (name := by_name.get(like.lower())) is not None:
         return name
-    other = OTHER_ALGORITHMS.get(word.upper().replace("-", ""))
+    other = OTHER_ALGORITHMS.get(like.upper().replace("-", ""))
     if other is not None and "," in other:
-        raise UserError(f"--like {word}: slm_lab calls it {other}; give a spec that ships (slm-lab list specs --search {word.lower()})")
+        raise UserError(f"--like {like}: slm_lab calls it {other}; give a spec that ships (slm-lab list specs --search {like.lower()})")
     return other
 
 
@@ -284,35 +284,35 @@ def _extension(name: str, where: str) -> type[AlgorithmSpec]:
     return model
 
 
-def _raw_spec(word: str) -> dict[str, Any]:
+def _raw_spec(like: str) -> dict[str, Any]:
     """Return the raw spec that is given as a name, as FILE:NAME, or as a FILE with one spec. Raises UserError or SpecError."""
-    file, _, name = word.rpartition(":")
-    if file or Path(word).suffix:
-        file, name = (file, name) if file else (word, "")
+    file, _, name = like.rpartition(":")
+    if file or Path(like).suffix:
+        file, name = (file, name) if file else (like, "")
         specs = raw_specs(file)
         if not name and len(specs) == 1:
             (name,) = specs
         if name not in specs:
             which = f"has no spec '{name}'" if name else "holds several specs"
-            raise UserError(f"--like {word}: {file} {which}{nearest(name, specs) or f'; expected FILE:NAME, NAME of {_some_names(specs)}'}")
-        return _as_dict(specs[name], word)
+            raise UserError(f"--like {like}: {file} {which}{nearest(name, specs) or f'; expected FILE:NAME, NAME of {_some_names(specs)}'}")
+        return _as_dict(specs[name], like)
     shipped = {name: file for file, name, *_ in spec_summaries()}
-    if word not in shipped:
-        near = closest(word, [*ALGORITHMS, *OTHER_ALGORITHMS, *shipped], 0.5)
+    if like not in shipped:
+        near = closest(like, [*ALGORITHMS, *OTHER_ALGORITHMS, *shipped], 0.5)
         hint = (
             f"; did you mean '{near}'?" if near else f"; expected an algorithm ({', '.join(ALGORITHMS)}), a spec that ships, or FILE:NAME"
         )
-        raise UserError(f"--like {word}: unknown algorithm or spec{hint}")
-    return _as_dict(raw_specs(SPEC_FOLDER / shipped[word])[word], word)
+        raise UserError(f"--like {like}: unknown algorithm or spec{hint}")
+    return _as_dict(raw_specs(SPEC_FOLDER / shipped[like])[like], like)
 
 
 def _some_names(names: Mapping[str, Any]) -> str:
     return ", ".join(list(names)[:10])
 
 
-def _as_dict(raw: Any, word: str) -> dict[str, Any]:
+def _as_dict(raw: Any, like: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise UserError(f"--like {word}: the spec must be an object")
+        raise UserError(f"--like {like}: the spec must be an object")
     return deepcopy(raw)
 
 

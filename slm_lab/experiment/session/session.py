@@ -206,7 +206,7 @@ class Session:
                 learner.end()
         finally:
             save(self, bundle, done=all(learner.finished for learner in self.learners))
-        if (spans := self.source.spans()) is not None:
+        if (spans := self.source.recent_spans()) is not None:
             self.sink.timeline(self.index, spans)
 
     def close(self) -> None:

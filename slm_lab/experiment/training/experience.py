@@ -73,8 +73,8 @@ class ExperienceSource(Protocol):
     def begin(self) -> None:
         """Prepare for collection. If a state is loaded, `load_state_dict` must be called first. Raises WorkerFailed."""
 
-    def spans(self) -> Spans | None:
-        """Return the activity of each process during a window of time; None if there is only one process."""
+    def recent_spans(self) -> Spans | None:
+        """Return when each process was busy during a few recent updates; None without rollout workers."""
 
     def close(self) -> None:
         """Release envs and processes."""

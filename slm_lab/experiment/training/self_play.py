@@ -129,7 +129,7 @@ class SelfPlay:
         self.spec, self.learner, self.session, self.env, self.stop, self.beat = spec, learner, session, env, stop, beat
         self.rng = np.random.default_rng([seed, 3])
         self._build = build
-        self.fixed = {path: self._player(path) for path in spec.fixed_opponents}
+        self.fixed = {path: self._build_fixed_opponent(path) for path in spec.fixed_opponents}
         """Scripted players against which each snapshot plays for its scores."""
         self.rated: dict[str, float] = {}
         """Rating and scores of the newest snapshot, by column."""
@@ -148,7 +148,7 @@ class SelfPlay:
         self.retired: list[Snapshot] = []
         """Snapshots that have been removed from the pool but still play in running games."""
 
-    def _player(self, path: str) -> Player:
+    def _build_fixed_opponent(self, path: str) -> Player:
         """Build a fixed opponent. Raises SpecError if this fails."""
         try:
             return build_player(path, self.env.info, self.rng)

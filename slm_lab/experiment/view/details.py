@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slm_lab.experiment.files.lock import in_use
-from slm_lab.experiment.files.paths import RunFolder, RunPaths
+from slm_lab.experiment.files.paths import RunPaths, StudyRunFolder
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.report.run import Run, read_json
@@ -85,7 +85,7 @@ def relative(folder: Path, data: DataFolder) -> str:
 
 def log_folders(found: Found) -> tuple[str, ...]:
     """Return the folders with the logs of a run, relative to the run folder. The log of a run of a study is in the parent folder."""
-    of_study = RunFolder(found.folder.parent).identity.is_file()
+    of_study = StudyRunFolder(found.folder.parent).identity.is_file()
     return ("log", "..") if of_study else ("log",)
 
 
@@ -93,7 +93,7 @@ def _logs(paths: RunPaths, trial: int | None) -> list[str]:
     """Return the names of the logs of a run, or of a trial of a search."""
     pattern = re.compile(r".*\.log" if trial is None else rf".*_t{trial}(_s\d+.*)?\.log")
     found = [path.name for path in _files(paths.log_dir) if pattern.fullmatch(path.name)]
-    beside = RunFolder(paths.root.parent)
+    beside = StudyRunFolder(paths.root.parent)
     return [*found, *([beside.log.name] if beside.identity.is_file() and beside.log.is_file() else [])]
 
 
@@ -210,6 +210,6 @@ def study(found: Found, data: DataFolder) -> Content:
 
 def _identity(folder: Path) -> dict[str, Any]:
     """Return entry, env and random_seed of the run of a study in a run folder."""
-    identity = read_json(RunFolder(folder.parent).identity) or {}
+    identity = read_json(StudyRunFolder(folder.parent).identity) or {}
     env = {"env": identity["env"]} if "env" in identity else {}
     return {"entry": identity.get("entry"), "random_seed": identity.get("random_seed"), **env}

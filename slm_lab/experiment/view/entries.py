@@ -81,7 +81,7 @@ def _content(path: str) -> bytes:
 
 
 def _run(run: Run) -> Entry:
-    entry = about(run)
+    entry = basic_entry(run)
     return entry | _state(run, entry) | _rating(run)
 
 
@@ -109,8 +109,8 @@ def _state(run: Run, entry: Entry) -> Entry:
     }
 
 
-def about(run: Run) -> Entry:
-    """Return the information from the spec of a run, and the status of the run."""
+def basic_entry(run: Run) -> Entry:
+    """Return the part of a run's entry that follows from its spec, its status and its first start."""
     env, meta, agent = (run.spec.get(part, {}) for part in ("env", "meta", "agent"))
     return {
         "name": run.name,
@@ -212,7 +212,7 @@ def _search(found: Found) -> Entry:
     planned = max(int(run.spec.get("meta", {}).get("max_trial") or 0), len(state.trials))
     planned = len(state.trials) if state.exhausted else planned
     best = next(iter(best_first(state.confirmations) or best_first(state.trials)), None)
-    return about(run) | {
+    return basic_entry(run) | {
         "status": "running" if running else "failed" if failed and failed == ended else "done" if ended >= planned else "stopped",
         "text": f"{ended} of {planned} trials" + (f", {failed} failed" if failed else ""),
         "trials": len(state.trials),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from slm_lab.experiment.files.paths import SUFFIX, RunFolder, RunPaths, StudyPaths
+from slm_lab.experiment.files.paths import SUFFIX, RunPaths, StudyPaths, StudyRunFolder
 
 Kind = Literal["run", "search", "study"]
 _READ = ("", "info", "log", "video")
@@ -144,7 +144,7 @@ def runs_of_study(study: StudyPaths) -> Iterator[tuple[str, RunPaths]]:
         return
     for folder in folders:
         try:
-            starts = RunFolder(folder).starts()
+            starts = StudyRunFolder(folder).starts()
         except OSError:
             continue
         if starts:

@@ -277,7 +277,7 @@ def _start_of_training(spec: Spec) -> Notes:
     algorithm = spec.agent.algorithm
     if isinstance(algorithm, ReplayAlgorithmSpec):
         every, envs = algorithm.training_frequency, spec.env.num_envs
-        first, first_there = first_trainings(spec.agent.training_start, every, envs)
+        first, first_there = transitions_at_first_update(spec.agent.training_start, every, envs)
         if first != first_there:
             message = f"training begins after {first} transitions at the earliest; in SLM Lab after {first_there}"
             yield (*_ALGORITHM, "training_start_step"), "start of training", message
@@ -286,7 +286,7 @@ def _start_of_training(spec: Spec) -> Notes:
             yield (*_ALGORITHM, "training_frequency"), "start of training", message
 
 
-def first_trainings(start: int, every: int, envs: int) -> tuple[int, int]:
+def transitions_at_first_update(start: int, every: int, envs: int) -> tuple[int, int]:
     """Return the number of transitions at the first training with a replay buffer in this package, and in SLM Lab.
 
     From training_start_step transitions on, this package trains in each vector step in which the number of transitions reaches a multiple

@@ -148,7 +148,7 @@ def migrate(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     _replace_value(raw, ("agent", "algorithm", "name"), lambda name: _ALGORITHMS.get(name, name), report)
     _replace_value(raw, ("env", "name"), env_ids.current_id, report)
     for key in ("net", "critic_net"):
-        _net(_section(raw, "agent", key), ("agent", key), report)
+        _rename_type(_section(raw, "agent", key), ("agent", key), report)
     return raw
 
 
@@ -231,8 +231,8 @@ def _replace_value(raw: dict[str, Any], path: KeyPath, current: Callable[[str], 
         report.note(path, f"'{old}' is now '{new}'")
 
 
-def _net(net: dict[str, Any], location: KeyPath, report: Report) -> None:
-    """Rename `type` to `name`, without a note: both are valid."""
+def _rename_type(net: dict[str, Any], location: KeyPath, report: Report) -> None:
+    """Rename the key `type` of a net to `name`, without a note, since both are valid."""
     if "type" not in net:
         return
     kind = net.pop("type")

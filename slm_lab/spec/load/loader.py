@@ -19,7 +19,7 @@ from slm_lab.spec.compat.migrate import OTHER_NAMES, migrate
 from slm_lab.spec.load.build import Request, build, drop_nulls
 from slm_lab.spec.load.files import Source, is_study, plain, raw_entries
 from slm_lab.spec.models.spec import Spec, models_at
-from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, closest, mark, nearest, show, show_path, to_path
+from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, closest, mark_if_set, nearest, show, show_path, to_path
 
 _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
@@ -255,8 +255,8 @@ def mark_sets(error: SpecError, source: str, sets: Sequence[str]) -> SpecError:
     problems = []
     for problem in error.problems:
         location = to_path(problem.path)
-        named = mark(problem.message, location[1:], given)  # with several specs, paths begin with the name of the spec
-        problems.append(replace(problem, message=mark(named, location, given)))
+        named = mark_if_set(problem.message, location[1:], given)  # with several specs, paths begin with the name of the spec
+        problems.append(replace(problem, message=mark_if_set(named, location, given)))
     return SpecError(source, problems)
 
 

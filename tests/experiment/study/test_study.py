@@ -18,7 +18,7 @@ from slm_lab.experiment.deploy.load import load_agent
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.bundle import rank, read_header
 from slm_lab.experiment.files.lock import RunLock, in_use
-from slm_lab.experiment.files.paths import RunFolder, StudyPaths, find_study
+from slm_lab.experiment.files.paths import StudyPaths, StudyRunFolder, find_study
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError
 from slm_lab.experiment.report.metrics import Estimate, Median
 from slm_lab.experiment.report.study_report import Row, findings
@@ -177,7 +177,7 @@ def test_a_result_is_made_of_a_finished_run(study: StudyPaths, tmp_path: Path) -
 def test_the_lock_of_a_run_is_held_until_its_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a study that waits for the lock would begin the run again."""
     (own, *_) = load_study(write(tmp_path), "small").runs
-    folder = RunFolder(tmp_path / "run")
+    folder = StudyRunFolder(tmp_path / "run")
     folder.root.mkdir()
     folder.identity.write_text(json.dumps({"entry": own.entry, "env": own.env, "random_seed": 0, "digest": own.digest, "settings": {}}))
     job = RunJob(own.spec, folder, tmp_path / "result.json", tmp_path / ".lock_run", None, 0, None)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from slm_lab.experiment.collect.workers.dataset import GroupRollout
-from slm_lab.experiment.collect.workers.link import CONNECT, MemoryEnd
+from slm_lab.experiment.collect.workers.link import CONNECT, MemoryEndpoint
 from slm_lab.experiment.collect.workers.shared import SLOTS, Slot, WorkerConfig
 from slm_lab.experiment.collect.workers.worker import Collected
 from slm_lab.experiment.execute.local.child import ChildContext
@@ -65,7 +65,7 @@ class PuppetArrays:
         attach_parts(self._slots(), store, arrays)
 
 
-def run_worker(context: ChildContext, config: WorkerConfig, link: MemoryEnd) -> None:
+def run_worker(context: ChildContext, config: WorkerConfig, link: MemoryEndpoint) -> None:
     """As link.run_worker: fills the slots that are ordered with 10 · worker + the number of rollouts before it."""
     context.send("built", INFO)
     if context.receive() != CONNECT:
@@ -93,6 +93,6 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def sleep(context: ChildContext, config: WorkerConfig, link: MemoryEnd) -> None:
+def sleep(context: ChildContext, config: WorkerConfig, link: MemoryEndpoint) -> None:
     """Never ready, and deaf to stop requests."""
     time.sleep(1000)

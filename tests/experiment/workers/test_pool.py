@@ -15,7 +15,7 @@ from slm_lab.experiment.collect.workers import task_pool as child_module
 from slm_lab.experiment.collect.workers import task_pool as pool_module
 from slm_lab.experiment.collect.workers.assembler import RolloutAssembler
 from slm_lab.experiment.collect.workers.dataset import Dataset
-from slm_lab.experiment.collect.workers.link import CONNECT, LOAD, MemoryEnd, MemoryLink
+from slm_lab.experiment.collect.workers.link import CONNECT, LOAD, MemoryEndpoint, MemoryLink
 from slm_lab.experiment.collect.workers.shared import WorkerConfig
 from slm_lab.experiment.collect.workers.task_pool import TaskPool
 from slm_lab.experiment.execute.executor import Context
@@ -165,7 +165,7 @@ def test_a_continued_run_loads_states_and_restarted_workers_draw_anew(monkeypatc
     """A worker of a continued run that is restarted has random streams that no earlier start has used; the loss of a node is no death."""
     orders: dict[tuple[int, int], Any] = {}
 
-    def record(context: Context, config: WorkerConfig, link: MemoryEnd) -> None:
+    def record(context: Context, config: WorkerConfig, link: MemoryEndpoint) -> None:
         context.send("built", INFO)
         assert context.receive() == CONNECT
         context.send("ready")

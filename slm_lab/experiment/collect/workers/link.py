@@ -3,7 +3,7 @@
 On one machine, weights and rollouts are in shared memory, and messages contain only slot numbers. On a cluster, weights are sent once to
 each node, and rollouts are sent in messages. A worker acts with the weights of the last broadcast that it has received; the learner
 measures the policy lag and leaves out transitions that are too old (meta.sampler.max_policy_lag). For each of the two cases there are two
-classes: a Link for the pool, and a WorkerEnd for each worker.
+classes: a Link for the pool, and a WorkerEndpoint for each worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CartPole, a worker spent a quarter of its processor time on receiving weights.""
 
 
 class MemoryLink:
-    """The pool's end of the links to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
+    """The pool's endpoint of the links to workers on this machine. Weights and rollouts are in shared memory and need not be sent.
 
     Attributes:
         remote: whether workers may run on other nodes, where they may wait long for a free core.
@@ -52,9 +52,9 @@ class MemoryLink:
         self.fd = shared_file()
         self.store: SharedArrays | None = SharedArrays(self.fd)
 
-    def worker_end(self) -> WorkerEnd:
-        """Return the other end of the link, which is passed to a process as an argument."""
-        return MemoryEnd(SharedFd(self.fd))
+    def worker_endpoint(self) -> WorkerEndpoint:
+        """Return the other endpoint of the link, which is passed to a process as an argument."""
+        return MemoryEndpoint(SharedFd(self.fd))
 
     def attach(self, arrays: WorkerArrays) -> None:
         """Connect the link to the arrays of the learner, which contain the initial weights."""
@@ -76,8 +76,8 @@ class MemoryLink:
 
 
 @dataclass(frozen=True)
-class MemoryEnd:
-    """The end of a MemoryLink in the process of a worker or of the inference server."""
+class MemoryEndpoint:
+    """The endpoint of a MemoryLink in the process of a worker or of the inference server."""
 
     memory: SharedFd
     niceness = 5
@@ -118,7 +118,7 @@ class Broadcast:
 
 
 class MessageLink:
-    """The pool's end of the links to workers on any nodes. Weights and rollouts are sent in messages of an executor.
+    """The pool's endpoint of the links to workers on any nodes. Weights and rollouts are sent in messages of an executor.
 
     Args: in_rounds: whether workers wait while the learner trains, and then collect a round with the new weights. Otherwise workers use
         new weights as soon as they arrive, even in the middle of a rollout.
@@ -135,8 +135,8 @@ class MessageLink:
         self._sent: dict[Task, tuple[int, float]] = {}
         """Worker → number of the last broadcast to this worker, and time at which it was sent."""
 
-    def worker_end(self) -> WorkerEnd:
-        return MessageEnd()
+    def worker_endpoint(self) -> WorkerEndpoint:
+        return MessageEndpoint()
 
     def attach(self, arrays: WorkerArrays) -> None:
         self.arrays = arrays
@@ -180,8 +180,8 @@ class MessageLink:
     def close(self) -> None: ...
 
 
-class MessageEnd:
-    """The end of a MessageLink in the process of a worker."""
+class MessageEndpoint:
+    """The endpoint of a MessageLink in the process of a worker."""
 
     niceness = 0
 
@@ -204,7 +204,7 @@ class MessageEnd:
 
 
 Link = MemoryLink | MessageLink
-WorkerEnd = MemoryEnd | MessageEnd
+WorkerEndpoint = MemoryEndpoint | MessageEndpoint
 
 
 SAVE, LOAD = "save", "load"
@@ -213,7 +213,7 @@ _ORPHAN_SECONDS = 10.0
 """Time in seconds for which the inference server still answers workers after the learner was killed, so that they can close their envs."""
 
 
-def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
+def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> None:
     """Run a worker: collect rollouts into the requested slots until a stop is requested.
 
     Messages: ("built", EnvInfo) once the envs are built; ("ready",) after the first order; then ("rollout", slot, Collected, …) for each
@@ -240,7 +240,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEnd) -> None:
     worker.close()
 
 
-def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEnd, context: Context) -> None:
+def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEndpoint, context: Context) -> None:
     """Execute an order: collect into a slot, load or send the state, or pass the order to the link."""
     match order:
         case int(slot):
@@ -255,7 +255,7 @@ def _carry_out(order: Any, worker: RolloutWorker, link: WorkerEnd, context: Cont
             link.take(order)
 
 
-def run_inference(context: Context, config: WorkerConfig, link: MemoryEnd) -> None:
+def run_inference(context: Context, config: WorkerConfig, link: MemoryEndpoint) -> None:
     """Run the inference server until it is killed or, if the learner was killed, until the workers have ended. Message: ("ready",)."""
     server = InferenceServer(config, link.store, context.beat)
     if os.path.exists(config.address):  # left behind by a killed server

@@ -96,7 +96,7 @@ class UtilizationTracker:
         share = {kind: min(1.0, (self.busy[kind] - before[kind]) / (max(now - then, 1e-9) * many[kind])) for kind in self.busy}
         return {"rollout_busy": share["rollout"], "inference_busy": share["inference"], "learner_busy": share["train"]}
 
-    def window(self) -> Spans:
+    def recent_spans(self) -> Spans:
         """Return the spans during a few recent updates."""
         trainings = [span for span in self.spans if span.kind == "train"]
         # leave out the last updates, since the workers have not reported their spans of that time yet
@@ -282,8 +282,8 @@ class WorkerSource:
         )
         self.arrays.weights[policy].publish(learner.clock.opt_step, acting_state)
 
-    def spans(self) -> Spans:
-        return self.utilization.window()
+    def recent_spans(self) -> Spans:
+        return self.utilization.recent_spans()
 
     def close(self) -> None:
         self.pool.close()

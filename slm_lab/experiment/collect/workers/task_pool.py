@@ -109,7 +109,7 @@ class TaskPool:
         try:
             for index in range(sampler.num_workers):
                 target, own = run_worker, replace(config, index=index)
-                self.workers.append(_Child(index, executor.start(f"rollout worker {index}", target, own, link.worker_end())))
+                self.workers.append(_Child(index, executor.start(f"rollout worker {index}", target, own, link.worker_endpoint())))
         except BaseException:
             self.close()
             raise
@@ -149,7 +149,7 @@ class TaskPool:
         self.connected = True
         if self.folder is not None:
             target = run_inference
-            self.server = _Child(0, self.executor.start("inference server", target, self.config, self.link.worker_end()))
+            self.server = _Child(0, self.executor.start("inference server", target, self.config, self.link.worker_endpoint()))
         for worker in self.workers:
             if worker.built:
                 self.link.connect(worker.task)
@@ -330,7 +330,7 @@ class TaskPool:
         child.free += child.orders
         child.orders.clear()
         try:
-            self.executor.restart(task, replace(self.config, index=child.index, restart=task.restart + 1), self.link.worker_end())
+            self.executor.restart(task, replace(self.config, index=child.index, restart=task.restart + 1), self.link.worker_endpoint())
             child.running = True
         except OSError as error:  # for example, no memory for a new process
             self._fail(f"{died.text}; a new process could not be started: {error.strerror or error}{printed}")

@@ -34,8 +34,8 @@ def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
     return changed.model_copy(update={"search": None})
 
 
-def choose(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
-    """Return the confirmations of the best `count` trials. Confirmations that are missing in `known` are appended to it."""
+def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
+    """Append the missing confirmations of the best `count` trials to `known`; return the confirmations of these trials."""
     have = {one.trial for one in known}
     known += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in have]
     best = {trial.trial for trial in ranked[:count]}

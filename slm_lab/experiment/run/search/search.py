@@ -315,7 +315,7 @@ class Search(Experiment[RunPaths]):
         state = self.state
         if state.confirm_seed is None:
             state.confirm_seed = confirming.fresh_seed(self.spec.meta.random_seed)
-        chosen = confirming.choose(best_first(state.trials), state.confirm, state.confirmations)
+        chosen = confirming.add_confirmations(best_first(state.trials), state.confirm, state.confirmations)
         if not chosen:
             return
         confirmed = confirming.confirmation_spec(self.spec, state.confirm_seed)

@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.executor import Died, Executor, Message, Resourc
 from slm_lab.experiment.execute.local.fork_server import ensure_server
 from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import ENDED
-from slm_lab.experiment.files.paths import RunFolder, RunPaths, StudyPaths, about_study, new_folder, run_name
+from slm_lab.experiment.files.paths import RunPaths, StudyPaths, StudyRunFolder, about_study, new_folder, run_name
 from slm_lab.experiment.plan import Plan, Stop, TrialFailed, UserError, session_processes
 from slm_lab.experiment.report.report_page import LiveReport, attempt
 from slm_lab.experiment.report.run import last_row, load_run
@@ -56,7 +56,7 @@ class _Planner:
     """The Planner of a study, which starts the missing runs."""
 
     states: list[RunState]
-    folders: Mapping[tuple[str, int], RunFolder]
+    folders: Mapping[tuple[str, int], StudyRunFolder]
     """Key of a run (see key_of) → folder of the run."""
     paths: StudyPaths
     table: StudyTable
@@ -197,7 +197,7 @@ class StudyExperiment(Experiment[StudyPaths]):
             paths = self._files
             table.log_to(paths.log)
             self._set_aside(known, table)
-            self._folders: dict[tuple[str, int], RunFolder] = {}
+            self._folders: dict[tuple[str, int], StudyRunFolder] = {}
             self._read_states(self.states, known, adopted)
             table.say(f"{study.name}: {_run_count_text(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
             table.say(f"{shown(paths.root)}")
@@ -278,7 +278,7 @@ class StudyExperiment(Experiment[StudyPaths]):
             replace_file(paths.study, indented_json(content), sync=True)
         self.paths = paths
 
-    def _existing_runs(self) -> dict[tuple[str, int], RunFolder]:
+    def _existing_runs(self) -> dict[tuple[str, int], StudyRunFolder]:
         """Return the existing runs, which have a folder or a result, as a dict: (digest, random_seed) → folder.
 
         The digest is that of the run with the same settings in the current study. Raises UserError if the study has another version.
@@ -292,11 +292,11 @@ class StudyExperiment(Experiment[StudyPaths]):
             {file.stem for file in paths.results.glob("*.json")} | {file.parent.name for file in paths.runs.glob("*/*.json")}
         ):
             with suppress(OSError, ValueError, KeyError, TypeError):  # killed before the file was written, so nothing was trained
-                identity = self._identity(RunFolder(paths.runs / name))
-                found[self._current_identity(identity)] = RunFolder(paths.runs / name)
+                identity = self._identity(StudyRunFolder(paths.runs / name))
+                found[self._current_identity(identity)] = StudyRunFolder(paths.runs / name)
         return found
 
-    def _identity(self, folder: RunFolder) -> dict[str, Any]:
+    def _identity(self, folder: StudyRunFolder) -> dict[str, Any]:
         """Return entry, env, random_seed, digest, settings and spec_version of a run. Raises UserError if the spec has another version."""
         file = folder.identity if folder.identity.is_file() else self._files.result(folder.root.name)
         identity: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -321,7 +321,7 @@ class StudyExperiment(Experiment[StudyPaths]):
         """(entry, env) → first of its runs. The other runs of the entry and env differ only in their seeds."""
         return {(run.entry, run.env): run for run in reversed(self.study.runs)}
 
-    def _set_aside(self, known: dict[tuple[str, int], RunFolder], table: StudyTable) -> None:
+    def _set_aside(self, known: dict[tuple[str, int], StudyRunFolder], table: StudyTable) -> None:
         """Move runs to the folder of outdated runs if the study now has other settings for their entry, env and seed."""
         wanted, digests = self._first_runs, {run.digest for run in self.study.runs}
         said: set[tuple[str, str]] = set()
@@ -345,13 +345,13 @@ class StudyExperiment(Experiment[StudyPaths]):
                 )
 
     def _read_states(
-        self, states: Sequence[RunState], known: Mapping[tuple[str, int], RunFolder], adopted: Mapping[tuple[str, int], Path]
+        self, states: Sequence[RunState], known: Mapping[tuple[str, int], StudyRunFolder], adopted: Mapping[tuple[str, int], Path]
     ) -> None:
         """Set the status of each run from its files, and write the results of adopted runs."""
         paths = self._files
         for state in states:
             run, key = state.run, key_of(state.run)
-            folder = known.get(key, RunFolder(paths.runs / run_name(run)))
+            folder = known.get(key, StudyRunFolder(paths.runs / run_name(run)))
             self._folders[key] = folder
             identity = {
                 "entry": run.entry,
@@ -391,7 +391,7 @@ class StudyExperiment(Experiment[StudyPaths]):
             raise UserError(str(error)) from None
         return next(int(message.content[0]) for message in messages if message.kind == "valid")
 
-    def _add_seeds(self, known: Mapping[tuple[str, int], RunFolder], table: StudyTable, concurrent: int) -> bool:
+    def _add_seeds(self, known: Mapping[tuple[str, int], StudyRunFolder], table: StudyTable, concurrent: int) -> bool:
         """Add runs with new seeds for the entries whose differences are not decided; return whether any runs were added.
 
         Runs are added until at least `concurrent` runs are new. No seeds are added if a run failed, since the differences between the

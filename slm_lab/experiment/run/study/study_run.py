@@ -16,7 +16,7 @@ from rich.console import Console
 
 from slm_lab.experiment.execute.executor import Context
 from slm_lab.experiment.files.lock import SessionLock
-from slm_lab.experiment.files.paths import RunFolder, RunPaths
+from slm_lab.experiment.files.paths import RunPaths, StudyRunFolder
 from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
 from slm_lab.experiment.run.experiment import build_problems
 from slm_lab.experiment.training.resolve import alone, completed, number_of_gpus
@@ -32,7 +32,7 @@ class RunJob:
     """A run to start; if it has been started before, it is continued."""
 
     spec: Spec
-    folder: RunFolder
+    folder: StudyRunFolder
     result: Path
     lock: Path
     """Path of the lock file, which is locked while the process runs."""

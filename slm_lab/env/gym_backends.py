@@ -336,7 +336,7 @@ def _rebuilt(make: SingleEnv, curriculum: Curriculum, values: Values, old: gym.E
 
 
 class _GymVectorBackend(Backend):
-    """Base class of Sync and Async. Autoreset is SAME_STEP, so that there are no dummy rows."""
+    """Base class of Sync and Async. An env is reset in the step that ends its episode (SAME_STEP), so that all rows are transitions."""
 
     applies_wraps = checks = follows_curriculum = True
     _vec: Any
@@ -603,8 +603,9 @@ CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv"
 class VectorBackend(Backend):
     """Backend of a gymnasium.vector.VectorEnv with any autoreset mode, which the metadata of the vector env names.
 
-    NEXT_STEP: an env is reset in the step after the end of its episode (dummy rows). SAME_STEP: it is reset in the same step, with the last
-    observation in `info["final_obs"]`. DISABLED: this class resets it in the same step with `reset(options={"reset_mask": bool [N]})`.
+    NEXT_STEP: an env is reset in the step after the end of its episode; its row of this step is a dummy, not a transition. SAME_STEP: it is
+    reset in the step that ends the episode, with the last observation in `info["final_obs"]`. DISABLED: this class resets it in that step
+    with `reset(options={"reset_mask": bool [N]})`.
     """
 
     checks = True

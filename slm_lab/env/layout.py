@@ -197,6 +197,6 @@ def is_stacked(space: spaces.Space[Any]) -> bool:
 
 
 def set_stacked(space: spaces.Box) -> spaces.Box:
-    """Mark a space as `mark_stack` does, and return it."""
+    """Mark a space whose first axis was added by a wrapper that stacks observations (see `mark_stack`), and return it."""
     setattr(space, _MARK, True)
     return space

@@ -283,7 +283,10 @@ def _load_space(space: Any, states: list[Any]) -> None:
 
 
 def _load_mujoco(data: Any, time: float | None, arrays: dict[str, Any]) -> None:
-    """Load a model or simulation data: positions, velocities, and the values derived from them, which envs may read before a step."""
+    """Copy saved arrays into an MjData or MjModel, and set the time of an MjData.
+
+    The arrays include values that MuJoCo derives from positions and velocities, because an env may read them before its next step.
+    """
     if time is not None:
         data.time = time
     for name, saved in arrays.items():

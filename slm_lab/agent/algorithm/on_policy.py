@@ -59,7 +59,7 @@ class PolicyGradient(Algorithm):
         return squared and scaled and Objective.supports(self.distribution, self.device)
 
     def _overrides_closed_form(self) -> bool:
-        """Return whether a subclass or this object overrides a method in `in_closed_form`."""
+        """Return whether a name in `in_closed_form` is overridden in this object, or in a subclass of the class that defines the tuple."""
         kind = type(self)
         owner = next(base for base in kind.__mro__ if "in_closed_form" in vars(base))
         return any(name in vars(self) or getattr(kind, name) is not getattr(owner, name) for name in self.in_closed_form)

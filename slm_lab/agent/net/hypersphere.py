@@ -57,7 +57,11 @@ def _scaler(size: int) -> Scaler:
 
 
 class UnitEmbedding(nn.Module):
-    """ℓ2(s ⊙ W ℓ2([x; 3])) for inputs x [B, D], where ℓ2 scales a vector to norm 1."""
+    """ℓ2(s ⊙ W ℓ2([x; 3])) for inputs x [B, D], the first layer of SimbaV2.
+
+    [x; 3] is x with the constant SHIFT appended, ℓ2 scales a vector to norm 1, W is the weight matrix of a UnitLinear, and s is the
+    learnable vector of a Scaler.
+    """
 
     def __init__(self, n_in: int, width: int) -> None:
         super().__init__()

@@ -29,11 +29,13 @@ class Pass(Protocol):
 
 
 class GraphPass:
-    """A pass whose gradients autograd computes. Args: inputs: tensor whose gradient `input_grad` returns."""
+    """Implementation of Pass by autograd: the gradients are computed with the autograd graph of the outputs.
+
+    Args: outputs: the net's outputs, with their graph. inputs: the tensor whose gradient `input_grad` returns; None if it is not called.
+    """
 
     def __init__(self, *outputs: Tensor, inputs: Tensor | None = None) -> None:
         self.outputs, self._inputs = outputs, inputs
-        """outputs: the net's outputs, with their autograd graph."""
         self.values = tuple(out.detach() for out in outputs)
 
     def select(self, rows: Any) -> GraphPass:

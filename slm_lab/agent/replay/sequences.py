@@ -147,7 +147,7 @@ class SequenceReplay(Replay):
 
     @property
     def items(self) -> int:
-        """Maximum number of sequences; each has a fixed place [start / stride, env]."""
+        """Maximum number of sequences. Each has a fixed index below this number, which its env and its first transition determine."""
         return self.capacity // self.stride
 
     @property

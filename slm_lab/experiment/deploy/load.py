@@ -38,7 +38,8 @@ class LoadedAgent:
         description: description of the agent in one line.
         saved: the entries of the checkpoint that are needed to act.
         spaces: the agent's spaces, and the functions that convert between them and the spaces of the env.
-        layouts: for each entry of an observation, how it is converted; None for an entry that is not a Box.
+        layouts: for each entry of an observation (a Box is its only entry), the image or vector to which it is converted for the policy;
+            None for an entry that is not a Box.
     """
 
     def __init__(

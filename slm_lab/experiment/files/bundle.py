@@ -313,13 +313,13 @@ def _torch() -> Any:
 
 
 def rank(weights: Mapping[str, Any] | None) -> tuple[int, float]:
-    """Return a sort key for saved weights, by which better weights rank higher.
+    """Return a sort key for saved weights: better weights have a greater key.
 
-    Weights whose current return is from evaluation rank highest, then weights whose current return is from at least ENOUGH_EPISODES
-    training episodes, then weights whose current return is from fewer episodes. Within each group, a higher current return ranks higher.
-    Weights of self-play are ranked by the Elo rating of the newest snapshot, if snapshots were rated.
+    Groups, best first: weights with an Elo rating (that of the newest snapshot, in self-play); weights whose current return is from
+    evaluation, from at least ENOUGH_EPISODES training episodes, and from fewer training episodes. Within a group, a higher rating or return
+    is better.
 
-    Args: weights: a bundle or its header. None ranks lowest, together with weights that were saved before the end of the first episode.
+    Args: weights: a bundle or its header. None has the lowest key, like weights that were saved before the end of the first episode.
     """
     elo = None if weights is None else weights.get("elo")
     if elo is not None and math.isfinite(elo):

@@ -280,9 +280,9 @@ def read_settings(words: Sequence[str], labels: Sequence[str] = (), choice: Choi
 
     Each word names a run folder, the folder of a search or a study (with or without `data_dir`), a pattern of run folders, or anything
     else that `find_training` accepts. For a search, the best trial is used (the confirmed one if there is one), or `choice.trial`; for a
-    study, all runs, or the runs with the entry, env and seed of `choice`. Failed runs and runs of mode dev that only match a pattern are
-    left out, with a notice. Runs in different envs belong to different settings, even if their labels are equal. If different specs have
-    the same name, the keys that differ are appended to the names: "ppo_cartpole gamma=0.5".
+    study, all runs, or the runs with the entry, env and seed of `choice`. If a pattern matches failed runs or runs of mode dev, they are
+    left out with a notice; they can be compared if their folders are named. Runs in different envs belong to different settings, even if
+    their labels are equal. If different specs have the same name, the keys that differ are appended to the names: "ppo_cartpole gamma=0.5".
 
     Raises UserError if a word, label or choice is invalid, or a run has no rows. A notice is printed for runs with the same label but
     different specs, and for runs that failed or have not ended.

@@ -126,10 +126,10 @@ def _failures(run: Run, spec: Spec) -> dict[int, str]:
 
 
 def _analysis_spec(run: Run) -> Spec:
-    """Return a Spec with the env of a saved spec, and the keys of meta on which the analysis depends.
+    """Return a Spec for the analysis of a run: the env and the keys `_META` of the saved spec, with a placeholder as agent.
 
-    The agent is a placeholder: the analysis does not depend on it, and the saved spec may have another version or name classes that cannot
-    be imported. Raises UserError if the env or meta of the saved spec is invalid.
+    The agent is replaced because the analysis does not depend on it, and the saved one may be invalid here: it may have been written by
+    another version, or name classes that cannot be imported. Raises UserError if the saved env or meta is invalid.
     """
     meta = {key: value for key, value in _known_keys(run.spec.get("meta"), MetaSpec).items() if key in _META}
     if "sampler" in meta:

@@ -180,8 +180,8 @@ def common_strengths(strengths: Sequence[Strengths]) -> Aligned:
 def _mean_lines(curves: Mapping[int, Curve], labels: Labels) -> list[Line]:
     """Return a line for each table and a line for the mean, which excludes failed Sessions.
 
-    The mean is drawn at frames that at least two Sessions have, since the last row of a stopped Session is not on the frame grid of the
-    other Sessions.
+    The mean is drawn at the frames at which at least two Sessions have a row. A stopped Session may end with a row at another frame. If the
+    Sessions share few frames, the curves are interpolated (see `align_or_interpolate`).
     """
     successful = labels.without_failed(curves)
     name = f"mean of {labels.count(len(successful))}"

@@ -1,4 +1,4 @@
-"""Recognise specs that were written for SLM Lab, and add a note on each key that has another meaning in this package."""
+"""Recognise specs for the library SLM Lab (v4, v5), and add a note on each key that has another meaning in this package, slm_lab."""
 
 from __future__ import annotations
 

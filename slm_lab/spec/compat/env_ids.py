@@ -388,11 +388,11 @@ def _registered_by(module: str) -> list[str]:
 
 
 _GONE = {"gridworld": "Unity", "tennis": "Unity", "2dball": "Unity", "3dball": "Unity"}
-"""Lower-case names of envs that SLM Lab had and that no longer exist → their origin."""
+"""Lower-case names of envs that are in specs of the library SLM Lab and that no package provides any more → their origin."""
 
 
 def _gone(name: str) -> str:
-    """Return the reason why an env of SLM Lab cannot be created; "" for other envs."""
+    """Return the reason why an env in specs of the library SLM Lab can no longer be created by this name; "" for other envs."""
     found = re.match(r"Unity|Roboschool|playground/", name)
     origin = found.group().rstrip("/") if found else "PyBullet" if re.search(r"BulletEnv-v\d+$", name) else _GONE.get(name.lower())
     if origin is None:

@@ -414,7 +414,8 @@ class QLearningSpec(EpsilonGreedySpec, ReplayAlgorithmSpec, ResetKeys):
     num_step_returns: Positive = 1
     """n of n-step returns: targets use the rewards of n steps, or of fewer steps at the end of an episode or of the collected data. After a
     truncation, targets bootstrap from the last observation of the episode. With a RecurrentNet, returns also end at the end of a sequence.
-    Returns are not corrected for actions that the present policy would not choose (as in Rainbow, arXiv:1710.02298)."""
+    There is no off-policy correction (as in Rainbow, arXiv:1710.02298): stored rewards are used even if the current policy would choose
+    other actions."""
 
 
 class VanillaDQNSpec(QLearningSpec):

@@ -109,7 +109,8 @@ def import_class(name: str, base: type, expected: str = "", also: tuple[type, ..
 def find_model(name: str, kind: type[Component]) -> type[Component]:
     """Import the spec model that `name` refers to.
 
-    Raises: ExtensionError if there is none, or it is not a subclass of `kind` that can be built.
+    Raises: ExtensionError if `name` is not an import path of a subclass of `kind`, or if the subclass has no `implementation` of its own,
+        inherits the name of a built-in model, or has annotations that pydantic cannot resolve.
     """
     if not re.fullmatch(PATTERN, name):
         raise ExtensionError(f"invalid import path '{name}'; expected \"package.module:Class\"")

@@ -306,7 +306,8 @@ def rollout_bytes(spec: Spec, info: EnvInfo) -> int:
 def dataset_columns(spec: Spec, info: EnvInfo) -> list[int]:
     """Return, for each policy, the number of columns of a dataset: one column for each agent of the policy in spec.dataset_columns envs.
 
-    The agents of a policy are determined by agent.policies; without it, a policy may be drawn for any agent (meta.sampler.num_policies).
+    If agent.policies is given, it names the agents of each policy. Otherwise every policy may be drawn for every agent (see
+    meta.sampler.num_policies), so that all agents of the env are counted for each policy.
     """
     fixed = spec.agent.policies
     agents = [max(1, len(info.agents))] * spec.policies if fixed is None else [len(names) for names in fixed.values()]

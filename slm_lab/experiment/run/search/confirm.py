@@ -28,7 +28,10 @@ def fresh_seed(random_seed: int) -> int:
 
 
 def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
-    """Return the spec with another random_seed and with SESSIONS Sessions; with meta.distributed the number of Sessions is not changed."""
+    """Return the spec of a confirmation: without search and scheduler, with the given random_seed and with SESSIONS Sessions.
+
+    With meta.distributed, the number of Sessions is not changed, because they train one net.
+    """
     sessions = spec.meta.max_session if spec.meta.distributed else SESSIONS
     changed = spec.with_meta(random_seed=random_seed, max_session=sessions, search_scheduler=None)
     return changed.model_copy(update={"search": None})

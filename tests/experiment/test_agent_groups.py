@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from slm_lab import Session, load_agent, load_spec
+from slm_lab.agent.replay import replay
 from slm_lab.env import pettingzoo_backend
 from slm_lab.env.board_players import Player
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
@@ -81,6 +82,17 @@ def test_each_policy_sees_its_agents_and_acts_for_them(algorithm: str) -> None:
     assert not np.any(rewards["outer"])
     assert not np.any(rewards["inner"])
     assert [learner.agent.policy.action.nvec for learner in session.parts.learners] == [(3,), (4,)]
+
+
+def test_the_replay_memories_of_all_policies_must_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = built(unequal("DQN"))
+    sizes = [learner.agent.replay.nbytes for learner in session.parts.learners if learner.agent.replay is not None]
+    assert len(sizes) == 2
+    monkeypatch.setattr(replay, "memory_bytes", lambda: sum(sizes))
+    built(unequal("DQN"))
+    monkeypatch.setattr(replay, "memory_bytes", lambda: sum(sizes) - 2)
+    with pytest.raises(SpecError, match=r"agent\.memory\.max_size: .* 2 at once of"):
+        built(unequal("DQN"))
 
 
 def learned(body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -148,8 +148,7 @@ class SessionParts:
         self._info, learner = env.info, learners[0]
         if context.store is not None:
             context.store.attach(shared_parts(learner.clock, learner.window, env.normalizers, learner.agent))
-        for each in learners:
-            self._check_memory(each)
+        self._check_memory(learners)
         self._closing.remove(env.close)  # the source now closes the env
         source = self._local_source(env, learners)
         self._closing.append(source.close)
@@ -209,6 +208,7 @@ class SessionParts:
         normalizers = make_normalizers(spec.env, info, spec.agent.algorithm.gamma)
         learners = [self._build_learner(policy, own, normalizers) for policy, own in enumerate(infos)]
         self._info = info
+        self._check_memory(learners)
         self._set_partners(learners)
         concurrent_sessions = self.plan.concurrent_sessions(spec.meta)
         source = WorkerSource(spec, pool, info, learners, context.stop, context.beat, concurrent_sessions=concurrent_sessions)
@@ -315,13 +315,16 @@ class SessionParts:
         alone = self.context.store is None and synchronous and self.plan.jobs is None
         return self._cores if alone else 1
 
-    def _check_memory(self, learner: PolicyLearner) -> None:
-        """Raise SpecError if the replay memories of the concurrent Sessions together do not fit into this machine's memory."""
-        replay, concurrent_sessions = learner.agent.replay, self.plan.concurrent_sessions(self.spec.meta)
-        if replay is not None:
-            shared = self.context.store is not None
-            fewer = "use fewer sessions (meta.max_session)" if shared else "run fewer sessions at a time (--jobs)"
-            check_replay_memory(replay.capacity, replay.nbytes, concurrent_sessions, f"; or {fewer}", replay.device)
+    def _check_memory(self, learners: Sequence[PolicyLearner]) -> None:
+        """Raise SpecError if the replay memories of all policies and concurrent Sessions together do not fit into this machine's memory."""
+        replays = [learner.agent.replay for learner in learners if learner.agent.replay is not None]
+        if not replays:
+            return
+        memories = len(replays) * self.plan.concurrent_sessions(self.spec.meta)
+        shared = self.context.store is not None
+        fewer = "use fewer sessions (meta.max_session)" if shared else "run fewer sessions at a time (--jobs)"
+        mean_bytes = sum(replay.nbytes for replay in replays) // len(replays)  # policies with other spaces need another number
+        check_replay_memory(replays[0].capacity, mean_bytes, memories, f"; or {fewer}", replays[0].device)
 
 
 def check_agents(spec: Spec, info: EnvInfo) -> None:

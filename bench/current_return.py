@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from slm_lab import Session, load_spec
 from slm_lab.env.make import make_env
 from slm_lab.experiment.plan import Stop
-from slm_lab.experiment.training.evaluate import play
+from slm_lab.experiment.training.evaluate import play_episodes
 from slm_lab.experiment.training.learner import PolicyLearner
 
 SPECS = [
@@ -60,7 +60,7 @@ def evaluate(session: Session, learner: PolicyLearner, seed: int) -> list[float]
     env = make_env(spec.env, seed + 10_000, num_envs=20, training=False, gamma=spec.agent.algorithm.gamma, input=spec.agent.input)
     env.normalizers.copy_obs_statistics(learner.normalizers.state_dict())
     try:
-        return play(env, learner.agent.evaluator(), Stop(), episodes=EPISODES)
+        return play_episodes(env, learner.agent.evaluator(), Stop(), episodes=EPISODES)
     finally:
         env.close()
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from bench.studies import STUDIES, results_of, study_of
 from slm_lab.experiment.deploy.card import model_card
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
-from slm_lab.experiment.deploy.facts import facts
+from slm_lab.experiment.deploy.facts import policy_facts
 from slm_lab.experiment.deploy.load import load_trained
 from slm_lab.experiment.deploy.register import public_spec
 from slm_lab.experiment.files import tensor_file
@@ -73,7 +73,7 @@ def write_agent(best: Best) -> str:
         training = Training(result.paths)
         agent = load_trained(training, "last", best.session)
         returns = enjoy(training, EnjoyOptions(which="last", session=best.session, episodes=EPISODES), Plan(data_dir=Path(folder))).returns
-        known = facts(training, {**agent.saved, **_mean(returns)}, agent.path)
+        known = policy_facts(training, {**agent.saved, **_mean(returns)}, agent.path)
         about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
         weights = Path(folder) / WEIGHTS
         tensor_file.save(weights, {**known.saved, **about})

@@ -46,12 +46,12 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
     """Validate specs and print a line for each. Return the exit code and the content of the JSON document."""
     from slm_lab.lib.text import wrapped
     from slm_lab.spec.load.files import find_spec_file
-    from slm_lab.spec.load.loader import load, notify
+    from slm_lab.spec.load.loader import load_with_notices, notify
     from slm_lab.spec.report import SpecError
 
     source = " ".join([str(find_spec_file(file)), *([name] if name else [])])
     try:
-        loaded = load(file, name, arguments.set)
+        loaded = load_with_notices(file, name, arguments.set)
     except SpecError as error:
         if name is not None:
             raise
@@ -79,14 +79,14 @@ def _check_specs(file: str, name: str | None, arguments: Namespace) -> tuple[int
 def _check_others(file: str, error: SpecError, arguments: Namespace) -> list[Problem]:
     """Check the env arguments of those specs in a file that have no problem in `error`. Print the valid names; return the problems."""
     from slm_lab.spec.load.files import spec_names
-    from slm_lab.spec.load.loader import load, mark_sets
+    from slm_lab.spec.load.loader import load_with_notices, mark_sets
     from slm_lab.spec.report import SpecError
 
     paths = [problem.path for problem in error.problems]
     if not all(paths):  # a problem without a path concerns the file or --set
         return []
     others = [name for name in spec_names(file) if not any(path == name or path.startswith(f"{name}.") for path in paths)]
-    found = {name: _argument_problems(load(file, name, arguments.set).specs) for name in others}
+    found = {name: _argument_problems(load_with_notices(file, name, arguments.set).specs) for name in others}
     if valid := [name for name in others if not found[name]]:
         _show([f"{name}: valid" for name in valid], arguments)
     problems = [replace(one, path=f"{name}.{one.path}") for name in found for one in found[name]]

@@ -126,9 +126,9 @@ def agent_words(where: str, root: Path, arguments: Namespace) -> list[str]:
 
     Args: where: the folder as the user has given it, or "latest". root: the run folder that was found.
     """
-    from slm_lab.lib.files import shown
+    from slm_lab.lib.files import display_path
 
-    folder = str(shown(root)) if where == "latest" else where
+    folder = str(display_path(root)) if where == "latest" else where
     options = {name: getattr(arguments, name) for name in ("checkpoint", "session", "trial", "entry", "env", "seed", "policy")}
     if not Path(folder).exists():  # it was found below the data folder
         options["data-dir"] = None if arguments.data_dir == DATA_DIR else arguments.data_dir

@@ -77,13 +77,13 @@ def _no_results(search: Sequence[str], found: Mapping[str, Sequence[Entry]]) -> 
 
     If a word of the search occurs in no entry, the message suggests the most similar name, or else the command that lists all names.
     """
-    from slm_lab.spec.report import nearest
+    from slm_lab.spec.report import nearest_hint
 
     entries = [entry for of_kind in found.values() for entry in of_kind]
     nowhere = [word for word in search if not any(entry.contains([word]) for entry in entries)]
     names = {name for entry in entries for name in (*entry.cells[0].split(), *entry.keywords.split())}
     parts = names.union(*(re.split(r"[/:_.-]", name) for name in names))
-    hint = next(filter(None, (nearest(word, parts) for word in nowhere)), f"; slm-lab list {next(iter(found))} shows all")
+    hint = next(filter(None, (nearest_hint(word, parts) for word in nowhere)), f"; slm-lab list {next(iter(found))} shows all")
     what = next(iter(found)) if len(found) == 1 else "list"
     where = f"no entry of {what}" if len(found) == 1 else "no entry of any list"
     return f"{where} contains {' and '.join(repr(word) for word in nowhere or search)}{'' if nowhere else ' together'}{hint}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slm_lab.experiment.report.screen import Screen, keep_streams
-from slm_lab.lib.files import finite
+from slm_lab.lib.files import nonfinite_to_none
 
 OK, FAILED = 0, 1
 
@@ -41,7 +41,7 @@ def print_result(text: str) -> int:
 
 def print_json(content: Mapping[str, Any]) -> int:
     """Write the result of a command to stdout as a single JSON document. Infinite numbers and NaN are written as null."""
-    return print_result(json.dumps(finite(dict(content)), indent=2, ensure_ascii=False, allow_nan=False))
+    return print_result(json.dumps(nonfinite_to_none(dict(content)), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def print_error(text: str, colour: str = "") -> None:

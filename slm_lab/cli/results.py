@@ -70,10 +70,10 @@ def report(words: list[str], arguments: Namespace) -> int:
         raise UsageError(f"report: {given}; expected report {{folder | latest}}")
     from slm_lab.experiment.files.find import Choice
     from slm_lab.experiment.report.report_folder import write_folder_report
-    from slm_lab.lib.files import shown
+    from slm_lab.lib.files import display_path
 
     choice = Choice(arguments.trial, arguments.entry, arguments.env, arguments.seed)
-    return print_result(str(shown(write_folder_report(words[0], arguments.data_dir, choice))))
+    return print_result(str(display_path(write_folder_report(words[0], arguments.data_dir, choice))))
 
 
 def retro_analyze(words: list[str], arguments: Namespace) -> int:

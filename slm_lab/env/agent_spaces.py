@@ -14,7 +14,7 @@ from slm_lab.env.normalize import normalizes_obs
 from slm_lab.env.spaces import Codec, action_codec, number_of_choices, observation_codec, ordered
 from slm_lab.lib.records import ActionSpace, Channels, InputKind, ObservationSpace, Use
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.report import Problem, SpecError, nearest
+from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 
 class AgentSpaces(NamedTuple):
@@ -87,7 +87,7 @@ def _unknown_keys(given: Sequence[str], keys: Sequence[str], name: str) -> list[
     entries = f"entries: {', '.join(keys)}" if keys else "the observation is not a Dict"
     paths = [f"env.{name}" if name == "action_mask" else f"env.{name}[{index}]" for index in range(len(given))]
     return [
-        Problem(path, f"no entry {key!r} in the observation{nearest(key, keys) or ';'} {entries}")
+        Problem(path, f"no entry {key!r} in the observation{nearest_hint(key, keys) or ';'} {entries}")
         for path, key in zip(paths, given, strict=True)
         if key not in keys
     ]

@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec as Registration
 from gymnasium.envs.registration import load_env_creator
 
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 
 class WrapperError(Exception):
@@ -70,5 +70,5 @@ def unexpected_argument(error: BaseException) -> str | None:
 
 def unknown_key_message(key: str, known: list[str], what: str) -> str:
     """Return the message for an unknown key, with the closest argument or key of the env section, and all arguments."""
-    near = nearest(key, [*known, *EnvSpec.model_fields])
+    near = nearest_hint(key, [*known, *EnvSpec.model_fields])
     return f"unknown key, and not an argument of {what}{near or ';'} arguments: {', '.join(sorted(known)) or 'none'}"

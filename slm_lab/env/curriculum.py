@@ -11,7 +11,7 @@ import numpy as np
 
 from slm_lab.env.arguments import WrapperError
 from slm_lab.spec.models.env_schedule import Rule, Steps, rule_of
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 Values = dict[str, Any]
 """Scheduled key → value."""
@@ -126,7 +126,7 @@ def set_attributes(env: gym.Env[Any, Any], values: Mapping[str, Any], arguments:
         if not env.has_wrapper_attr(key):
             own = [name for name, one in vars(env.unwrapped).items() if not name.startswith("_") and _is_plain(one)]
             known = sorted({*arguments, *own})
-            near = nearest(key, known) or ";"
+            near = nearest_hint(key, known) or ";"
             message = f"the env has no argument and no attribute {key!r}{near} it has {', '.join(known) or 'none'}"
             raise WrapperError(f"schedule.{key}", message)
         try:

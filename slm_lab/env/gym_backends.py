@@ -38,12 +38,12 @@ from slm_lab.env.outcome import (
     fitted,
     fitted_final,
     fitted_step,
-    flag,
     picked_numbers,
     reraise,
     row_info,
     row_of,
     shown,
+    to_bool,
     unpacked,
     unpacked_reset,
 )
@@ -439,7 +439,7 @@ class Sync(_GymVectorBackend):
                 reward_N[i] = reward
                 if terminated is not False or truncated is not False:
                     if type(terminated) not in FLAGS or type(truncated) not in FLAGS:
-                        terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+                        terminated, truncated = to_bool(terminated, "terminated"), to_bool(truncated, "truncated")
                     terminated_N[i], truncated_N[i] = terminated, truncated
                     if terminated or truncated:
                         final = final or []

@@ -42,7 +42,7 @@ from slm_lab.lib.records import EnvInfo, InputKind, ObservationSpace
 from slm_lab.spec.compat.env_ids import package_hint, pettingzoo_id, pool_id, registering_module, unavailable_reason
 from slm_lab.spec.models.base import ExtensionError, import_class
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.report import Problem, SpecError, nearest
+from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 BACKENDS: dict[str, type[Backend]] = {
     "ale": Ale, "native": Native, "pettingzoo": PettingZoo, "envpool": EnvPool, "sync": Sync, "async": Async,
@@ -394,7 +394,7 @@ def _registered_by(module: str, name: str, before: set[str]) -> str:
     if not ids:
         return "; importing it registers no envs"
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-    return f"{nearest(name, ids) or ';'} it registers {', '.join(ids[:_SHOWN])}{more}"
+    return f"{nearest_hint(name, ids) or ';'} it registers {', '.join(ids[:_SHOWN])}{more}"
 
 
 def _atari(spec: EnvSpec) -> AtariSettings:

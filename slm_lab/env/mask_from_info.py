@@ -12,7 +12,7 @@ from gymnasium import spaces
 from slm_lab.env.arguments import WrapperError
 from slm_lab.env.outcome import InvalidOutcome, shown
 from slm_lab.env.spaces import number_of_choices
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 MASK_KEYS = ("action_mask", "legal_action_mask")
 """Names of entries that are recognised as action masks if env.action_mask is not given."""
@@ -29,7 +29,7 @@ def mask_entry(wanted: str | Literal[False] | None, entries: Collection[str], ac
 def missing_entry_message(wanted: str, entries: Collection[str], infos: Collection[str]) -> str:
     """Return the message that env.action_mask names neither an entry of the observation nor of info."""
     known = [f"{place}: {', '.join(map(str, names)) or 'none'}" for place, names in (("the observation", entries), ("info", infos))]
-    near = nearest(wanted, map(str, [*entries, *infos])) or ";"
+    near = nearest_hint(wanted, map(str, [*entries, *infos])) or ";"
     return f"no entry {wanted!r} in the observation or info{near} entries of {'; of '.join(known)}"
 
 

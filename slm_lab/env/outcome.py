@@ -122,10 +122,10 @@ def checked(outcome: Any) -> Outcome:
     obs, reward, terminated, truncated, info = unpacked(outcome)
     if not isinstance(info, Mapping):
         raise InvalidOutcome(f"step returned the info {shown(info)}; expected a dict")
-    return obs, number(reward), flag(terminated, "terminated"), flag(truncated, "truncated"), dict(info)
+    return obs, reward_to_float(reward), to_bool(terminated, "terminated"), to_bool(truncated, "truncated"), dict(info)
 
 
-def number(reward: Any) -> float:
+def reward_to_float(reward: Any) -> float:
     """Convert a reward (a number or an array of one number) to a float. Raises InvalidReward."""
     try:
         array = np.asarray(reward)
@@ -136,7 +136,7 @@ def number(reward: Any) -> float:
     raise InvalidReward(f"step returned the reward {shown(reward)}; expected a number")
 
 
-def flag(value: Any, name: str) -> bool:
+def to_bool(value: Any, name: str) -> bool:
     """Convert a bool, 0, 1, or an array with one such value to a bool. Raises InvalidOutcome."""
     array = _array(value)
     if array is not None and array.size == 1 and array.reshape(()).item() in (0, 1):

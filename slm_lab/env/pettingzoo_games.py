@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from slm_lab.env.arguments import WrapperError
-from slm_lab.env.outcome import InvalidOutcome, InvalidReward, flag, number, shown
+from slm_lab.env.outcome import InvalidOutcome, InvalidReward, reward_to_float, shown, to_bool
 from slm_lab.spec.compat.env_ids import pettingzoo_envs
 
 
@@ -69,7 +69,7 @@ class Game(ABC):
         for flags, kind in ((terminated, "terminated"), (truncated, "truncated")):
             if name not in flags:
                 raise InvalidOutcome(f"agent {name!r} has no entry in {kind}")
-        return flag(terminated[name], f"terminated of agent {name!r}"), flag(truncated[name], f"truncated of agent {name!r}")
+        return to_bool(terminated[name], f"terminated of agent {name!r}"), to_bool(truncated[name], f"truncated of agent {name!r}")
 
     def _live(self) -> list[str]:
         """Return the agents that take part in the next step, according to the env."""
@@ -174,7 +174,7 @@ def _reward(name: str, rewards: Mapping[str, Any]) -> float:
     if name not in rewards:
         raise InvalidOutcome(f"agent {name!r} has no reward")
     try:
-        reward = number(rewards[name])
+        reward = reward_to_float(rewards[name])
     except InvalidReward:
         reward = float("nan")
     if not isfinite(reward):

@@ -37,7 +37,7 @@ class Recorder(Protocol):
         """Add a frame, uint8 [height, width, 3]."""
 
 
-def rendered(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
+def with_rendering(spec: EnvSpec, mode: RenderMode, recorder: Recorder | None = None) -> EnvSpec:
     """Return a spec of the same env with drawing: in a window ("human"), or after each step for a recorder ("rgb_array").
 
     The backend is sync, or EnvPool or PettingZoo for the ids of these packages; other backends cannot draw. Raises SpecError if the env
@@ -87,7 +87,7 @@ def _render_arguments(spec: EnvSpec, target: EnvRequest, mode: RenderMode) -> di
 
 
 def _rendered_pool(spec: EnvSpec, pool: str, mode: RenderMode, recorder: Recorder | None) -> EnvSpec:
-    """Return the spec of an env that EnvPool builds and draws; see `rendered`."""
+    """Return the spec of an env that EnvPool builds and draws; see `with_rendering`."""
     find_target(spec, 1)  # raises SpecError for an env that cannot be made
     suite = pool_envs()[pool].suite
     reason = f"EnvPool cannot draw the envs of {suite}" if suite in _NOT_DRAWN else missing_opengl()

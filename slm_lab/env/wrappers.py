@@ -15,7 +15,7 @@ from slm_lab.env.arguments import WrapperError, accepted_arguments, unexpected_a
 from slm_lab.env.mask_from_info import mask_entry
 from slm_lab.spec.models.base import ExtensionError, import_class, is_extension
 from slm_lab.spec.models.env import EnvSpec
-from slm_lab.spec.report import Problem, SpecError, nearest
+from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 NAMES = sorted(name for name in gym.wrappers.__all__ if name != "vector")
 """Names of Gymnasium's own wrappers."""
@@ -59,7 +59,7 @@ class Parts:
             raise WrapperError("obs_keys", f"the observation space is a {kind}, which has no parts to choose from; expected Dict or Tuple")
         for index, key in enumerate(keys):
             if key not in parts:
-                raise WrapperError(f"obs_keys[{index}]", f"no part '{key}'{nearest(key, parts) or ';'} parts: {', '.join(parts)}")
+                raise WrapperError(f"obs_keys[{index}]", f"no part '{key}'{nearest_hint(key, parts) or ';'} parts: {', '.join(parts)}")
         mask = mask_entry(action_mask, parts, action)
         keys = keys if mask is None or mask in keys else [*keys, mask]
         indices = {key: int(key) if isinstance(space, spaces.Tuple) else key for key in keys}
@@ -134,7 +134,7 @@ def _find(name: str) -> type[gym.Wrapper[Any, Any, Any, Any]]:
         return found
     if name not in NAMES:
         others = 'the name of a class of gymnasium.wrappers, or "package.module:Class"'
-        raise ExtensionError(f"unknown wrapper '{name}'{nearest(name, NAMES) or f'; expected {others}'}")
+        raise ExtensionError(f"unknown wrapper '{name}'{nearest_hint(name, NAMES) or f'; expected {others}'}")
     found = getattr(gym.wrappers, name)
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 
 def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
@@ -52,12 +52,12 @@ def without_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def finite(value: Any) -> Any:
+def nonfinite_to_none(value: Any) -> Any:
     """Replace numbers that are not finite by None, since JSON has no such numbers."""
     if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
+        return {key: nonfinite_to_none(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
+        return [nonfinite_to_none(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -67,11 +67,11 @@ def not_writable(folder: Path) -> str | None:
         return None
     read_only = False
     with suppress(OSError):
-        read_only = has("sysconf") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+        read_only = has_feature("sysconf") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     return os.strerror(errno.EROFS).lower() if read_only else "no permission"
 
 
-def shown(path: Path) -> Path:
+def display_path(path: Path) -> Path:
     """Return a path for messages: relative to the working directory if the path is inside it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 _ROOT = Path("/sys/fs/cgroup")
 _GROUPS = Path("/proc/self/cgroup")
@@ -20,7 +20,7 @@ def cores(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
 
     Args: root, groups: mount point of the control groups, and the file that lists the groups of this process.
     """
-    count: float = len(os.sched_getaffinity(0)) if has("affinity") else os.cpu_count() or 1
+    count: float = len(os.sched_getaffinity(0)) if has_feature("affinity") else os.cpu_count() or 1
     for folder in _folders(root, groups, "cpu"):
         quota = _numbers(folder / "cpu.max") or (*_numbers(folder / "cpu.cfs_quota_us"), *_numbers(folder / "cpu.cfs_period_us"))
         if len(quota) == 2 and min(quota) > 0:
@@ -32,7 +32,7 @@ def memory_bytes(root: Path = _ROOT, groups: Path = _GROUPS) -> int:
     """Return the memory in bytes that this process may use; 2**63 if the system does not report it."""
     size = 2**63
     with suppress(OSError, ValueError):
-        if has("sysconf"):
+        if has_feature("sysconf"):
             size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for folder in _folders(root, groups, "memory"):
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
@@ -45,7 +45,7 @@ def _folders(root: Path, groups: Path, controller: str) -> Iterator[Path]:
 
     In a container, the listed path may be a path of the host; then the root of the control groups is the container's own group.
     """
-    if not has("proc"):
+    if not has_feature("proc"):
         return
     with suppress(OSError):
         for line in groups.read_text().splitlines():
@@ -74,7 +74,7 @@ def _numbers(file: Path) -> tuple[int, ...]:
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the description of the first core: vendor, model and instructions on Linux; platform.processor() on other systems."""
     with suppress(OSError):
-        if has("proc"):
+        if has_feature("proc"):
             return cpuinfo.read_text().split("\n\n")[0]
     return platform.processor()
 

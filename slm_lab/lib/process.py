@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, Literal
 
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def lead_group(owner: int) -> None:
 
     A terminal's Ctrl-C does not reach the group. The owner calls `kill_group` when this process has ended.
     """
-    if not has("groups"):
+    if not has_feature("groups"):
         return
     os.setpgid(0, 0)
     threading.Thread(target=_follow, args=(owner,), daemon=True, name="follow-owner").start()
@@ -110,7 +110,7 @@ def lead_group(owner: int) -> None:
 
 def _follow(owner: int) -> None:
     """Kill the group after the owner's death. (The parent of a process may be the fork server instead of the owner.)"""
-    if has("pidfd"):
+    if has_feature("pidfd"):
         with contextlib.suppress(ProcessLookupError):  # the owner is dead already
             select.select([os.pidfd_open(owner)], [], [])
     else:
@@ -122,7 +122,7 @@ def _follow(owner: int) -> None:
 
 def kill_group(leader: int) -> None:
     """Kill all processes of the group that `leader` leads or has led."""
-    if has("groups"):
+    if has_feature("groups"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
 
@@ -145,8 +145,8 @@ class ProcessState:
     def of_this_process(cls) -> ProcessState:
         umask = os.umask(0o022)
         os.umask(umask)
-        cores = frozenset(os.sched_getaffinity(0)) if has("affinity") else None
-        priority = os.getpriority(os.PRIO_PROCESS, 0) if has("priority") else 0
+        cores = frozenset(os.sched_getaffinity(0)) if has_feature("affinity") else None
+        priority = os.getpriority(os.PRIO_PROCESS, 0) if has_feature("priority") else 0
         return cls(dict(os.environ), umask, cores, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,7 +160,7 @@ class ProcessState:
         with suppress(OSError):
             if self.cores is not None:
                 os.sched_setaffinity(0, self.cores)
-            if has("priority"):
+            if has_feature("priority"):
                 os.setpriority(os.PRIO_PROCESS, 0, self.priority)
 
 
@@ -205,7 +205,7 @@ def stop_signals_blocked() -> Iterator[None]:
     exception between the start of a process and the assignment of its pid, that process would keep running. Also, starting
     multiprocessing's resource tracker unblocks SIGINT and SIGTERM. Therefore the handlers are replaced too.
     """
-    if not has("signals"):
+    if not has_feature("signals"):
         yield
         return
     delayed: list[int] = []
@@ -236,9 +236,9 @@ def discard_stop_signals() -> None:
     """Make STOP_SIGNALS have no effect on this process; programs that it runs get the default actions. Call this in the main thread."""
     for number in STOP_SIGNALS:
         signal.signal(number, _discard)
-        if has("signals"):
+        if has_feature("signals"):
             signal.siginterrupt(number, False)
-    if has("signals"):
+    if has_feature("signals"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 Combine = Literal["step", "merge", "single", "own"]
 """How the writes of several processes to one array combine:
@@ -357,7 +357,7 @@ class SharedArrays:
 
 def shared_file() -> int:
     """Return the descriptor of a new anonymous file for `SharedArrays`."""
-    if has("memfd"):
+    if has_feature("memfd"):
         return os.memfd_create("slm_lab")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
@@ -368,7 +368,7 @@ def _grow(fd: int, size: int) -> None:
     if now >= size:
         return
     try:
-        if has("fallocate"):
+        if has_feature("fallocate"):
             os.posix_fallocate(fd, now, size - now)  # fails if memory is insufficient; after ftruncate the process would crash later
         else:
             os.ftruncate(fd, size)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 VARIABLE = "SLM_LAB_PORTABLE"
-"""Environment variable that makes `has` deny features, in order to run the code for other systems on Linux: "1" denies all features that
-only Linux has; a comma-separated list denies the named features. Child processes inherit the variable."""
+"""Environment variable that makes `has_feature` deny features, in order to run the code for other systems on Linux: "1" denies all features
+that only Linux has; a comma-separated list denies the named features. Child processes inherit the variable."""
 
 Name = Literal[
     "memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver", "fcntl", "groups", "fork", "signals", "priority", "sysconf", "display"
@@ -95,7 +95,7 @@ FEATURES: dict[Name, Feature] = {
     ),
     "forkserver": Feature(
         _LINUX,
-        lambda: has("pidfd") and has("proc"),
+        lambda: has_feature("pidfd") and has_feature("proc"),
         "start of child processes in about 0.02 s each, as copies of one process that has loaded torch (`meta.start_method`); uses pidfd "
         "and proc",
         "spawn: each child loads torch itself, in about 2 s",
@@ -158,7 +158,7 @@ FEATURES: dict[Name, Feature] = {
 LINUX_ONLY = frozenset(name for name, feature in FEATURES.items() if feature.systems == _LINUX)
 
 
-def has(name: Name) -> bool:
+def has_feature(name: Name) -> bool:
     """Return whether this system has a feature, and SLM_LAB_PORTABLE does not deny it."""
     return name not in _denied() and FEATURES[name].exists()
 

@@ -77,7 +77,7 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def nearest(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
+def nearest_hint(word: str, words: Iterable[str], cutoff: float = 0.6) -> str:
     """Return `; did you mean 'x'?` for the nearest of `words`; "" if no word is similar."""
     known = closest(word, words, cutoff)
     return "" if known is None else f"; did you mean '{known}'?"

@@ -21,7 +21,7 @@ from slm_lab.agent.ops.linear import FLOAT32, MatmulMode
 from slm_lab.agent.torch_settings import ONEDNN_MIN_SIZE, has_bfloat16, onednn_min_size, prefers_onednn, resolve_matmul
 from slm_lab.lib.limits import processor
 from slm_lab.lib.records import ActionSpace, ObservationSpace
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.net import ConvNetSpec, MLPNetSpec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -100,7 +100,7 @@ def test_a_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
             assert [problem.path for problem in caught.value.problems] == ["meta.matmul"]
 
 
-@pytest.mark.skipif(not has("proc"), reason="without /proc, the name that Python reports is used")
+@pytest.mark.skipif(not has_feature("proc"), reason="without /proc, the name that Python reports is used")
 def test_the_first_core_is_described(tmp_path: Any) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("vendor_id\t: AuthenticAMD\nflags\t\t: avx2 avx512_bf16\n\nprocessor\t: 1\nvendor_id\t: Other\n")

@@ -12,7 +12,7 @@ import pytest
 
 from slm_lab.cli.entry import main
 from slm_lab.spec.compat import differences
-from slm_lab.spec.load.loader import load
+from slm_lab.spec.load.loader import load_with_notices
 from slm_lab.spec.rules import resolve
 from tests.docs.blocks import ROOT, blocks
 from tools import from_slm_lab
@@ -81,7 +81,7 @@ def test_check_of_the_example_prints_what_is_shown(tmp_path: Path, capsys: pytes
     assert main(["check", str(path)]) == 0
     printed = capsys.readouterr().out
     assert printed.endswith(shown)
-    found = load(str(path), None)
+    found = load_with_notices(str(path), None)
     assert found.differences is not None
     assert printed.splitlines()[-1] == f"written for SLM Lab; differs here: {', '.join(found.differences)} (docs/from_slm_lab.md)"
     assert len(found.differences) == len(set(found.differences)) == 3

@@ -46,10 +46,10 @@ def test_a_use_without_a_feature_and_a_feature_without_a_use_are_errors() -> Non
 
 
 def test_what_only_linux_has_is_used_only_after_a_question() -> None:
-    """Each module that uses such a feature calls `has` with its name. preload.py runs in the fork server only."""
+    """Each module that uses such a feature calls `has_feature` with its name. preload.py runs in the fork server only."""
     modules = platforms.modules_of(platforms.uses(PACKAGE))
     for name in LINUX_ONLY:
         for module in modules[name] - {"experiment/execute/local/preload.py"}:
             tree = ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
-            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node) == f"has('{name}')"]
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node) == f"has_feature('{name}')"]
             assert calls, f"{module} uses {name}"

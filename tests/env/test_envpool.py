@@ -15,7 +15,7 @@ from gymnasium import spaces
 from slm_lab.env import envpool_suites, make_env
 from slm_lab.env.envpool_suites import ObservationReader, TruncationReader, fitted_action, fitted_observation
 from slm_lab.env.make import choose_backend, find_target
-from slm_lab.env.render import rendered
+from slm_lab.env.render import with_rendering
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.env_ids import pool_envs
 from slm_lab.spec.models.env import EnvSpec
@@ -235,7 +235,7 @@ class Frames:
 def test_frames_of_a_video(name: str, shape: tuple[int, ...]) -> None:
     frames = Frames()
     spec = EnvSpec(name=name, max_frame=1, action_mask=False)  # without a mask, random actions end episodes of Snake at once
-    env = make_env(rendered(spec, "rgb_array", frames), 0, num_envs=1, training=False)
+    env = make_env(with_rendering(spec, "rgb_array", frames), 0, num_envs=1, training=False)
     env.reset()
     ended = sum(len(env.step(env.sample()).episodes) for _ in range(40))
     env.close()
@@ -248,11 +248,11 @@ def test_frames_of_a_video(name: str, shape: tuple[int, ...]) -> None:
 
 def test_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match="EnvPool cannot draw the envs of gfootball"):
-        rendered(EnvSpec(name="gfootball/academy_empty_goal-v1", max_frame=1), "rgb_array", Frames())
+        with_rendering(EnvSpec(name="gfootball/academy_empty_goal-v1", max_frame=1), "rgb_array", Frames())
     monkeypatch.setattr(envpool_suites, "find_library", lambda name: None)
     monkeypatch.setattr(envpool_suites.sys, "platform", "linux")
     with pytest.raises(SpecError, match="apt-get install libegl1 libgl1"):
-        rendered(EnvSpec(name="CheetahRun-v1", max_frame=1), "rgb_array", Frames())
+        with_rendering(EnvSpec(name="CheetahRun-v1", max_frame=1), "rgb_array", Frames())
 
 
 SUITES = sorted({env.suite for env in pool_envs().values()} - {"myosuite"})

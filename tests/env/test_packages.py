@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from slm_lab.env import make_env
-from slm_lab.env.render import rendered
+from slm_lab.env.render import with_rendering
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.report import SpecError
 from tests.env.test_step import build
@@ -56,7 +56,7 @@ def test_minatar_resumes_in_the_middle_of_an_episode() -> None:
 
 def test_a_picture_of_minatar() -> None:
     pytest.importorskip("minatar")
-    env = make_env(rendered(EnvSpec(name="MinAtar/Breakout-v1", max_frame=1), "rgb_array"), 0)
+    env = make_env(with_rendering(EnvSpec(name="MinAtar/Breakout-v1", max_frame=1), "rgb_array"), 0)
     state_HWC = np.moveaxis(env.reset()[0], 0, -1)
     picture: Any = env._backend._envs[0].render()  # type: ignore[attr-defined]
     assert (picture.shape, picture.dtype) == ((240, 240, 3), np.uint8)

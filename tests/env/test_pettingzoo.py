@@ -14,7 +14,7 @@ from slm_lab.env import make_env
 from slm_lab.env.backend import EnvRequest
 from slm_lab.env.outcome import InvalidOutcome
 from slm_lab.env.pettingzoo_backend import PettingZoo
-from slm_lab.env.render import rendered
+from slm_lab.env.render import with_rendering
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.env_ids import pettingzoo_envs, unavailable_reason
 from slm_lab.spec.models.env import EnvSpec
@@ -345,7 +345,7 @@ def test_frames_of_a_video(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     frames = Frames()
-    env = make_env(rendered(EnvSpec(name="pettingzoo:tictactoe_v3", max_frame=1), "rgb_array", frames), 0)
+    env = make_env(with_rendering(EnvSpec(name="pettingzoo:tictactoe_v3", max_frame=1), "rgb_array", frames), 0)
     env.reset()
     for cell in (0, 3, 1, 4, 2, 5):
         env.step(np.full(2, cell))

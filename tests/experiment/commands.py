@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import slm_lab
-from slm_lab.experiment.files.paths import RunPaths, runs
+from slm_lab.experiment.files.paths import RunPaths, runs_of_spec
 from slm_lab.experiment.run.trial import Trial, TrialResult
 
 Deed = Callable[[Trial], None]
@@ -82,11 +82,11 @@ class Command:
     @property
     def paths(self) -> RunPaths:
         """The latest run's."""
-        return RunPaths(runs(self.data, "small")[-1], "small")
+        return RunPaths(runs_of_spec(self.data, "small")[-1], "small")
 
     def has_rows(self, sessions: int) -> Callable[[], bool]:
         """Whether each of so many Sessions has written a row."""
-        return lambda: bool(runs(self.data, "small")) and all(frame_of(self.paths, index) > 0 for index in range(sessions))
+        return lambda: bool(runs_of_spec(self.data, "small")) and all(frame_of(self.paths, index) > 0 for index in range(sessions))
 
     def processes(self) -> list[int]:
         """Those that run."""

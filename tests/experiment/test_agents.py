@@ -10,7 +10,7 @@ import pytest
 
 from slm_lab import Session, load_spec
 from slm_lab.experiment.collect.turns import Turns
-from slm_lab.experiment.training.self_play import Rating, Snapshot, game_score, rate
+from slm_lab.experiment.training.self_play import Rating, Snapshot, estimate_elo, game_score
 from slm_lab.lib.log import PlainError
 from slm_lab.lib.records import ActionSpace, ActOut, EnvInfo, ObservationSpace, VecStep
 from slm_lab.spec.report import SpecError
@@ -147,13 +147,13 @@ def duel(algorithm: str = "PPO", frames: int = 1200, **self_play: Any) -> dict[s
 
 def test_a_rating_has_the_highest_likelihood() -> None:
     """30.5 points in 40 games against a rating of 100, and the draw of the prior against 0."""
-    rating = rate([30.5], [40], [100.0])
+    rating = estimate_elo([30.5], [40], [100.0])
     expected = [1.0 / (1.0 + 10.0 ** ((other - rating.elo) / 400.0)) for other in (100.0, 0.0)]
     assert 40 * expected[0] + expected[1] == pytest.approx(31.0)
     information = 40 * expected[0] * (1 - expected[0]) + expected[1] * (1 - expected[1])
     assert rating.error == pytest.approx(400.0 / np.log(10.0) / np.sqrt(information))
-    assert rate([0.5], [1], [250.0], 250.0).elo == pytest.approx(250.0)
-    assert 0 < rate([40.0], [40], [0.0]).elo < 2_000
+    assert estimate_elo([0.5], [1], [250.0], 250.0).elo == pytest.approx(250.0)
+    assert 0 < estimate_elo([40.0], [40], [0.0]).elo < 2_000
 
 
 def test_the_score_of_a_game() -> None:
@@ -175,13 +175,13 @@ def test_a_snapshot_that_wins_every_game_is_rated_near_the_one_before(monkeypatc
     session = Session(load_spec({"run": duel()}, "run")).build()
     self_play, policy = session.parts.self_play, session.agent.policy
     assert self_play is not None
-    monkeypatch.setattr("slm_lab.experiment.training.self_play.match", lambda env, policy, opponent, games, *_: [1.0] * 40)
+    monkeypatch.setattr("slm_lab.experiment.training.self_play.play_match", lambda env, policy, opponent, games, *_: [1.0] * 40)
     first, second = Snapshot(0, 0, policy), Snapshot(1, 300, policy)
     self_play._rate(first)
-    assert first.rating == rate([40.0], [40], [0.0], 0.0)
+    assert first.rating == estimate_elo([40.0], [40], [0.0], 0.0)
     self_play.pool.append(Snapshot(0, 0, policy, Rating(500.0, 10.0)))
     self_play._rate(second)
-    assert second.rating == rate([40.0, 40.0], [40, 40], [0.0, 500.0], 500.0)
+    assert second.rating == estimate_elo([40.0, 40.0], [40, 40], [0.0, 500.0], 500.0)
     assert second.rating.elo > 500.0
     session.close()
 

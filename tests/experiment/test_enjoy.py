@@ -18,14 +18,14 @@ import pytest
 from slm_lab.cli import main
 from slm_lab.env import render
 from slm_lab.env.make import make_env
-from slm_lab.env.render import rendered
+from slm_lab.env.render import with_rendering
 from slm_lab.experiment.deploy import enjoy as module
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy, summary
 from slm_lab.experiment.files.find import Training, find_run
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.training import evaluate
-from slm_lab.experiment.training.evaluate import play
+from slm_lab.experiment.training.evaluate import play_episodes
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import SPEC_VERSION
 from slm_lab.spec.report import SpecError
@@ -79,7 +79,7 @@ def frames(path: Path) -> int:
 def play_coin(num_envs: int, episodes: int | None) -> list[float]:
     env = make_env(EnvSpec(name="Coin-v0", max_frame=1), 0, num_envs=num_envs, training=False)
     try:
-        return play(env, lambda obs_N, first_N: np.zeros((len(obs_N), 1), np.float32), Stop(), episodes=episodes)
+        return play_episodes(env, lambda obs_N, first_N: np.zeros((len(obs_N), 1), np.float32), Stop(), episodes=episodes)
     finally:
         env.close()
 
@@ -402,12 +402,12 @@ def test_the_camera_follows_the_robot(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("MUJOCO_GL", "")
         monkeypatch.delenv("MUJOCO_GL")
         monkeypatch.setattr(ctypes.util, "find_library", lambda name, installed=installed: name if name in installed else None)
-        drawn = rendered(spec, "rgb_array")
+        drawn = with_rendering(spec, "rgb_array")
         assert os.environ["MUJOCO_GL"] == expected
         assert (drawn.backend, drawn.kwargs) == ("sync", {"render_mode": "rgb_array", "camera_name": "track"})
-    own = rendered(EnvSpec(name="HalfCheetah-v5", max_frame=1, camera_id=0), "rgb_array")
+    own = with_rendering(EnvSpec(name="HalfCheetah-v5", max_frame=1, camera_id=0), "rgb_array")
     assert own.kwargs == {"render_mode": "rgb_array", "camera_id": 0}
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
     with pytest.raises(SpecError, match="install EGL or OSMesa"):
-        rendered(spec, "rgb_array")
+        with_rendering(spec, "rgb_array")

@@ -18,7 +18,7 @@ from slm_lab.experiment.files import bundle as state
 from slm_lab.experiment.plan import TrialFailed, UserError
 from slm_lab.experiment.run import sessions as sessions_module
 from slm_lab.experiment.run.trial import Trial
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.commands import Command, frame_of, gone, rows, run_while, session_processes, until
 
@@ -60,7 +60,7 @@ def test_an_env_whose_close_blocks(make_spec: MakeSpec, tmp_path: Path, monkeypa
         begin = time.monotonic()
         metrics = Trial(make_spec(env=env, meta={"max_session": sessions}), tmp_path).run()
         assert (metrics["sessions"], metrics["status"], metrics["frame"]) == (sessions, "done", 1000)
-        assert time.monotonic() - begin < (15 if has("forkserver") else 60)  # processes that are spawned load torch
+        assert time.monotonic() - begin < (15 if has_feature("forkserver") else 60)  # processes that are spawned load torch
         if sessions == 1:
             for pid in simulators(tmp_path):
                 os.kill(pid, signal.SIGKILL)

@@ -33,7 +33,7 @@ from slm_lab.experiment.session.build import SessionContext
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
 from tests.experiment.commands import Command, Deed, alive, frame_of, run_while, session_processes, until
@@ -83,7 +83,7 @@ def memfds(process: int | str = "self") -> set[int]:
     for entry in Path(f"/proc/{process}/fd").iterdir():
         with suppress(OSError):
             target = os.readlink(entry)
-            if "memfd:slm_lab" in target or (not has("memfd") and re.search(r"/#\d+ \(deleted\)$", target)):
+            if "memfd:slm_lab" in target or (not has_feature("memfd") and re.search(r"/#\d+ \(deleted\)$", target)):
                 found.add(entry.stat().st_ino)
     return found
 

@@ -8,7 +8,7 @@ import pytest
 
 from slm_lab.experiment.files import paths as paths_module
 from slm_lab.experiment.files.find import find_run
-from slm_lab.experiment.files.paths import RunPaths, new_comparison, new_run, run_paths_in, runs, time_in
+from slm_lab.experiment.files.paths import RunPaths, new_comparison, new_run, run_paths_in, runs_of_spec, time_in
 from slm_lab.experiment.plan import UserError
 
 
@@ -65,7 +65,7 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
     first, second = new_run(tmp_path, "ppo"), new_run(tmp_path, "ppo")
     assert first.root.name == "ppo_2026_01_01_235959"
     assert second.root.name == "ppo_2026_01_02_000000"
-    assert runs(tmp_path, "ppo") == [first.root, second.root]
+    assert runs_of_spec(tmp_path, "ppo") == [first.root, second.root]
 
 
 def test_the_time_in_the_name_of_a_folder() -> None:
@@ -78,8 +78,8 @@ def test_runs_are_of_that_spec_alone(tmp_path: Path) -> None:
     mine = new_run(tmp_path, "ppo").root
     new_run(tmp_path, "ppo_cartpole")
     (tmp_path / "ppo_notes").mkdir()
-    assert runs(tmp_path, "ppo") == [mine]
-    assert runs(tmp_path / "nowhere", "ppo") == []
+    assert runs_of_spec(tmp_path, "ppo") == [mine]
+    assert runs_of_spec(tmp_path / "nowhere", "ppo") == []
 
 
 def test_names_that_look_the_same_in_file_names(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_names_that_look_the_same_in_file_names(tmp_path: Path) -> None:
         made[name].spec.write_text(json.dumps({name: {}}))
     for name, paths in made.items():
         assert paths.stem == "a_b"
-        assert runs(tmp_path, name) == [paths.root]
+        assert runs_of_spec(tmp_path, name) == [paths.root]
         assert find_run("latest", name, tmp_path) == paths
         assert find_run(paths.root.name, name, tmp_path) == paths
     with pytest.raises(UserError, match=r"no run of 'a\+b' in the folder"):
@@ -98,7 +98,7 @@ def test_names_that_look_the_same_in_file_names(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run of train of 'a=b'"):
         find_run("latest", "a=b", tmp_path)
     made["a b"].spec.write_text("{half")
-    assert runs(tmp_path, "a b") == [made["a b"].root], "whoever loads it says what is wrong"
+    assert runs_of_spec(tmp_path, "a b") == [made["a b"].root], "whoever loads it says what is wrong"
 
 
 def test_a_run_whose_name_has_the_value_of_a_variable(tmp_path: Path) -> None:

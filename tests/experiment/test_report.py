@@ -22,7 +22,7 @@ from slm_lab.experiment.report.report_data import report_data, thin
 from slm_lab.experiment.report.report_origin import changed_settings, previous_run
 from slm_lab.experiment.report.report_page import LiveReport, attempt, page, script_json, write_trial_report
 from slm_lab.experiment.report.run import Run
-from slm_lab.experiment.report.seed_differences import common_level, differences, reached
+from slm_lab.experiment.report.seed_differences import common_level, differences, first_frame_at_level
 from slm_lab.experiment.run.trial import Trial
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.test_graph import write_rows, write_shared
@@ -97,7 +97,7 @@ def test_levels_and_falls_by_hand() -> None:
     assert common_level([up, down], 0.0) == 90
     assert common_level([up, down], None) == 90
     assert common_level([], None) is None
-    assert (reached(up, 90.0), reached(down, 90.0), reached(up, None)) == (30, None, None)
+    assert (first_frame_at_level(up, 90.0), first_frame_at_level(down, 90.0), first_frame_at_level(up, None)) == (30, None, None)
     tables = {index: {"frame": frame, "current_return": one.value} for index, one in enumerate((up, down))}
     (text,) = differences(tables, tables, {0: "a", 1: "b"}, 0.0)
     assert "It fell from 80 at frame 20 to 10 at frame 40." in text

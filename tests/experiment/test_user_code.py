@@ -19,7 +19,7 @@ import torch
 from slm_lab.experiment.execute.heartbeat import STEPPING, Heartbeat
 from slm_lab.experiment.execute.local import user_code
 from slm_lab.experiment.execute.local.user_code import cause
-from slm_lab.experiment.files.lock import RunLock, unfinished
+from slm_lab.experiment.files.lock import RunLock, unfinished_notice
 from slm_lab.experiment.plan import Interrupted, TrialFailed, UserError
 from slm_lab.experiment.report.retro_analyze import retro_analyze
 from slm_lab.experiment.run import engine
@@ -119,16 +119,16 @@ def test_a_run_whose_process_was_ended(make_spec: MakeSpec, tmp_path: Path) -> N
     trial = Trial(make_spec(env={"max_frame": 200}, meta={"log_frequency": 50}), tmp_path)
     trial.run()
     root, file = trial.paths.root, trial.paths.lock
-    assert unfinished(root, file) is None
+    assert unfinished_notice(root, file) is None
     lock = RunLock(file)
-    assert unfinished(root, file) is None, "it runs"
+    assert unfinished_notice(root, file) is None, "it runs"
     lock.close()
-    said = unfinished(root, file)
+    said = unfinished_notice(root, file)
     assert said is not None
     assert f"process {os.getpid()} on" in said
     assert said in retro_analyze(root)
     Trial.resume(root, ["env.max_frame=240"]).run()
-    assert unfinished(root, file) is None
+    assert unfinished_notice(root, file) is None
 
 
 def test_a_lock_whose_descriptor_was_closed(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_lock_whose_descriptor_was_closed(tmp_path: Path) -> None:
         assert other.fileno() == lock.fd
         lock.release()
         assert other.read() == "content"
-    assert unfinished(tmp_path, tmp_path / "lock") is None
+    assert unfinished_notice(tmp_path, tmp_path / "lock") is None
 
 
 # ---- close()

@@ -19,7 +19,7 @@ from slm_lab.experiment.execute.local.local_executor import LocalExecutor
 from slm_lab.experiment.files.lock import RunLock, in_use
 from slm_lab.experiment.files.trackers import check_installed
 from slm_lab.lib import limits, store, system
-from slm_lab.lib.system import FEATURES, LINUX_ONLY, VARIABLE, Name, has
+from slm_lab.lib.system import FEATURES, LINUX_ONLY, VARIABLE, Name, has_feature
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.report import SpecError
 
@@ -37,13 +37,17 @@ def deny(monkeypatch: pytest.MonkeyPatch, *names: Name) -> None:
 
 @linux
 def test_the_variable_denies_features(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert all(has(name) for name in FEATURES)
+    assert all(has_feature(name) for name in FEATURES)
     monkeypatch.setenv(VARIABLE, "1")
-    assert {name for name in FEATURES if not has(name)} == LINUX_ONLY == {"memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver"}
+    assert (
+        {name for name in FEATURES if not has_feature(name)}
+        == LINUX_ONLY
+        == {"memfd", "fallocate", "pidfd", "proc", "affinity", "forkserver"}
+    )
     deny(monkeypatch, "memfd")
-    assert {name for name in FEATURES if not has(name)} == {"memfd"}
+    assert {name for name in FEATURES if not has_feature(name)} == {"memfd"}
     deny(monkeypatch, "pidfd")
-    assert {name for name in FEATURES if not has(name)} == {"pidfd", "forkserver"}, "the fork server needs it"
+    assert {name for name in FEATURES if not has_feature(name)} == {"pidfd", "forkserver"}, "the fork server needs it"
 
 
 def test_a_value_that_is_no_feature(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +65,10 @@ def test_a_sandbox_refuses_a_function(code: int, permitted: bool, monkeypatch: p
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    assert has("pidfd") == has("forkserver") == permitted
-    assert has("memfd")
+    assert has_feature("pidfd") == has_feature("forkserver") == permitted
+    assert has_feature("memfd")
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert has("memfd") == permitted
+    assert has_feature("memfd") == permitted
 
 
 SANDBOX = """
@@ -136,7 +140,7 @@ def test_a_start_method_that_the_system_lacks(monkeypatch: pytest.MonkeyPatch) -
 
 def report(context: Context) -> None:
     """Target: send which features this child has, and its group and parent."""
-    context.send("here", {name for name in FEATURES if has(name)}, os.getpgid(0), os.getpid(), os.getppid())
+    context.send("here", {name for name in FEATURES if has_feature(name)}, os.getpgid(0), os.getpid(), os.getppid())
 
 
 def die(context: Context) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from slm_lab.cli.entry import main
 from slm_lab.spec.load.files import raw_entries
-from slm_lab.spec.load.loader import load
+from slm_lab.spec.load.loader import load_with_notices
 from slm_lab.spec.models.spec import Spec
 from tests.published.test_forms import enough, most_updates
 
@@ -93,8 +93,8 @@ def test_builds_and_trains(file: str, name: str, tmp_path: Path) -> None:
     sets = values(file, name)
     words = [word for one in sets for word in ("--set", one)]
     assert main(["check", file, name, "--build", *words]) == 0
-    sets += short(load(file, name, sets).specs[0])
-    spec = load(file, name, sets).specs[0]
+    sets += short(load_with_notices(file, name, sets).specs[0])
+    spec = load_with_notices(file, name, sets).specs[0]
     frames = frames_of(spec)
     sets = [one for one in sets if not one.startswith("env.max_frame=")]
     sets += [f"env.max_frame={frames}", f"meta.log_frequency={max(1, frames // 2)}"]

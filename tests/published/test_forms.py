@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slm_lab.cli.entry import main
-from slm_lab.spec.load.loader import load
+from slm_lab.spec.load.loader import load_with_notices
 from slm_lab.spec.models.spec import Spec
 from tests.published.forms import FORMS
 
@@ -57,7 +57,7 @@ def test_there_are_enough() -> None:
 def test_is_valid(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Recognised as one for SLM Lab; the last line of `check` says what differs."""
     path = written(name, tmp_path)
-    loaded = load(str(path), "theirs")
+    loaded = load_with_notices(str(path), "theirs")
     if FORMS[name].net is not None:
         assert loaded.differences is not None
         assert main(["check", str(path)]) == 0
@@ -72,7 +72,7 @@ def test_builds_and_trains(name: str, tmp_path: Path) -> None:
     """`check --build` passes, and mode dev makes two updates or more."""
     if "atari" in name or "atari" in FORMS[name].env:
         pytest.importorskip("ale_py")
-    spec = load(str(written(name, tmp_path)), "theirs").specs[0]
+    spec = load_with_notices(str(written(name, tmp_path)), "theirs").specs[0]
     frames = enough(spec)
     path = written(name, tmp_path, frames)
     assert main(["check", str(path), "--build"]) == 0

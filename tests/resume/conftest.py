@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slm_lab.experiment.files.paths import RunPaths, runs
+from slm_lab.experiment.files.paths import RunPaths, runs_of_spec
 from tests.resume.launcher import Launcher, Running
 
 
@@ -50,7 +50,7 @@ class Project:
     @property
     def paths(self) -> RunPaths:
         """The latest run."""
-        return RunPaths(runs(self.data, "small")[-1], "small")
+        return RunPaths(runs_of_spec(self.data, "small")[-1], "small")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slm_lab.experiment.files.paths import RunPaths, runs
+from slm_lab.experiment.files.paths import RunPaths, runs_of_spec
 from tests.experiment.commands import frame_of
 from tests.resume.launcher import Launcher, Running
 from tests.resume.runs import bundle, differing, rows
@@ -106,7 +106,7 @@ class Killed:
     def _trained(self, data: str) -> RunPaths:
         code, text = self.launcher.run(["spec.json", "small", "train", "--data-dir", data], self.folder)
         assert code == 0, text
-        return RunPaths(runs(self.folder / data, "small")[-1], "small")
+        return RunPaths(runs_of_spec(self.folder / data, "small")[-1], "small")
 
     def chain(self, number: int, kills: int) -> int:
         """Kill a run so often, resuming it each time, then finish and check it. Return the number of kills that met a run under way."""
@@ -141,7 +141,7 @@ class Killed:
         return ["train@latest" if begun else "spec.json", *([] if begun else ["small", "train"]), "--data-dir", data]
 
     def _paths(self, data: str) -> RunPaths | None:
-        found = runs(self.folder / data, "small")
+        found = runs_of_spec(self.folder / data, "small")
         return RunPaths(found[-1], "small") if found else None
 
     def _kill(self, running: Running, data: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.paths import RunPaths, runs
+from slm_lab.experiment.files.paths import RunPaths, runs_of_spec
 from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from tests.experiment.commands import frame_of, session_processes
@@ -53,7 +53,7 @@ def has_rows(project: Project, sessions: int = 1, beyond: int = 0) -> Callable[[
     """Whether each Session of the latest run has a checkpoint, and a row after a frame."""
 
     def begun() -> bool:
-        if not runs(project.data, "small"):
+        if not runs_of_spec(project.data, "small"):
             return False
         paths = project.paths
         return all(frame_of(paths, index) > beyond and paths.checkpoint(index, "last").exists() for index in range(sessions))
@@ -280,7 +280,7 @@ def test_sessions_of_a_killed_trial_that_still_save(project: Project) -> None:
     case = endless(max_session=2, save_interval=3600.0)
     project.write(case.body())
     running = project.start("spec.json", "small", "train")
-    until(lambda: runs(project.data, "small") and min(frame_of(project.paths, index) for index in (0, 1)) > 400, running)
+    until(lambda: runs_of_spec(project.data, "small") and min(frame_of(project.paths, index) for index in (0, 1)) > 400, running)
     paths = project.paths
     processes = session_processes(paths)
     assert sorted(processes) == [0, 1]

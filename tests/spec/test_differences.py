@@ -9,7 +9,7 @@ import pytest
 
 from slm_lab.cli.entry import main
 from slm_lab.spec.compat.differences import transitions_at_first_update
-from slm_lab.spec.load.loader import dump_spec, load, load_spec, load_specs
+from slm_lab.spec.load.loader import dump_spec, load_spec, load_specs, load_with_notices
 from slm_lab.spec.models.search import parse_search
 from slm_lab.spec.models.spec import SPEC_VERSION
 from tests.spec.conftest import Specs, changed
@@ -64,7 +64,7 @@ def v4(spec: dict[str, Any]) -> dict[str, Any]:
 
 def loaded(specs: Specs, changes: dict[str, Any], base: dict[str, Any] = V5) -> list[str]:
     """What differs, a few words each."""
-    differences = load(specs.file({"it": changed(base, changes)}), "it").differences
+    differences = load_with_notices(specs.file({"it": changed(base, changes)}), "it").differences
     assert differences is not None
     return differences
 
@@ -80,7 +80,7 @@ def loaded(specs: Specs, changes: dict[str, Any], base: dict[str, Any] = V5) -> 
     ],
 )
 def test_specs_for_this_package_are_loaded_without_notes(specs: Specs, changes: dict[str, Any]) -> None:
-    found = load(specs.file({"it": changed(V5, changes)}), "it")
+    found = load_with_notices(specs.file({"it": changed(V5, changes)}), "it")
     assert found.differences is None
     assert not found.notes
 
@@ -126,7 +126,7 @@ def test_clip_vloss_ignores_the_loss(specs: Specs) -> None:
 
 def test_a_saved_spec_is_one_for_this_package(specs: Specs) -> None:
     spec = load_spec(specs.file({"it": V5}))
-    found = load(dump_spec(spec), None)
+    found = load_with_notices(dump_spec(spec), None)
     assert (found.differences, found.notes, found.specs) == (None, [], [spec])
 
 
@@ -369,12 +369,12 @@ def test_lookahead_of_a_global_net(specs: Specs) -> None:
     ],
 )
 def test_playground_envs_run_in_envpool(specs: Specs, name: str, env: str, keys: list[str] | None, words: str) -> None:
-    loaded = load(specs.file({"it": changed(V5, {"env.name": name})}), "it")
+    loaded = load_with_notices(specs.file({"it": changed(V5, {"env.name": name})}), "it")
     (spec,) = loaded.specs
     assert (spec.env.name, spec.env.obs_keys) == (env, keys)
     (note,) = [note for note in loaded.notes if "MJX" in note]
     assert words in note
-    own = load(specs.file({"it": changed(V5, {"env.name": env})}), "it")
+    own = load_with_notices(specs.file({"it": changed(V5, {"env.name": env})}), "it")
     assert not [note for note in own.notes if "MJX" in note]
     assert own.specs[0].env.obs_keys is None
 
@@ -436,9 +436,9 @@ def test_sizes_of_ppo_are_multiples_of_num_envs(specs: Specs, horizon: int, mini
 def test_what_ppo_rounds_is_noted(specs: Specs) -> None:
     algorithm = {"name": "PPO", "gamma": 0.98, "lam": 0.9, "time_horizon": 17, "minibatch_size": 32}
     file = specs.file({"it": changed(V5, {"agent.algorithm": algorithm})})
-    rounded = [note for note in load(file, "it").notes if "rounded" in note]
+    rounded = [note for note in load_with_notices(file, "it").notes if "rounded" in note]
     assert rounded == ["it: agent.algorithm.time_horizon: 17 is rounded up to a multiple of num_envs (4) in SLM Lab; 20 is used"]
-    assert not [note for note in load(file, "it", ["agent.algorithm.time_horizon=18"]).notes if "rounded" in note]
+    assert not [note for note in load_with_notices(file, "it", ["agent.algorithm.time_horizon=18"]).notes if "rounded" in note]
 
 
 def test_an_absent_minibatch_size_of_ppo_is_noted(specs: Specs) -> None:
@@ -475,18 +475,18 @@ V4_ATARI = {"repeat_action_probability": 0.0, "life_loss_info": True}
 def test_what_old_atari_ids_meant_is_noted(specs: Specs, changes: dict[str, Any], keys: list[str]) -> None:
     """There is one notice for each key that would restore the old meaning and is not set."""
     file = specs.file({"it": v4(changed(V5, PONG | changes))})
-    found = load(file, "it")
+    found = load_with_notices(file, "it")
     assert [key for key in V4_ATARI if any(f"set env.{key} to" in note for note in found.notes)] == sorted(keys, key=[*V4_ATARI].index)
     assert found.differences is not None
     assert ("old Atari ids" in found.differences) == bool(keys)
     for sets in ([f"env.{key}={json.dumps(value)}" for key, value in V4_ATARI.items()], ["env.name=ALE/Pong-v5"]):
-        assert not [note for note in load(file, "it", sets).notes if "set env." in note]
-    renamed = load(file, "it", ["env.name=PongNoFrameskip-v4"]).notes
+        assert not [note for note in load_with_notices(file, "it", sets).notes if "set env." in note]
+    renamed = load_with_notices(file, "it", ["env.name=PongNoFrameskip-v4"]).notes
     assert any("set env." in note for note in renamed) == (not V4_ATARI.keys() <= {key.removeprefix("env.") for key in changes})
 
 
 def test_in_a_spec_for_this_package_sticky_actions_of_an_old_atari_id_are_noted(specs: Specs) -> None:
-    found = load(specs.file({"it": changed(V5, PONG | {"meta.max_trial": ...})}), "it")
+    found = load_with_notices(specs.file({"it": changed(V5, PONG | {"meta.max_trial": ...})}), "it")
     assert [note.partition(":")[2].partition(": an")[0] for note in found.notes if "is now" not in note] == [" env.name: sticky actions"]
 
 
@@ -528,7 +528,7 @@ def test_each_difference_of_priorities_is_noted(specs: Specs) -> None:
 
 def test_an_absent_polyak_coef_is_one_notice_and_a_topic(specs: Specs) -> None:
     absent = SAC | {"agent.net": {"type": "MLPNet", "hid_layers": [8], "update_type": "polyak"}}
-    found = load(specs.file({"it": changed(V5, absent)}), "it")
+    found = load_with_notices(specs.file({"it": changed(V5, absent)}), "it")
     assert found.differences == [*OFF_POLICY, "polyak_coef"]
     assert len([note for note in found.notes if "polyak_coef" in note]) == 1
 

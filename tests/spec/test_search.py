@@ -11,7 +11,7 @@ import pytest
 
 from slm_lab.cli.entry import main
 from slm_lab.experiment.session.session import Session
-from slm_lab.spec.load.loader import Loaded, load, load_spec
+from slm_lab.spec.load.loader import Loaded, load_spec, load_with_notices
 from slm_lab.spec.load.search_space import SearchSpace
 from slm_lab.spec.models.search import DISTRIBUTIONS, SearchKey, parse_search
 from slm_lab.spec.report import Report, SpecError, override, to_path
@@ -210,7 +210,7 @@ THEIRS: dict[str, Any] = {
 
 def searched(search: dict[str, Any], **changes: Any) -> Loaded:
     """Load THEIRS with a search section and other sections."""
-    return load({"a": {**THEIRS, **changes, "search": search}}, "a")
+    return load_with_notices({"a": {**THEIRS, **changes, "search": search}}, "a")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_searched_values_that_differ_from_slm_lab_are_noted(search: dict[str, An
     assert len(notes) == bool(noted)
     assert all(noted in note for note in notes)
     own = {**THEIRS, "meta": {"max_session": 1}}
-    assert not [note for note in load({"a": {**own, "search": search}}, "a").notes if "a: search." in note]
+    assert not [note for note in load_with_notices({"a": {**own, "search": search}}, "a").notes if "a: search." in note]
 
 
 def test_one_env_rounds_nothing() -> None:
@@ -282,7 +282,9 @@ def test_a_trial_equals_the_same_value_written_in_the_file(agent: dict[str, Any]
     trial = SearchSpace(spec).apply({SearchSpace(spec).keys[0]: value})
     written = copy.deepcopy({**THEIRS, "agent": agent})
     override(written, to_path(key.replace("[0]", "")), value, Report())
-    direct = load({"a": written}, "a").specs[0]
+    direct = load_with_notices({"a": written}, "a").specs[0]
     assert trial.agent == direct.agent
-    completed = Session(load({"a": {**THEIRS, "agent": agent}}, "a").specs[0]).build()  # the base spec trains as without the section
+    completed = Session(
+        load_with_notices({"a": {**THEIRS, "agent": agent}}, "a").specs[0]
+    ).build()  # the base spec trains as without the section
     assert Session(spec).build().spec == completed.spec

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slm_lab.spec.load.files import spec_summaries
-from slm_lab.spec.load.loader import load, load_spec
+from slm_lab.spec.load.loader import load_spec, load_with_notices
 from slm_lab.spec.load.study_file import load_study, settings
 from slm_lab.spec.models.study import Study
 from slm_lab.spec.report import SpecError
@@ -175,7 +175,7 @@ def test_values_of_a_set_are_not_said_to_come_from_the_command_line(tmp_path: Pa
 def test_a_study_is_no_spec_and_a_spec_no_study(tmp_path: Path) -> None:
     study(tmp_path)
     file = tmp_path / "file.json"
-    assert [spec.name for spec in load(file, None, ["env=CartPole-v1"]).specs] == ["ppo", "any_cartpole", "searched"]
+    assert [spec.name for spec in load_with_notices(file, None, ["env=CartPole-v1"]).specs] == ["ppo", "any_cartpole", "searched"]
     for call in (lambda: load_spec(file, "it"), lambda: load_study(file, "ppo"), lambda: load_study(file, "itt")):
         with pytest.raises(SpecError):
             call()

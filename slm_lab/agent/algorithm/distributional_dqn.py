@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slm_lab.agent.algorithm.dqn import DeepQLearning
 from slm_lab.agent.net.distributional import DistributionalQNet
-from slm_lab.agent.ops.arrays import like, tensor
+from slm_lab.agent.ops.arrays import as_kind_of, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.projection import categorical_loss, project
@@ -51,7 +51,7 @@ class DistributionalQLearning(DeepQLearning):
         return_B, gamma = self._returns(batch)
         rows = (action_atoms(atoms_BAZ, batch.action_B), next_BZ, return_B, gamma * (1.0 - batch.terminated_B))
         found = self.distance(*rows, batch.weight_B)
-        outputs.backward(like(atoms_BX, action_atoms_gradient(atoms_BAZ, batch.action_B, found.grad_BZ).flatten(1)))
+        outputs.backward(as_kind_of(atoms_BX, action_atoms_gradient(atoms_BAZ, batch.action_B, found.grad_BZ).flatten(1)))
         if self.memory.prioritized:
             self.memory.update_priorities(batch.drawn, found.error_B)
         self.meter.report_loss(found.loss)

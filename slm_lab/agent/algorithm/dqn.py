@@ -16,7 +16,7 @@ from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.distributional import build_q_net
 from slm_lab.agent.net.noisy import NoiseSource
 from slm_lab.agent.net.q_nets import QNet
-from slm_lab.agent.ops.arrays import A, ignore_float_errors, like, tensor
+from slm_lab.agent.ops.arrays import A, as_kind_of, ignore_float_errors, tensor
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.ops.objective import value_diagnostics
@@ -154,13 +154,13 @@ class QLearning(DeepQLearning):
             outputs = self.net.forward_pass(batch.obs_B)
         (q_BA,) = outputs.values
         q_components = self._split_components(q_BA)
-        action_B = like(q_components, batch.action_B)
+        action_B = as_kind_of(q_components, batch.action_B)
         q_B: Any = action_value(q_components, action_B)
         weight_B = batch.weight_B  # arXiv:1511.05952, Algorithm 1, line 13
         if weight_B is not None and q_B.ndim > 1:
             weight_B = weight_B.unsqueeze(1)
-        weights = None if weight_B is None else like(q_B, weight_B)
-        loss, grad_q_B = self.value_loss.with_gradient(q_B, like(q_B, target_B), math.prod(q_B.shape), weights)
+        weights = None if weight_B is None else as_kind_of(q_B, weight_B)
+        loss, grad_q_B = self.value_loss.with_gradient(q_B, as_kind_of(q_B, target_B), math.prod(q_B.shape), weights)
         outputs.backward(self._join_components(action_value_gradient(q_components, action_B, grad_q_B)))
         if self.memory.prioritized:
             error_B = tensor(target_B) - tensor(q_B)
@@ -196,8 +196,8 @@ class QLearning(DeepQLearning):
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
             reward, terminated = (item.unsqueeze(1).expand_as(next_value_B) for item in (reward, terminated))
             discount = discount.unsqueeze(1) if isinstance(discount, Tensor) else discount
-        gamma = like(next_value_B, discount) if isinstance(discount, Tensor) else discount
-        return one_step_target(like(next_value_B, reward), next_value_B, like(next_value_B, terminated), gamma)
+        gamma = as_kind_of(next_value_B, discount) if isinstance(discount, Tensor) else discount
+        return one_step_target(as_kind_of(next_value_B, reward), next_value_B, as_kind_of(next_value_B, terminated), gamma)
 
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
         """Return the pass over sequences, which outputs Q(s, ·) [B, A], and the targets [B].

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from slm_lab.agent.ops.device import read
+from slm_lab.agent.ops.device import to_floats
 from slm_lab.agent.optim.trainer import Trainer
 from slm_lab.agent.rollout.minibatch import Batch, Minibatch
 from slm_lab.agent.rollout.rollout import Rollout
@@ -80,7 +80,7 @@ class GradientMeter:
         """End an update: switch layers to evaluation mode, and return the means of the values reported since `begin`."""
         self.trainer.set_train_mode(False)
         if self._unread:
-            for (name, weight, _), number in zip(self._unread, read([value for *_, value in self._unread]), strict=True):
+            for (name, weight, _), number in zip(self._unread, to_floats([value for *_, value in self._unread]), strict=True):
                 self._sums[name] = self._sums.get(name, 0.0) + weight * number
             self._unread.clear()
         self.trainer.end_update()

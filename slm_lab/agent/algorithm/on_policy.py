@@ -14,7 +14,7 @@ from slm_lab.agent.algorithm.base import Algorithm, Part, add_log_std_gradient
 from slm_lab.agent.algorithm.meter import GradientMeter
 from slm_lab.agent.algorithm.value_scale import TargetDeviation
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.ops.arrays import A, flat, like, tensor
+from slm_lab.agent.ops.arrays import A, as_kind_of, flat, tensor
 from slm_lab.agent.ops.distributions import ActionDistribution
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.ops.objective import Coefs, Objective, Terms, differentiate
@@ -103,4 +103,4 @@ def log_ratio(distribution: ActionDistribution, rollout: Rollout[A], values: Val
     log_ratio_TN = logp_B.view(rollout.logp_TN.shape) - tensor(rollout.logp_TN)
     # rows that are not transitions can contain any values: replace NaN, which would spread even through a decay of 0; keep other values,
     # because transitions masked for their lag are invalid too, and V-trace propagates corrections of later rows through them
-    return like(rollout.logp_TN, torch.where(log_ratio_TN.isnan() & ~tensor(rollout.valid_TN), 0.0, log_ratio_TN))
+    return as_kind_of(rollout.logp_TN, torch.where(log_ratio_TN.isnan() & ~tensor(rollout.valid_TN), 0.0, log_ratio_TN))

@@ -6,7 +6,7 @@ import numpy as np
 
 from slm_lab.agent.algorithm.dqn import ValueLearning
 from slm_lab.agent.net.noisy import NoiseSource
-from slm_lab.agent.ops.arrays import ignore_float_errors, like
+from slm_lab.agent.ops.arrays import as_kind_of, ignore_float_errors
 from slm_lab.agent.ops.objective import value_diagnostics
 from slm_lab.agent.ops.returns import q_lambda_returns
 from slm_lab.agent.ops.targets import action_value, action_value_gradient, max_value
@@ -50,7 +50,7 @@ class PQN(ValueLearning):
         self.noise.draw(self.rng)
         outputs = batch.forward_pass(self.net, graph=False)
         q_BA, *others = outputs.values  # a recurrent net returns the same values twice
-        action_B, target_B = like(q_BA, batch.action_B), like(q_BA, batch.target_B)
+        action_B, target_B = as_kind_of(q_BA, batch.action_B), as_kind_of(q_BA, batch.target_B)
         q_B = action_value(q_BA, action_B)
         loss, grad_q_B = self.value_loss.with_gradient(q_B, target_B, len(q_B))
         outputs.backward(action_value_gradient(q_BA, action_B, grad_q_B), *(None for _ in others))

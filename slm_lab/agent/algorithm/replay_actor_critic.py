@@ -19,7 +19,7 @@ from slm_lab.agent.net.actor_critic_net import ActorCriticNet
 from slm_lab.agent.net.q_nets import QCritics, RecurrentCritics, SeparateCritics, build_critics
 from slm_lab.agent.ops.arrays import ignore_float_errors
 from slm_lab.agent.ops.autograd import GraphPass, Pass
-from slm_lab.agent.ops.device import read, upload
+from slm_lab.agent.ops.device import to_floats, upload
 from slm_lab.agent.ops.losses import ValueLoss
 from slm_lab.agent.optim.flat import FlatParams
 from slm_lab.agent.optim.trainer import Trainer
@@ -213,7 +213,7 @@ class ReplayActorCritic(Algorithm, ABC):
         extra = {"critic_loss": critics.loss, **critics.extra}
         if not reports:  # before the actor's first step
             return Metrics(critics.loss, critics.grad_norm, None, extra)
-        values = iter(read([value for report in reports for value in report]))
+        values = iter(to_floats([value for report in reports for value in report]))
         numbers = list(zip(values, values, values, strict=True))
         self.actor_report = numbers[-1]
         loss, entropy, norm = (sum(column) / len(numbers) for column in zip(*numbers, strict=True))

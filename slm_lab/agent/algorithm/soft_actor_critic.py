@@ -15,7 +15,7 @@ from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.replay_actor_critic import ActorReport, AnyBatch, CriticPass, ReplayActorCritic
 from slm_lab.agent.net.passes.validity import add_gradient
 from slm_lab.agent.net.q_nets import QCritics, build_critics
-from slm_lab.agent.ops.arrays import like, tensor
+from slm_lab.agent.ops.arrays import as_kind_of, tensor
 from slm_lab.agent.ops.device import is_asynchronous
 from slm_lab.agent.ops.distributions import SquashedNormal, SquashedSample
 from slm_lab.agent.ops.objective import REDUCTIONS, discrete_actor_loss, discrete_soft_value, reduction_gradient
@@ -234,7 +234,7 @@ class SoftActorCritic(ReplayActorCritic):
         critics = self.critics.forward_pass(inputs_B, tensor(sample.action_BD), for_action_grad=True)
         (q_CB,) = critics.values
         grad_action_BD = critics.input_grad(reduction_gradient(self.reduce, q_CB).mul_(-1.0 / B))
-        grad_params_BP, grad_log_std_D = sample.gradient(like(sample.action_BD, grad_action_BD), alpha / B)
+        grad_params_BP, grad_log_std_D = sample.gradient(as_kind_of(sample.action_BD, grad_action_BD), alpha / B)
         actor.backward(grad_params_BP, None)
         if grad_log_std_D is not None:
             add_gradient(self.distribution.log_std, tensor(grad_log_std_D))

@@ -11,7 +11,7 @@ from slm_lab.agent.algorithm.base import Part
 from slm_lab.agent.algorithm.replay_actor_critic import AnyBatch, CriticPass, ReplayActorCritic
 from slm_lab.agent.algorithm.target import TargetNet
 from slm_lab.agent.net.actor_critic_net import ActorCriticNet
-from slm_lab.agent.ops.arrays import like, tensor
+from slm_lab.agent.ops.arrays import as_kind_of, tensor
 from slm_lab.agent.ops.distributions import Deterministic
 from slm_lab.agent.ops.targets import smoothed_action
 from slm_lab.spec.models.algorithm import TD3Spec
@@ -60,7 +60,7 @@ class TD3(ReplayActorCritic):
         critic = self.critics.forward_pass(inputs_B, tensor(action_BD), for_action_grad=True, number=1)
         (q_1B,) = critic.values
         grad_action_BD = critic.input_grad(torch.full_like(q_1B, -1.0 / B))
-        actor.backward(self.distribution.gradient(action_BD, like(action_BD, grad_action_BD)), None)
+        actor.backward(self.distribution.gradient(action_BD, as_kind_of(action_BD, grad_action_BD)), None)
         return -q_1B.mean(), q_1B.new_zeros(())
 
     def target_nets(self) -> list[TargetNet[Any]]:

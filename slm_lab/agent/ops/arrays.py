@@ -29,7 +29,7 @@ def array(x: Tensor | np.ndarray) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else (x if x.is_cpu else x.cpu()).numpy()
 
 
-def like(example: A, x: Tensor | np.ndarray) -> A:
+def as_kind_of(example: A, x: Tensor | np.ndarray) -> A:
     """Return x as an array if `example` is an array, else as a tensor."""
     return array(x) if isinstance(example, np.ndarray) else tensor(x)
 

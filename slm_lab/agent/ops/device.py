@@ -23,7 +23,7 @@ def upload(tensor: Tensor, device: str | torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def read(values: Sequence[Tensor | float]) -> list[float]:
+def to_floats(values: Sequence[Tensor | float]) -> list[float]:
     """Convert numbers and scalar tensors on one device to floats, waiting for the device only once."""
     scalars = [value.detach().reshape(()) for value in values if isinstance(value, Tensor)]
     numbers = iter(torch.stack(scalars).tolist() if scalars else [])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slm_lab.agent.ops.arrays import A, copy, like, where
+from slm_lab.agent.ops.arrays import A, as_kind_of, copy, where
 from slm_lab.agent.ops.autograd import Pass
 from slm_lab.lib.records import ObservationSpace
 
@@ -61,7 +61,7 @@ class MaskedPass:
 
     def __init__(self, inner: Pass, valid_BA: Any) -> None:
         first, *others = inner.values
-        self._inner, self._valid_BA = inner, like(first, valid_BA)
+        self._inner, self._valid_BA = inner, as_kind_of(first, valid_BA)
         self.values: tuple[Any, ...] = (masked(first, self._valid_BA), *others)
 
     def select(self, rows: Any) -> MaskedPass:
@@ -69,7 +69,7 @@ class MaskedPass:
 
     def backward(self, *grads: Any) -> None:
         first, *others = grads
-        self._inner.backward(None if first is None else self._kept(like(self._valid_BA, first)), *others)
+        self._inner.backward(None if first is None else self._kept(as_kind_of(self._valid_BA, first)), *others)
 
     def _kept(self, grad_BP: A) -> A:
         """Return the gradient, set to 0 for invalid choices."""

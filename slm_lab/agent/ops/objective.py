@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slm_lab.agent.ops.arrays import A, array, equal_numbers
-from slm_lab.agent.ops.device import is_asynchronous, read
+from slm_lab.agent.ops.device import is_asynchronous, to_floats
 from slm_lab.agent.ops.distributions import (
     LOG_2PI,
     LOG_STD_MAX,
@@ -414,7 +414,7 @@ def ratio_diagnostics(logps: Sequence[Tensor], old_logps: Sequence[Tensor], clip
     log_ratio_B = torch.cat(list(logps)) - torch.cat(list(old_logps))
     change_B = torch.expm1(log_ratio_B.clamp(-20.0, 20.0))  # as in clipped_surrogate_loss
     clipped_B = (change_B.abs() > clip_eps).float()
-    approx_kl, clip_fraction = read([(change_B - log_ratio_B).mean(), clipped_B.mean()])
+    approx_kl, clip_fraction = to_floats([(change_B - log_ratio_B).mean(), clipped_B.mean()])
     return approx_kl, clip_fraction
 
 

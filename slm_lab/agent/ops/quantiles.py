@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, like, tensor
+from slm_lab.agent.ops.arrays import A, as_kind_of, tensor
 from slm_lab.agent.ops.losses import LossAndGradient
 
 
@@ -32,7 +32,7 @@ def quantile_huber_loss(quantile_BN: A, target_BM: A, weight_B: A | None = None)
     weights: Any = 1.0 if weight_B is None else tensor(weight_B)
     grad_BN *= weights if weight_B is None else weights.unsqueeze(1)
     rows = len(loss_B)
-    return LossAndGradient((loss_B * weights).sum() / rows, like(quantile_BN, grad_BN / rows))
+    return LossAndGradient((loss_B * weights).sum() / rows, as_kind_of(quantile_BN, grad_BN / rows))
 
 
 def _loss_of_rows(quantile_BN: Tensor, target_BM: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, copy, full_like, ignore_float_errors, like, tensor, where
+from slm_lab.agent.ops.arrays import A, as_kind_of, copy, full_like, ignore_float_errors, tensor, where
 from slm_lab.agent.ops.device import is_asynchronous
 
 
@@ -162,7 +162,7 @@ def vtrace(
     correction = discounted_scan(rho * delta, decay * ratio.clamp(max=c_bar))  # vs − V
     advantage = delta.clone()
     advantage[:-1] += decay[:-1] * correction[1:]
-    return VTrace(*(like(reward_TN, x) for x in (value + correction, advantage, rho)))
+    return VTrace(*(as_kind_of(reward_TN, x) for x in (value + correction, advantage, rho)))
 
 
 def standardize(x_B: A) -> A:
@@ -173,4 +173,4 @@ def standardize(x_B: A) -> A:
     tensor_B = tensor(x_B)
     if tensor_B.numel() < 2:
         return x_B
-    return (x_B - like(x_B, tensor_B.mean())) / (like(x_B, tensor_B.std()) + 1e-8)
+    return (x_B - as_kind_of(x_B, tensor_B.mean())) / (as_kind_of(x_B, tensor_B.std()) + 1e-8)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slm_lab.agent.ops.arrays import A, copy, flat, like, tensor, where_true
+from slm_lab.agent.ops.arrays import A, as_kind_of, copy, flat, tensor, where_true
 from slm_lab.agent.ops.autograd import GraphPass, Pass
 from slm_lab.agent.ops.device import upload
 from slm_lab.agent.rollout.rollout import Rollout
@@ -134,7 +134,7 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = copy(next_TN)
-        next_TN[cut.t_K, cut.n_K] = like(next_TN, last_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
+        next_TN[cut.t_K, cut.n_K] = as_kind_of(next_TN, last_values(net, tensor(cut.obs_K), tensor(cut.state_KS)))
     return next_TN
 
 

@@ -61,7 +61,9 @@ class PolicyRows:
             action = agent.policy.action
             nothing = np.zeros((len(acts_K), *action.shape), action.dtype)
             return ActOut(nothing, np.zeros(len(acts_K), np.float32), self.state_K, agent.policy.version)
-        return spread(agent.act(obs_K[rows], None if self.state_K is None else self.state_K[rows]), rows, len(acts_K), self.state_K)
+        return spread_to_all_rows(
+            agent.act(obs_K[rows], None if self.state_K is None else self.state_K[rows]), rows, len(acts_K), self.state_K
+        )
 
     def advance(
         self,
@@ -110,7 +112,7 @@ class PolicyRows:
         self.learner.agent.load_rollout_state(state["rollout"])
 
 
-def spread(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | None) -> ActOut:
+def spread_to_all_rows(out: ActOut, rows: np.ndarray, num_rows: int, state_N: np.ndarray | None) -> ActOut:
     """Extend the output for some rows to all num_rows rows. The hidden states of the other rows are taken from state_N."""
     action_N = np.zeros((num_rows, *out.action_N.shape[1:]), out.action_N.dtype)
     logp_N = np.zeros(num_rows, np.float32)

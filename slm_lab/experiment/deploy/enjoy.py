@@ -14,7 +14,7 @@ import numpy as np
 
 from slm_lab.env.agent_spaces import image_channels
 from slm_lab.env.make import make_env
-from slm_lab.env.render import has_display, rendered
+from slm_lab.env.render import has_display, with_rendering
 from slm_lab.env.spaces import action_codec, same_form, space_from_dict
 from slm_lab.env.vec import Env
 from slm_lab.experiment.deploy.facts import digest, read_saved_spec
@@ -37,7 +37,7 @@ from slm_lab.experiment.plan import Plan, Stop, UserError
 from slm_lab.experiment.report.metrics import estimate
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.training import demonstrations
-from slm_lab.experiment.training.evaluate import MAX_STEPS, joint_act, play
+from slm_lab.experiment.training.evaluate import MAX_STEPS, joint_act, play_episodes
 from slm_lab.experiment.training.resolve import select_device
 from slm_lab.experiment.training.self_play import team_score
 from slm_lab.lib.demonstrations import EpisodeRecorder, joined
@@ -207,7 +207,7 @@ def enjoy(training: Training, options: EnjoyOptions, plan: Plan) -> Played:
     video = _video(training.paths, agent, options) if options.show == "video" else None
     try:
         if options.show is not None:
-            env_spec = rendered(env_spec, "human" if video is None else "rgb_array", video)
+            env_spec = with_rendering(env_spec, "human" if video is None else "rgb_array", video)
         returns, games = _play(spec, env_spec, players, opponent, options, _origin_of(training, spec, agent))
     except BaseException as error:
         if video is not None:
@@ -256,7 +256,7 @@ def _play(
             parts += opponent.parts(env, np.flatnonzero(~own_N), np.random.default_rng([seed, 1]), deterministic)
         act = parts[0][1] if len(parts) == 1 else joint_act(parts)
         record = recorder.add if options.record is not None else results.add if count > 1 else None
-        returns = play(env, act, Stop(), episodes=episodes * count, record=record)
+        returns = play_episodes(env, act, Stop(), episodes=episodes * count, record=record)
     finally:
         close_env(env.close)
     if not returns:

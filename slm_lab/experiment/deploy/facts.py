@@ -44,7 +44,7 @@ class Facts(NamedTuple):
         return float(value), self.saved.get("current_return_se"), f"{over}{'' if is_eval else ', with sampled actions'}"
 
 
-def facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) -> Facts:
+def policy_facts(training: Training, saved: Mapping[str, Any], checkpoint: Location) -> Facts:
     """Return information about a policy. Raises SpecError or UserError if its spec is damaged.
 
     Args: saved: entries of the checkpoint.
@@ -92,7 +92,7 @@ def _row(folder: Path) -> dict[str, Any]:
         if (model := model_in(folder)) is None:
             return {"problem": f"the folder has no {WEIGHTS} or no {SPEC}"}
         values = tensor_file.load_values(model.weights)
-        known = facts(Training(model), values, model.weights)
+        known = policy_facts(Training(model), values, model.weights)
     except (UserError, SpecError, OSError, tensor_file.TensorFileError) as error:
         return {"problem": last_line(str(error))}
     return {**_facts_row(known, values), "policy": model.policy and model.policy.name}

@@ -19,7 +19,7 @@ from slm_lab.experiment.training.resolve import select_device
 from slm_lab.lib.records import VecStep
 from slm_lab.lib.rng import session_seeds
 from slm_lab.spec.load.loader import load_spec
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 SEATS = ("first", "second", "random")
 """Whether the person makes the first move of each game; random: drawn for each game."""
@@ -126,7 +126,7 @@ class _HumanGames:
             if word in valid:
                 return self.game.moves.index(word)
             if word:
-                why = "is not a valid move now" if word in self.game.moves else f"is not a move{nearest(word, valid)}"
+                why = "is not a valid move now" if word in self.game.moves else f"is not a move{nearest_hint(word, valid)}"
                 self.write(f"'{word}' {why}\n")
 
     def _result(self, step: VecStep, human: int) -> Literal["won", "drawn", "lost"]:

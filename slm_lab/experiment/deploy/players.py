@@ -21,7 +21,7 @@ from slm_lab.experiment.training.evaluate import Act, without_padding_of
 from slm_lab.lib.records import VecStep
 from slm_lab.spec.models.base import is_extension
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 RANDOM = "random"
 """Name of the opponent that draws uniformly among the valid actions."""
@@ -163,7 +163,7 @@ def find_opponent(name: str, data_dir: Path, device: str = "cpu") -> Opponent:
         training = find_training(name, None, data_dir)
     except UserError as error:
         known = f"expected {RANDOM}, {', '.join(scripted)}, package.module:Class, or a run or model"
-        raise UserError(f"--against {name}: {known}{nearest(name, [RANDOM, *scripted])} ({error})") from None
+        raise UserError(f"--against {name}: {known}{nearest_hint(name, [RANDOM, *scripted])} ({error})") from None
     spec = load_spec(training.spec_file, training.spec_name, for_search=False)
     return Opponent(name, players=tuple(load_players(training, spec, device=device)))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slm_lab.experiment.deploy.card import Exports, model_card, write_card
 from slm_lab.experiment.deploy.export import POLICIES, Exported, Format, check_packages, export_agent, export_training, format_of
-from slm_lab.experiment.deploy.facts import facts, read_saved_spec
+from slm_lab.experiment.deploy.facts import policy_facts, read_saved_spec
 from slm_lab.experiment.deploy.load import LoadedAgent, load_trained
 from slm_lab.experiment.files import tensor_file
 from slm_lab.experiment.files.find import CheckpointName, Choice, Training, find_training
@@ -75,7 +75,7 @@ def export_with_card(
     if isinstance(training.paths, ModelPaths) and done.path.parent == training.paths.root:
         return done  # the folder has a card
     card = done.path.with_suffix(".md")
-    text = model_card(done.path.stem, facts(training, agent.saved, agent.path), agent, _exports(done), is_named=False)
+    text = model_card(done.path.stem, policy_facts(training, agent.saved, agent.path), agent, _exports(done), is_named=False)
     return done._replace(card=card if write_card(card, text) else None)
 
 
@@ -96,7 +96,7 @@ def register(
     """
     check_free(name, data_dir, replace)
     agent = load_trained(training, which, session)
-    known = facts(training, agent.saved, agent.path)
+    known = policy_facts(training, agent.saved, agent.path)
     folder = models_dir(data_dir) / name
     try:
         with new_model(name, data_dir, replace) as temporary:

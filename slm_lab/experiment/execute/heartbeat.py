@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Literal
 from weakref import WeakSet
 
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 PHASES = ("building", "resetting", "stepping", "training", "evaluating", "saving", "waiting", "closing")
 BUILDING, RESETTING, STEPPING, TRAINING, EVALUATING, SAVING, WAITING, CLOSING = range(len(PHASES))
@@ -70,7 +70,7 @@ def _disown_heartbeats() -> None:
 
 
 _heartbeats: WeakSet[Heartbeat] = WeakSet()
-if has("fork"):
+if has_feature("fork"):
     os.register_at_fork(after_in_child=_disown_heartbeats)
 
 

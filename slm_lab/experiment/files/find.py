@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slm_lab.experiment.files import bundle as state
-from slm_lab.experiment.files.lock import unfinished
+from slm_lab.experiment.files.lock import unfinished_notice
 from slm_lab.experiment.files.named_model import ModelPaths, check_no_model, find_model, near_model
 from slm_lab.experiment.files.paths import (
     RunPaths,
@@ -23,7 +23,7 @@ from slm_lab.experiment.files.paths import (
     not_a_run,
     policy_names,
     run_paths_in,
-    runs,
+    runs_of_spec,
     study_in,
     time_in,
 )
@@ -32,7 +32,7 @@ from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
 from slm_lab.spec.load.files import spec_names
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 CheckpointName = str | int
 """Name of a checkpoint: "best", "last", or the frame of a numbered checkpoint."""
@@ -58,7 +58,7 @@ def newest_run(data_dir: Path) -> RunPaths:
 
 def notify_if_unfinished(paths: RunPaths) -> None:
     """Print a notice if the process of a run has ended before the run was finished."""
-    if (text := unfinished(paths.root, paths.lock)) is not None:
+    if (text := unfinished_notice(paths.root, paths.lock)) is not None:
         notice(text)
 
 
@@ -76,7 +76,7 @@ def find_search(where: str, spec_name: str | None, data_dir: Path) -> RunPaths:
 
 
 def _find(where: str, spec_name: str, data_dir: Path) -> RunPaths:
-    known = [folder for folder in runs(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
+    known = [folder for folder in runs_of_spec(data_dir, spec_name) if RunPaths(folder, spec_name).spec.is_file()]
     if where == "latest":
         latest, advice = _newest_of_train(RunPaths(folder, spec_name) for folder in reversed(known))
         if latest is not None:
@@ -221,7 +221,7 @@ def find_training(where: str | Path, spec_name: str | None, data_dir: Path, choi
     known = found.policies
     if choice.policy not in known:
         expected = f"the policies of {found.paths.root} are {', '.join(known)}" if known else f"{found.paths.root} has one policy"
-        raise UserError(f"policy {choice.policy}: {expected}{nearest(choice.policy, known)}")
+        raise UserError(f"policy {choice.policy}: {expected}{nearest_hint(choice.policy, known)}")
     return replace(found, policy=choice.policy)
 
 
@@ -293,7 +293,7 @@ def _of_study(study: StudyPaths, name: str | None, choice: Choice) -> Training:
         known = list(dict.fromkeys(about[part] for about, _ in found))
         if wanted is not None:
             if wanted not in known:
-                near = nearest(str(wanted), map(str, known))
+                near = nearest_hint(str(wanted), map(str, known))
                 raise UserError(f"{part} {wanted}: the runs of {study.root} have {', '.join(map(str, known)) or 'none'}{near}")
             found = [one for one in found if one[0][part] == wanted]
         elif part == "env" and len(known) > 1:
@@ -371,7 +371,7 @@ def _index_of(policy: str | None, names: Sequence[str], where: Location) -> int:
         return names.index(policy)
     if policy is None:
         raise UserError(f"meta.init_from: {where} has the policies {', '.join(names)}; give the file of the best checkpoint of one of them")
-    raise UserError(f"meta.init_from: {where} has no policy {policy!r}{nearest(policy, names)}; its policies: {', '.join(names)}")
+    raise UserError(f"meta.init_from: {where} has no policy {policy!r}{nearest_hint(policy, names)}; its policies: {', '.join(names)}")
 
 
 def _playable(path: Location, policy: str | None, training: Training | None = None) -> dict[str, Any]:

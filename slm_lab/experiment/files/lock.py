@@ -14,7 +14,7 @@ from typing import Any
 
 from slm_lab.experiment.plan import UserError
 from slm_lab.lib.log import notice
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 ORPHAN_SECONDS = 20.0
 """Time in seconds for a child process to save its work after its parent died."""
@@ -157,7 +157,7 @@ def in_use(path: Path) -> bool:
         os.close(fd)
 
 
-def unfinished(root: Path, lock: Path) -> str | None:
+def unfinished_notice(root: Path, lock: Path) -> str | None:
     """Return a notice if the process of a run has ended without releasing the lock of the run folder; else None."""
     try:
         with lock.open("rb") as file:
@@ -179,7 +179,7 @@ def _holder(fd: int) -> dict[str, Any]:
 
 def _lock(fd: int, *, shared: bool = False) -> bool:
     """Lock a file without waiting; return whether it was locked. Always returns True on systems without such locks."""
-    if not has("fcntl"):
+    if not has_feature("fcntl"):
         return True
     import fcntl
 

@@ -26,7 +26,7 @@ from slm_lab.experiment.files.storage import Location
 from slm_lab.experiment.files.tensor_file import SUFFIX, load_values
 from slm_lab.experiment.plan import UserError
 from slm_lab.spec.load.files import spec_names
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 WEIGHTS, SPEC, CARD = f"model{SUFFIX}", "spec.json", "README.md"
 POLICIES = ("policy.onnx", "policy.pt2")
@@ -146,7 +146,7 @@ def _folders(folder: Path) -> list[str]:
 
 def near_model(where: str, data_dir: Path) -> str:
     """Return "; did you mean …?" with the model name that is most similar to `where`; "" if no name is similar."""
-    return nearest(where, {*model_names(data_dir), *pretrained_names()})
+    return nearest_hint(where, {*model_names(data_dir), *pretrained_names()})
 
 
 def named_model(name: str, data_dir: Path) -> ModelPaths:

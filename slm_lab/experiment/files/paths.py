@@ -363,7 +363,7 @@ def imported_run(folder: Path, spec_name: str) -> RunPaths:
     return RunPaths(folder / "retro_analyze", spec_name)
 
 
-def runs(data_dir: Path, spec_name: str) -> list[Path]:
+def runs_of_spec(data_dir: Path, spec_name: str) -> list[Path]:
     """Return the folders of this spec's runs, oldest first."""
     return [path for path in stamped_folders(data_dir, file_stem(spec_name)) if not belongs_to_other_spec(path, spec_name)]
 

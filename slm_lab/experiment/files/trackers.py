@@ -27,7 +27,7 @@ import slm_lab
 from slm_lab.experiment.events import Row, Status
 from slm_lab.experiment.files.paths import RunPaths
 from slm_lab.lib.log import notice
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -58,7 +58,7 @@ _OF_EVALUATION = ("return", "episode")
 
 def check_installed(spec_name: str, meta: MetaSpec) -> None:
     """Raise SpecError with a problem for each tracker in meta.track whose library is not installed, or if the system has no locks."""
-    if meta.track and not has("fcntl"):
+    if meta.track and not has_feature("fcntl"):
         raise SpecError(spec_name, [Problem("meta.track", "requires Linux or macOS; use []")])
     missing = [(index, name) for index, name in enumerate(meta.track) if find_spec(name) is None]
     if missing:

@@ -39,7 +39,7 @@ from slm_lab.experiment.report.trial_figures import (
     draw_tables,
 )
 from slm_lab.experiment.report.writer import Writer, json_bytes
-from slm_lab.lib.files import finite
+from slm_lab.lib.files import nonfinite_to_none
 from slm_lab.lib.text import nonblank_lines
 from slm_lab.spec.models.spec import Spec
 
@@ -208,7 +208,7 @@ class _Trial:
             **sampler_metrics(train, metric_tables, policies),
             **({} if self.spec.meta.self_play is None else {"elo": average(last_value(table, "elo") for table in train.values())}),
         }
-        metrics = dict(finite(metrics))
+        metrics = dict(nonfinite_to_none(metrics))
         writer.write("metrics file not written", (paths.trial_metrics(t), partial(json_bytes, metrics, ensure_ascii=True)))
         with_tables = {index // policies for index in rows}
         rows |= {s * policies: _NO_SCALARS for s in self.failures if s not in with_tables}

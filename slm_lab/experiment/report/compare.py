@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slm_lab.experiment.files.find import BEST, Choice, find_training
-from slm_lab.experiment.files.lock import unfinished
+from slm_lab.experiment.files.lock import unfinished_notice
 from slm_lab.experiment.files.paths import StudyPaths, run_paths_in, study_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import (
@@ -43,7 +43,7 @@ from slm_lab.experiment.report.run import Run, Status, global_table, load_run, r
 from slm_lab.experiment.report.statistics import aggregate, interquartile_mean
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.lib.log import notice
-from slm_lab.spec.report import diff, nearest
+from slm_lab.spec.report import diff, nearest_hint
 
 SOLVE_EPISODES = 10
 """Minimum number of episodes whose mean return is compared with a threshold."""
@@ -343,7 +343,7 @@ def study_results(word: str, choice: Choice = BEST) -> list[Run]:
         wanted = getattr(choice, part)
         known = {one.content[key] for one in found}
         if wanted is not None and wanted not in known:
-            near = nearest(str(wanted), map(str, sorted(known)))
+            near = nearest_hint(str(wanted), map(str, sorted(known)))
             raise UserError(f"{part} {wanted}: the runs of {word} have {', '.join(map(str, sorted(known)))}{near}")
         found = [one for one in found if wanted in (None, one.content[key])]
     return list(found)
@@ -437,7 +437,7 @@ def _report_status(setting: Setting) -> None:
         if run.status == "running":
             notice(f"{run.paths.root}: the run has not ended; {outcome}")
             continue
-        if (left := unfinished(run.paths.root, run.paths.lock)) is not None:
+        if (left := unfinished_notice(run.paths.root, run.paths.lock)) is not None:
             notice(left)
         sessions = Counter(status for status in run.sessions.values() if status != "done")
         for status, count in sessions.items():

@@ -24,7 +24,7 @@ from slm_lab.experiment.report.pairwise import Comparison, Pair, compare_pairs, 
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.trial_figures import FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis
 from slm_lab.experiment.report.writer import Writer, csv_bytes, json_bytes
-from slm_lab.lib.files import finite
+from slm_lab.lib.files import nonfinite_to_none
 from slm_lab.lib.text import aligned, wrapped
 
 AXES = {axis.column: axis for axis in (FRAMES, GLOBAL_FRAMES, WALL_CLOCK, Axis("opt_steps", "opt_step", "optimizer steps"))}
@@ -411,7 +411,7 @@ def file_row(row: Mapping[str, Any]) -> dict[str, Any]:
             cells |= {f"{name}_at_most": value is not None and value.at_most} if name in _MEDIANS else {}
         else:
             cells[name] = value
-    return dict(finite(cells))
+    return dict(nonfinite_to_none(cells))
 
 
 def rows_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -125,7 +125,7 @@ def check_rows(run: Run) -> None:
 # ---- output
 
 
-def setting(finding: Finding) -> str | None:
+def set_option(finding: Finding) -> str | None:
     """Return the option that makes the change, such as `--set agent.net.optim_spec.lr=0.0003`; None if no key helps."""
     if finding.key is None:
         return None
@@ -136,7 +136,7 @@ def setting(finding: Finding) -> str | None:
 
 def as_dict(run: Run, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis for a JSON document: run, trial, status, findings (see Finding; `set` is the option), checked, not_checked."""
-    findings = [{**asdict(finding), "set": setting(finding)} for finding in diagnosis.findings]
+    findings = [{**asdict(finding), "set": set_option(finding)} for finding in diagnosis.findings]
     about: dict[str, Any] = {"run": str(run.paths.root), "spec": run.name, "trial": run.trial, "status": run.status}
     return about | {"findings": findings, "checked": diagnosis.checked, "not_checked": diagnosis.not_checked}
 
@@ -148,7 +148,7 @@ def as_text(run: Run, diagnosis: Diagnosis) -> str:
         lines += ["", *_wrapped(f"{number}. {finding.severity}: {finding.title}{sessions_text(run, finding)}")]
         lines += _wrapped(finding.evidence, "   ")
         lines += _wrapped(f"{finding.advice}:" if finding.key else finding.advice, "   ")
-        lines += [f"     {option}"] if (option := setting(finding)) else []
+        lines += [f"     {option}"] if (option := set_option(finding)) else []
     lines += ["", *_wrapped(f"checked: {', '.join(diagnosis.checked) or 'nothing'}")]
     if diagnosis.not_checked:
         reasons: dict[str, list[str]] = {}

@@ -141,7 +141,7 @@ class Case:
     def require_raw_rewards(self) -> None:
         """Raise NotApplicable unless the agent learns from the rewards of the env, possibly multiplied by env.reward_scale."""
         changed = self.setting("env.normalize_reward") or self.setting("env.clip_reward") or self.setting("env.reward_scale") == "sign"
-        concerns(not changed and not str(self.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
+        require_applicable(not changed and not str(self.setting("env.name")).startswith("ALE/"), "rewards are clipped or normalised")
 
     @property
     def horizon(self) -> float:
@@ -150,13 +150,13 @@ class Case:
         return math.inf if gamma >= 1.0 else 1.0 / (1.0 - gamma)
 
 
-def require(condition: bool, reason: str) -> None:
+def require_measured(condition: bool, reason: str) -> None:
     """Raise NotMeasured with the reason if the condition is false."""
     if not condition:
         raise NotMeasured(reason)
 
 
-def concerns(condition: bool, reason: str) -> None:
+def require_applicable(condition: bool, reason: str) -> None:
     """Raise NotApplicable with the reason if the condition is false."""
     if not condition:
         raise NotApplicable(reason)
@@ -227,7 +227,7 @@ class Session:
 
     def require_own_return(self) -> None:
         """Raise NotApplicable if the return depends on opponents that learn too, and therefore does not show the agent's progress."""
-        concerns(not self.case.has_opponents, "returns depend on opponents that learn too")
+        require_applicable(not self.case.has_opponents, "returns depend on opponents that learn too")
 
     @property
     def rating_error(self) -> float:
@@ -237,7 +237,7 @@ class Session:
     def require_progress(self) -> None:
         """Raise NotMeasured if less than half of env.max_frame has been trained, since a low return may be usual early in a run."""
         planned = self.case.number("env.max_frame", 0.0)
-        require(self.last_frame >= 0.5 * planned, "less than half of env.max_frame has been trained")
+        require_measured(self.last_frame >= 0.5 * planned, "less than half of env.max_frame has been trained")
 
     @cached_property
     def episode_length(self) -> float:
@@ -260,7 +260,7 @@ class Session:
         """Gradient steps per frame in the second half of the run. Raises NotMeasured if this half has fewer than two rows."""
         steps = curve(self.table, "opt_step")
         late = steps.frame >= 0.5 * self.last_frame
-        require(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
+        require_measured(int(late.sum()) > 1, "fewer than two rows in the second half of the run")
         frames, counts = steps.frame[late], steps.value[late]
         return float((counts[-1] - counts[0]) / (frames[-1] - frames[0]))
 
@@ -268,12 +268,12 @@ class Session:
     def checkpoint(self) -> dict[str, Any]:
         """The last checkpoint. Raises NotMeasured if it does not exist, cannot be read, or is too large to read quickly."""
         case, paths = self.case, self.case.run.paths
-        require(case.checkpoints, "checkpoints are not read")
+        require_measured(case.checkpoints, "checkpoints are not read")
         first = max(self.index, 0) // case.run.policies * case.run.policies  # all policies of a Session are in one checkpoint
         path = paths.checkpoint(first, "last", case.run.trial)
-        require(isinstance(path, Path) and path.is_file(), "there is no last checkpoint")
+        require_measured(isinstance(path, Path) and path.is_file(), "there is no last checkpoint")
         assert isinstance(path, Path)
-        require(path.stat().st_size <= _LARGEST_CHECKPOINT, "the last checkpoint is too large to be read quickly")
+        require_measured(path.stat().st_size <= _LARGEST_CHECKPOINT, "the last checkpoint is too large to be read quickly")
         try:
             return bundle.load(path)
         except bundle.BundleError as error:

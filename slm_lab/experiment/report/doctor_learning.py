@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Session, concerns, require
+from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Session, require_applicable, require_measured
 from slm_lab.experiment.report.doctor_finding import (
     Finding,
     is_at_baseline,
@@ -147,7 +147,7 @@ def entropy_lost(session: Session) -> Finding | None:
     path, coef = session.case.schedule("entropy_coef_spec")
     entropy = session.column("entropy")
     first = entropy.peak[1]
-    concerns(first > 0.0 and not session.acts_continuously, "the entropy of continuous actions has no lower bound")
+    require_applicable(first > 0.0 and not session.acts_continuously, "the entropy of continuous actions has no lower bound")
     above = np.flatnonzero(entropy.curve.value >= MIN_ENTROPY * first)
     since = int(above[-1]) + 1 if len(above) else 0
     frame = int(entropy.curve.frame[min(since, len(entropy.curve.frame) - 1)])
@@ -174,10 +174,10 @@ def saturated_actions(session: Session) -> Finding | None:
     (beta policies), on the bias of clipped Gaussians.
     """
     case, steps = session.case, session.experience
-    require("action" in steps, "the last checkpoint has no actions")
+    require_measured("action" in steps, "the last checkpoint has no actions")
     action = steps["action"]
-    concerns(action.dtype == np.float32, "actions are discrete")
-    require(action.size >= 64, "fewer than 64 actions in the last checkpoint")
+    require_applicable(action.dtype == np.float32, "actions are discrete")
+    require_measured(action.size >= 64, "fewer than 64 actions in the last checkpoint")
     share = float(np.mean(np.abs(action) >= 1.0))
     if share < MAX_SATURATED:
         return None
@@ -202,7 +202,7 @@ def dead_units(session: Session) -> Finding | None:
     Lu et al. 2019 (arXiv:1903.06733): dying ReLU; Sokar et al. 2023 (arXiv:2302.12902): dormant neurons in deep RL.
     """
     shares = dict(session.unused_units())
-    require(bool(shares), "the net has no hidden layer")
+    require_measured(bool(shares), "the net has no hidden layer")
     layer = max(shares, key=lambda name: shares[name])
     if shares[layer] < MAX_UNUSED:
         return None

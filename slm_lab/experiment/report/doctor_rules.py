@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Case, Session, concerns, require
+from slm_lab.experiment.report.doctor_case import MAX_HORIZON, Case, Session, require_applicable, require_measured
 from slm_lab.experiment.report.doctor_finding import Finding, is_at_baseline, number_text, range_text, rounded
 from slm_lab.experiment.report.sampler import bottleneck as busiest
 
@@ -77,7 +77,7 @@ def truncation(session: Session) -> Finding | None:
 
     The value after the end is then assumed to be 0, although the episode would have continued. Pardo et al. 2018 (arXiv:1712.00378).
     """
-    concerns(not session.case.has_opponents, "a game ends by its rules")
+    require_applicable(not session.case.has_opponents, "a game ends by its rules")
     truncated, longest = session.second_half("epi_truncated"), session.second_half("epi_len_max")
     limit = float(longest.curve.value.max())
     share = float(np.mean(longest.curve.value == limit))
@@ -128,7 +128,7 @@ def value_range(session: Session) -> Finding | None:
     """
     case = session.case
     low, high = case.number("agent.algorithm.v_min"), case.number("agent.algorithm.v_max")
-    concerns(not math.isnan(low), "the critic has no atoms")
+    require_applicable(not math.isnan(low), "the critic has no atoms")
     case.require_raw_rewards()
     length, gamma = session.episode_length, case.number("agent.algorithm.gamma", 0.99)
     counted = 1.0 if gamma >= 1.0 else (1.0 - gamma**length) / (length * (1.0 - gamma))  # mean of γ^t over the episode
@@ -153,7 +153,7 @@ def observation_scale(session: Session) -> Finding | None:
     Andrychowicz et al. 2021 (arXiv:2006.05990), section 3.3: normalise observations; LeCun et al. 1998, Efficient BackProp.
     """
     obs = session.experience["obs"]
-    concerns(obs.dtype != np.uint8, "observations are images")
+    require_applicable(obs.dtype != np.uint8, "observations are images")
     rows = obs.reshape(len(obs), -1).astype(np.float64)
     scale = np.sqrt(np.mean(rows * rows, axis=0))
     largest = int(np.argmax(scale)) if len(scale) else 0
@@ -182,7 +182,7 @@ def replay_ratio(session: Session) -> Finding | None:
     first data.
     """
     case = session.case
-    concerns(not case.algorithm.on_policy, "only for algorithms with a replay buffer")
+    require_applicable(not case.algorithm.on_policy, "only for algorithms with a replay buffer")
     steps, batch = session.steps_per_frame, case.number("agent.memory.batch_size", 32.0)
     if steps * batch >= MIN_REPLAYS and steps <= MAX_STEPS_PER_FRAME:
         return None
@@ -209,7 +209,7 @@ def policy_lag(session: Session) -> Finding | None:
     Espeholt et al. 2018 (arXiv:1802.01561): policy lag lowers returns, but less with V-trace; Petrenko et al. 2020 (arXiv:2006.11751).
     """
     case, lag = session.case, session.second_half("lag_mean")
-    concerns(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
+    require_applicable(case.algorithm.on_policy, "a replay buffer holds old data on purpose")
     per_dataset = case.number("meta.sampler.num_batches_per_epoch", 1.0) * case.number("agent.algorithm.training_epoch", 1.0)
     masked = session.second_half("lag_masked").median
     if lag.median <= MAX_LAG * per_dataset and masked < 0.1:
@@ -255,8 +255,8 @@ def baseline(session: Session) -> Finding | None:
 
     Henderson et al. 2018 (arXiv:1709.06560): compare with a baseline before anything else.
     """
-    concerns(session.case.algorithm.learns, "the algorithm does not learn")
-    require(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
+    require_applicable(session.case.algorithm.learns, "the algorithm does not learn")
+    require_measured(session.episodes >= MIN_EPISODES, f"fewer than {MIN_EPISODES} episodes have ended")
     if not is_at_baseline(session):
         return None
     frames = session.case.number("env.max_frame", session.last_frame)
@@ -313,7 +313,7 @@ def bottleneck(session: Session) -> Finding | None:
     """
     session.second_half("rollout_busy")
     found = busiest([session.table])
-    require(found is not None, "no shares of time")
+    require_measured(found is not None, "no shares of time")
     assert found is not None
     busy = found[1]
     if busy["rollout"] < MIN_BUSY or busy["learner"] > 1.0 - MIN_BUSY:
@@ -356,8 +356,8 @@ def seeds(case: Case) -> Finding | None:
     Henderson et al. 2018 (arXiv:1709.06560); Agarwal et al. 2021 (arXiv:2108.13264): 3 to 10 runs need interval estimates.
     """
     count = len({session.number for session in case.sessions})
-    concerns(not case.run.distributed, "the sessions train one net")
-    concerns(case.run.is_alone, "a search or a study has the other seeds")
+    require_applicable(not case.run.distributed, "the sessions train one net")
+    require_applicable(case.run.is_alone, "a search or a study has the other seeds")
     if count >= MIN_SEEDS:
         return None
     return Finding(

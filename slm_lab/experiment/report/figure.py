@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from slm_lab.experiment.report.metrics import Curve, evenly
+from slm_lab.experiment.report.metrics import Curve, evenly_spaced
 
 MEAN_COLOUR = "#0072B2"
 SESSION_COLOURS = ("#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -186,8 +186,8 @@ def shorten(title: str) -> str:
     return title if len(title) <= _MAX_TITLE else f"{title[: _MAX_TITLE - 61]}…{title[-60:]}"
 
 
-def thin(line: Line) -> Line:
-    return _select(line, evenly(len(line.curve.frame), _MAX_POINTS))
+def thinned_line(line: Line) -> Line:
+    return _select(line, evenly_spaced(len(line.curve.frame), _MAX_POINTS))
 
 
 def format_tick(value: float, position: int | None) -> str:

@@ -78,7 +78,7 @@ def five_digits(value: float) -> float | None:
     return int(value) if value.is_integer() else float(f"{value:.5g}")
 
 
-def evenly(count: int, most: int) -> np.ndarray:
+def evenly_spaced(count: int, most: int) -> np.ndarray:
     """Return the indices of `most` evenly spaced points out of `count` points, or of all points if `count` is smaller."""
     return np.linspace(0, count - 1, min(count, most)).round().astype(int)
 
@@ -115,7 +115,7 @@ def interpolate(curves: Sequence[Curve]) -> Aligned:
     frame = np.unique(np.concatenate([one.frame for one in curves]))
     shared = (frame >= max(one.frame[0] for one in curves)) & (frame <= min(one.frame[-1] for one in curves))
     frame = frame[shared]
-    frame = frame[evenly(len(frame), _MAX_POINTS)]
+    frame = frame[evenly_spaced(len(frame), _MAX_POINTS)]
     return Aligned(frame, np.stack([np.interp(frame, one.frame, one.value) for one in curves]))
 
 

@@ -168,7 +168,7 @@ _GRID_STYLE: dict[str, Any] = {
 
 def _traces(panel: Panel) -> list[dict[str, Any]]:
     """Return the traces of a panel, from back to front."""
-    lines = [line for line in map(figures.thin, panel.lines) if len(line.curve.frame)]
+    lines = [line for line in map(figures.thinned_line, panel.lines) if len(line.curve.frame)]
     traces = [trace for line in lines for trace in (*([_band_trace(line, panel)] if line.banded else []), _line_trace(line))]
     grouped: set[str] = set()
     for line, trace in ((line, trace) for line in lines for trace in traces if line.group and trace["name"] == line.name):

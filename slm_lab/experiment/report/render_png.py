@@ -162,7 +162,7 @@ def _draw_panel(axes: Any, panel: Panel, *, labelled: bool) -> None:
         edge = {"edgecolor": "white"} if kind.edge else {}
         axes.barh(middles, lengths, thickness, begins, color=kind.colour, linewidth=kind.edge, **edge)
     names = _names(panel)
-    for line in map(figures.thin, panel.lines):
+    for line in map(figures.thinned_line, panel.lines):
         colour = figures.GREY if line.faint and names[line.name] != line.name else line.colour
         if line.banded:
             axes.fill_between(line.curve.frame, *figures.band_edges(line), color=colour, alpha=figures.BAND_OPACITY, linewidth=0)

@@ -50,7 +50,7 @@ from typing import Any
 import numpy as np
 
 from slm_lab.experiment.report.baseline import known_baseline
-from slm_lab.experiment.report.doctor import Finding, examine, sessions_text, setting
+from slm_lab.experiment.report.doctor import Finding, examine, sessions_text, set_option
 from slm_lab.experiment.report.metrics import (
     Scalars,
     Strengths,
@@ -74,7 +74,7 @@ from slm_lab.experiment.report.report_panels import COUNTS, RETURNS, panels
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import ALL_WORKERS, Run, last_frame
 from slm_lab.experiment.report.sampler import bottleneck
-from slm_lab.experiment.report.seed_differences import common_level, differences, reached, rounded
+from slm_lab.experiment.report.seed_differences import common_level, differences, first_frame_at_level, rounded
 from slm_lab.experiment.report.trial_figures import common_strengths
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.env import EnvSpec
@@ -148,7 +148,7 @@ def diagnosis(run: Run) -> list[dict[str, Any]] | None:
 
 def _finding(run: Run, one: Finding) -> dict[str, str]:
     texts = {"severity": one.severity, "title": f"{one.title}{sessions_text(run, one)}", "evidence": one.evidence, "advice": one.advice}
-    return {**texts, "key": setting(one) or ""}
+    return {**texts, "key": set_option(one) or ""}
 
 
 class _Trial:
@@ -354,7 +354,7 @@ class _Trial:
         now, one, table = self.current(index), curve(own, "current_return"), self.of_training[index]
         found = current_return(now)
         mean, best = (float(of(one.value)) if len(one.value) else None for of in (np.mean, np.max))
-        seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, reached(one, self.level)
+        seconds, frame, level = last_value(table, "wall_t"), last_frame(table) or 0, first_frame_at_level(one, self.level)
         elo = last_value(table, "elo")
         status = self.run.status if index == ALL_WORKERS else self.run.sessions.get(index // self.run.policies, "-")
         cells = [

@@ -48,7 +48,7 @@ from slm_lab.experiment.report.study_report import (
     with_usable_metric,
 )
 from slm_lab.experiment.report.study_result import ResultRun
-from slm_lab.lib.files import shown
+from slm_lab.lib.files import display_path
 from slm_lab.lib.text import error_line, last_line
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.models.spec import Spec
@@ -229,10 +229,10 @@ def _value(value: Any) -> str:
 
 
 def _search_commands(view: SearchSummary, paths: RunPaths) -> dict[str, str]:
-    folder = shlex.quote(str(shown(paths.root.absolute())))
+    folder = shlex.quote(str(display_path(paths.root.absolute())))
     found = {"continue": f"slm-lab search@{folder}"}
     if view.best is not None:
-        spec = shlex.quote(str(shown(paths.best_spec.absolute())))
+        spec = shlex.quote(str(display_path(paths.best_spec.absolute())))
         found |= {"play the best": f"slm-lab enjoy@{folder}", "confirm the best": f"slm-lab search@{folder} --confirm 3"}
         found |= {"train the best": f"slm-lab {spec} {shlex.quote(view.space.spec.name)}", "export": f"slm-lab export {folder}"}
     return found | {"this page": f"slm-lab report {folder}"}
@@ -275,7 +275,7 @@ def study_data(
     rows = study_rows(study, found, failed)
     decided = decisions(study, found) if decide else []
     sentences = findings(study, [row._replace(difference=None) for row in rows] if decided else rows)
-    folder = shlex.quote(str(shown(paths.root)))
+    folder = shlex.quote(str(display_path(paths.root)))
     commands = study_commands(study, paths)
     complete = len(results) + len(failed) >= len(study.runs)
     return {

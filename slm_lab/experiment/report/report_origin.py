@@ -14,7 +14,7 @@ from slm_lab.experiment.files.paths import DataMode, RunPaths, stamped_folders, 
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.run import Run
-from slm_lab.lib.files import shown
+from slm_lab.lib.files import display_path
 from slm_lab.spec.models.spec import models_at
 from slm_lab.spec.report import KeyPath, diff
 
@@ -89,7 +89,7 @@ def origin(run: Run) -> list[dict[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in (last.get("versions") or {}).items())
     command = last.get("command") or []
     found = {
-        "folder": str(shown(run.paths.root.absolute())),
+        "folder": str(display_path(run.paths.root.absolute())),
         "began": ", ".join(str(start["began"]) for start in run.starts if "began" in start),
         "command": shlex.join(map(str, command)) if isinstance(command, list) else str(command),
         "random_seed": str(meta.get("random_seed", "")),
@@ -106,7 +106,7 @@ def origin(run: Run) -> list[dict[str, str]]:
 
 def commands(run: Run) -> list[dict[str, str]]:
     """Return the commands to continue, play, export and compare a run."""
-    folder = shlex.quote(str(shown(run.paths.root.absolute())))
+    folder = shlex.quote(str(display_path(run.paths.root.absolute())))
     of_search = run.paths.holds_trials
     trial = f" --trial {run.trial}" if of_search else ""
     found = {}
@@ -119,7 +119,7 @@ def commands(run: Run) -> list[dict[str, str]]:
     found["export"] = f"slm-lab export {folder}{trial}"
     other = None if of_search else previous_run(run)
     if other is not None:
-        found["compare"] = f"slm-lab compare {shlex.quote(str(shown(other.paths.root)))} {folder}"
+        found["compare"] = f"slm-lab compare {shlex.quote(str(display_path(other.paths.root)))} {folder}"
     found["this page"] = f"slm-lab report {folder}{trial}"
     return [{"label": label, "command": command} for label, command in found.items()]
 

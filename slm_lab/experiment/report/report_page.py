@@ -21,7 +21,7 @@ from slm_lab.experiment.report.render_html import PLOTLY_JS
 from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.report.writer import Writer
-from slm_lab.lib.files import finite
+from slm_lab.lib.files import nonfinite_to_none
 from slm_lab.lib.log import notice
 
 REFRESH = 20
@@ -63,7 +63,7 @@ SLMReport.render(document.getElementById("report"), JSON.parse(document.getEleme
 
 def script_json(data: Mapping[str, Any]) -> str:
     """Return data as JSON that is safe inside a script element: no text in it can end the element or begin a comment."""
-    text = json.dumps(finite(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(nonfinite_to_none(dict(data)), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text.encode(errors="replace").decode()  # replaces lone surrogates, which a damaged log may contain

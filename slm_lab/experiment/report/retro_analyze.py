@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ValidationError
 
-from slm_lab.experiment.files.lock import unfinished
+from slm_lab.experiment.files.lock import unfinished_notice
 from slm_lab.experiment.files.paths import DataMode, RunPaths, imported_run, not_a_run, run_paths_in
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.analyze import EPISODES, analyze_trial, return_text
@@ -105,7 +105,7 @@ def _analyze_trial(run: Run, spec: Spec, several: bool, episodes: str) -> str:
     page = attempt(partial(write_trial_report, paths, t))
     graphs = [paths.trial_graph(what, ext, t) for what in ("mean_returns", "mean_returns_ma") for ext in ("html", "png")]
     files = [str(file) for file in (page, *graphs, paths.trial_metrics(t)) if file is not None and file.is_file()]
-    left = unfinished(paths.root, paths.lock)
+    left = unfinished_notice(paths.root, paths.lock)
     aside = ("current_return", "current_return_se", "frame", "sessions", "failed")
     others = {name: value for name, value in metrics.items() if is_number(value) and name not in aside}
     summary = "  ".join(f"{name} {number(value)}" for name, value in others.items())

@@ -30,7 +30,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report.metrics import Table, curve
 from slm_lab.lib.log import notice
 from slm_lab.spec.models.spec import models_at
-from slm_lab.spec.report import KeyPath, flat, nearest
+from slm_lab.spec.report import KeyPath, flat, nearest_hint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -272,7 +272,7 @@ def run_folders(word: str) -> list[Path]:
     parent = Path(word).parent
     siblings = [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
     longer = [name for name in siblings if Path(word).name and name.startswith(Path(word).name)]  # `word` may lack the timestamp
-    hint = f"; did you mean '{max(longer)}'?" if longer else nearest(Path(word).name, siblings, 0.5)
+    hint = f"; did you mean '{max(longer)}'?" if longer else nearest_hint(Path(word).name, siblings, 0.5)
     raise UserError(f"'{word}' is not a folder{hint}; expected a run folder, such as data/ppo_cartpole_2026_01_31_120000")
 
 

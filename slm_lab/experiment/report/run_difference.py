@@ -21,7 +21,7 @@ from slm_lab.experiment.report.metrics import Estimate, difference, estimate, t_
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.row_difference import RowComparison, compare_rows
 from slm_lab.experiment.report.run import Run, read_columns
-from slm_lab.lib.files import shown
+from slm_lab.lib.files import display_path
 from slm_lab.lib.text import aligned
 from slm_lab.spec.report import diff, flat
 
@@ -235,7 +235,7 @@ def _returns_json(returns: Returns) -> dict[str, Any]:
 def difference_text(found: RunDifference) -> str:
     """Return the comparison as text for the terminal, in lines of at most 80 characters (lines with a folder may be longer)."""
     width = max(60, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDTH))
-    parts = [[f"{name}  {shown(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
+    parts = [[f"{name}  {display_path(run.paths.root)}" for name, run in (("A", found.a), ("B", found.b))]]
     parts.append(_pair_lines("key", found.keys, width) or ["no key differs"])
     if found.implied:
         only = f"and {found.implied} more key{'s' * (found.implied > 1)}, which only one run has because a component has another name"

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, TextIO, cast
 
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +21,7 @@ _spares: dict[int, int] = {}
 
 def keep_streams() -> None:
     """Copy the descriptors of stdout and stderr, so that Screen can reopen a stream that an env has closed."""
-    if not has("fcntl"):
+    if not has_feature("fcntl"):
         return
     import fcntl
 

@@ -18,7 +18,7 @@ from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.plan import UserError
 from slm_lab.experiment.report import figure as figures
 from slm_lab.experiment.report.figure import Bar, Bars, Figure, Line, Panel, ParallelCoordinates, Scale, ScatterGrid, Trials
-from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly
+from slm_lab.experiment.report.metrics import Curve, align_or_interpolate, estimate, evenly_spaced
 from slm_lab.experiment.report.progress import is_number, number
 from slm_lab.experiment.report.return_range import return_range
 from slm_lab.experiment.report.run import Run, read_json
@@ -301,7 +301,7 @@ def _trial_curves(paths: RunPaths, trial: int, mode: DataMode) -> dict[str, Curv
         curves = [one[name] for one in tables if len(one[name].frame)]
         if curves:
             mean = align_or_interpolate(curves).mean()
-            chosen = evenly(len(mean.frame), _POINTS)
+            chosen = evenly_spaced(len(mean.frame), _POINTS)
             result[name] = Curve(mean.frame[chosen], mean.value[chosen])
     return result
 

@@ -104,7 +104,7 @@ def common_level(curves: Iterable[Curve], baseline: float | None) -> float | Non
     return low + _SHARE * (float(values.max()) - low)
 
 
-def reached(one: Curve, level: float | None) -> float | None:
+def first_frame_at_level(one: Curve, level: float | None) -> float | None:
     """Return the first frame at which a curve is at or above a level; None if there is no such frame or the level is None."""
     above = np.flatnonzero(one.value >= (math.inf if level is None else level))
     return float(one.frame[above[0]]) if len(above) else None
@@ -145,7 +145,7 @@ def _over_the_run(pair: _Pair, own: Curve, best: Curve, level: float | None) -> 
     else:
         way = "worse" if mean < 0 else "better"
         text = f"Over the whole run it was {way}, by {rounded(abs(mean), 3)} on average"
-    times = [reached(one, level) for one in (own, best)]
+    times = [first_frame_at_level(one, level) for one in (own, best)]
     if level is None or times == [None, None]:
         return f"{text}."
     own_frame, best_frame = (None if frame is None else f"at frame {frame:,.0f}" for frame in times)

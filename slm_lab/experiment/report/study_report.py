@@ -25,7 +25,7 @@ from slm_lab.experiment.report.progress import number
 from slm_lab.experiment.report.statistics import holm, probability_of_improvement, welch_test
 from slm_lab.experiment.report.study_result import ResultRun
 from slm_lab.experiment.report.writer import Writer, json_bytes
-from slm_lab.lib.files import shown
+from slm_lab.lib.files import display_path
 from slm_lab.lib.text import aligned, wrapped
 from slm_lab.spec.models.study import StudyPlan
 
@@ -125,7 +125,7 @@ def write_report(
     writer.write("table not written", (paths.table("csv"), partial(rows_csv, plain)))
     writer.close()
     table = paths.table("md")
-    return [*text_lines(study, rows, decided, reason), *([str(shown(table))] if table.is_file() else [])]
+    return [*text_lines(study, rows, decided, reason), *([str(display_path(table))] if table.is_file() else [])]
 
 
 def with_usable_metric(study: StudyPlan, found: Mapping[tuple[str, str], Setting]) -> tuple[StudyPlan, str]:
@@ -414,7 +414,7 @@ def origins(results: Sequence[ResultRun]) -> list[str]:
 def study_commands(study: StudyPlan, paths: StudyPaths) -> dict[str, str]:
     """Return the commands that repeat, continue, compare and play the study."""
     sets = "".join(f" -s {shlex.quote(one)}" for one in study.sets)
-    file, folder = shlex.quote(study.source), shlex.quote(str(shown(paths.root)))
+    file, folder = shlex.quote(study.source), shlex.quote(str(display_path(paths.root)))
     env = f" --env {shlex.quote(study.envs[0])}" if len(study.envs) > 1 else ""
     return {
         "repeat": f"slm-lab {file} {shlex.quote(study.name)} study{sets}",

@@ -15,7 +15,7 @@ from typing import Any
 from slm_lab.experiment.report.figure import AnyFigure
 from slm_lab.experiment.report.render_html import PLOTLY_JS, plotly_js, render_html, script_size
 from slm_lab.experiment.report.render_png import PNGRenderer
-from slm_lab.lib.files import finite, indented_json, replace_file
+from slm_lab.lib.files import indented_json, nonfinite_to_none, replace_file
 from slm_lab.lib.log import notice
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -89,7 +89,7 @@ class Writer:
 
 def json_bytes(content: Mapping[str, Any], *, ensure_ascii: bool = False) -> bytes:
     """Return the content of a JSON file; numbers that are not finite become null."""
-    return indented_json(finite(content), ensure_ascii=ensure_ascii)
+    return indented_json(nonfinite_to_none(content), ensure_ascii=ensure_ascii)
 
 
 def csv_bytes(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:

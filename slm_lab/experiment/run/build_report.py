@@ -116,7 +116,7 @@ def measure(session: Session) -> float | None:
     return speed.frames_per_second()
 
 
-def quick(spec: Spec) -> Spec:
+def measurement_spec(spec: Spec) -> Spec:
     """Return the spec changed for a measurement, such that training starts as early as possible."""
     batch = getattr(spec.agent.memory, "batch_size", 1)
     if not spec.agent.training_start or spec.agent.training_start <= batch:

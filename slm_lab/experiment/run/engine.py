@@ -23,7 +23,7 @@ from slm_lab.experiment.training.experience import Beat
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import logger, notice
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -110,7 +110,7 @@ def _logged_to(path: Path) -> Iterator[None]:
 
 def run_processes(job: SessionsJob) -> list[SessionEnded]:
     """Run each Session in a separate process; the plan limits the number of concurrent Sessions. Raises UserError on Windows."""
-    if not has("groups"):
+    if not has_feature("groups"):
         advice = "on Windows set meta.max_session=1 and meta.distributed=false"
         raise UserError(f"several sessions and meta.distributed require Linux or macOS; {advice}")
     if job.spec.meta.distributed:
@@ -179,7 +179,7 @@ def expected_times(specs: list[Spec], plan: Plan, source: str) -> list[float]:
 
 
 def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Plan, source: str) -> list[T]:
-    from slm_lab.experiment.run.build_report import quick
+    from slm_lab.experiment.run.build_report import measurement_spec
     from slm_lab.experiment.session.build import SessionContext
     from slm_lab.experiment.session.session import Session
     from slm_lab.experiment.training.resolve import completed
@@ -192,7 +192,7 @@ def _with_each_built(report: Callable[[Session], T], specs: list[Spec], plan: Pl
             with _store_to_check(spec) as store, watched(spec, stop := Stop(), _show_notice) as beat:
                 with build_errors(spec.env.name, stop):
                     context = SessionContext(beat=beat, store=store)
-                    session = Session(quick(completed(spec, beat)), plan=plan, context=context).build()
+                    session = Session(measurement_spec(completed(spec, beat)), plan=plan, context=context).build()
                 try:
                     reports += [report(session)] if not problems else []
                 finally:

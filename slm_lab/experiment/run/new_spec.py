@@ -31,12 +31,12 @@ from slm_lab.lib.records import EnvInfo
 from slm_lab.spec.compat.env_ids import KNOWN, current_id, short_name, unavailable_reason
 from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS
 from slm_lab.spec.load.files import SPEC_FOLDER, parse_json, raw_specs, spec_summaries
-from slm_lab.spec.load.loader import load, load_spec, notify
+from slm_lab.spec.load.loader import load_spec, load_with_notices, notify
 from slm_lab.spec.models.algorithm import ALGORITHMS, AlgorithmSpec
 from slm_lab.spec.models.base import ExtensionError, find_model, is_extension
 from slm_lab.spec.models.env import EnvSpec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import SpecError, closest, nearest
+from slm_lab.spec.report import SpecError, closest, nearest_hint
 from slm_lab.spec.rules.resolve import complete
 
 _COMMENT_LETTERS = 110
@@ -194,7 +194,7 @@ def write_new_spec(file: Path, name: str | None, env: str, like: str | None = No
     body = _spec_dict(template, env_section, info)
     label = body["agent"]["name"]
     name = name or f"{label.lower()}_{short_name(env)}"
-    loaded = load({name: body}, name)
+    loaded = load_with_notices({name: body}, name)
     notify([note for note in loaded.notes if not note.endswith("; ignored")])  # keys without effect are not written
     (short,) = loaded.specs
     spec = complete(short, info.observation.has_images, info.action.kind)
@@ -294,7 +294,9 @@ def _raw_spec(like: str) -> dict[str, Any]:
             (name,) = specs
         if name not in specs:
             which = f"has no spec '{name}'" if name else "holds several specs"
-            raise UserError(f"--like {like}: {file} {which}{nearest(name, specs) or f'; expected FILE:NAME, NAME of {_some_names(specs)}'}")
+            raise UserError(
+                f"--like {like}: {file} {which}{nearest_hint(name, specs) or f'; expected FILE:NAME, NAME of {_some_names(specs)}'}"
+            )
         return _as_dict(specs[name], like)
     shipped = {name: file for file, name, *_ in spec_summaries()}
     if like not in shipped:

@@ -32,7 +32,7 @@ from slm_lab.experiment.run.sessions import SessionsJob
 from slm_lab.experiment.session.resume import Resumption, read_run, resumed_lines, run_in
 from slm_lab.experiment.training.observers.base import ObserverFactory, check_factories
 from slm_lab.experiment.training.resolve import completed
-from slm_lab.lib.files import indented_json, replace_file, shown
+from slm_lab.lib.files import display_path, indented_json, replace_file
 from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
@@ -174,7 +174,7 @@ class Trial(Experiment[RunPaths]):
         """
         stop, folder = self._stop, self.plan.data_dir if self._resumption is None else self._resumption.paths.root
         self._data_dir = self.plan.data_dir.absolute()  # an env may change the working directory
-        self._shown = self.plan.data_dir if self._resumption is None else shown(self.plan.data_dir)
+        self._shown = self.plan.data_dir if self._resumption is None else display_path(self.plan.data_dir)
         with self._run_context(stop, folder, self.spec.meta.start_method, self._interrupted), os_exit_raises():
             if self.plan.storage is not None and self._engine != "ray":
                 only = "only a run on a cluster has its checkpoints there; remove it, or add --cluster"

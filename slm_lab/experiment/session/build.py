@@ -53,7 +53,7 @@ from slm_lab.lib.rng import Seeds, session_seeds
 from slm_lab.lib.store import Shareable, Store
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
-from slm_lab.spec.report import Problem, SpecError, nearest
+from slm_lab.spec.report import Problem, SpecError, nearest_hint
 
 
 class SessionParts:
@@ -339,7 +339,7 @@ def check_agents(spec: Spec, info: EnvInfo) -> None:
     for policy, names in (spec.agent.policies or {}).items() if agents else ():
         for i, one in enumerate(names):
             if one not in agents:
-                message = f"unknown agent {one!r}{nearest(one, agents)}; {name} has {', '.join(agents)}"
+                message = f"unknown agent {one!r}{nearest_hint(one, agents)}; {name} has {', '.join(agents)}"
                 problems.append(Problem(f"agent.policies.{policy}[{i}]", message, "unknown"))
     known = {one for names in (spec.agent.policies or {}).values() for one in names}
     if spec.agent.policies is not None and not problems and (left := [one for one in agents if one not in known]):

@@ -20,13 +20,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.lib.text import first_line
 
 
 def main() -> None:
     """Continue as a background process that is detached from its parent, and track until the Session ends."""
-    if has("fork") and os.fork():
+    if has_feature("fork") and os.fork():
         os._exit(0)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

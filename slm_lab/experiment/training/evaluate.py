@@ -132,7 +132,7 @@ def without_padding_of(info: EnvInfo, names: Collection[str], act: Act) -> Act:
     return lambda obs_K, first_K, acts_K=None, /: padded(act(without_padding(obs_K, own), first_K, acts_K), form)
 
 
-def play(
+def play_episodes(
     env: Env,
     act: Act,
     stop: Stop,

@@ -18,7 +18,7 @@ from slm_lab.experiment.execute.heartbeat import SAVING
 from slm_lab.experiment.files.bundle import VERSION
 from slm_lab.experiment.files.sink import CheckpointKind, RunSink
 from slm_lab.experiment.plan import Stop, UserError
-from slm_lab.experiment.training.evaluate import Act, EvaluationPlan, joint_act, play, without_padding_of
+from slm_lab.experiment.training.evaluate import Act, EvaluationPlan, joint_act, play_episodes, without_padding_of
 from slm_lab.experiment.training.experience import Beat, CollectedRollout, Experience, no_beat
 from slm_lab.experiment.training.observers.base import (
     COLUMNS,
@@ -254,7 +254,7 @@ class PolicyLearner:
             act = joint_act(list(zip(rows, acts, strict=True)))
             own = next(of_one for of_one, (_, learner) in zip(rows, self.partners, strict=True) if learner is self)
         before = self.eval_env.state_dict()
-        returns = play(self.eval_env, act, self.stop, self.beat, rows=own)
+        returns = play_episodes(self.eval_env, act, self.stop, self.beat, rows=own)
         if not returns:  # interrupted: a continued run evaluates again, from the state before the evaluation
             self._eval_state = before
         return returns

@@ -97,7 +97,7 @@ def number_of_gpus(plan: Plan) -> int:
     return torch.cuda.device_count() if plan.device != "cpu" and torch.cuda.is_available() else 0
 
 
-def alone(spec: Spec) -> Spec:
+def single_session_spec(spec: Spec) -> Spec:
     """Return `spec` changed to a single Session without rollout workers or shared nets, so that only its envs may start processes."""
     return spec.with_meta(sampler=None, distributed=False, max_session=1)
 

@@ -45,7 +45,7 @@ class Rating(NamedTuple):
     error: float = 0.0
 
 
-def rate(score_K: Sequence[float], games_K: Sequence[int], opponent_K: Sequence[float], prior: float = 0.0) -> Rating:
+def estimate_elo(score_K: Sequence[float], games_K: Sequence[int], opponent_K: Sequence[float], prior: float = 0.0) -> Rating:
     """Return the maximum likelihood estimate of an Elo rating, given total scores against opponents with known ratings.
 
     The expected score against an opponent is 1 / (1 + 10^((opponent − elo) / 400)) (Elo 1978). One draw against an opponent with rating
@@ -248,12 +248,14 @@ class SelfPlay:
         opponents: list[Snapshot | None] = [None, *([self.pool[-1]] if self.pool else []), *(others[place] for place in places)]
         self.env.normalizers.copy_obs_statistics(self.learner.normalizers.state_dict())
         policies = [None if one is None else one.policy for one in opponents]
-        scores = [match(self.env, snapshot.policy, one, games, self.stop, self.beat) for one in policies]
-        fixed = {path: match(self.env, snapshot.policy, player, games, self.stop, self.beat) for path, player in self.fixed.items()}
+        scores = [play_match(self.env, snapshot.policy, one, games, self.stop, self.beat) for one in policies]
+        fixed = {path: play_match(self.env, snapshot.policy, player, games, self.stop, self.beat) for path, player in self.fixed.items()}
         if self.stop.requested:
             return False
         ratings = [0.0 if one is None else one.rating.elo for one in opponents]
-        snapshot.rating = rate([sum(one) for one in scores], [len(one) for one in scores], ratings, ratings[min(1, len(ratings) - 1)])
+        snapshot.rating = estimate_elo(
+            [sum(one) for one in scores], [len(one) for one in scores], ratings, ratings[min(1, len(ratings) - 1)]
+        )
         found: dict[str, float] = {"elo": snapshot.rating.elo, "elo_se": snapshot.rating.error}
         found |= {name: float(np.mean(one)) for name, one in zip(SELF_PLAY_COLUMNS[2:], scores, strict=False)}
         found |= {score_column(path): float(np.mean(of_player)) for path, of_player in fixed.items()}
@@ -306,7 +308,7 @@ class SelfPlay:
         self._state_N = None if games["state"] is None else games["state"].numpy()
 
 
-def match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:
+def play_match(env: Env, policy: Policy, opponent: Policy | Player | None, games: int, stop: Stop, beat: Beat = no_beat) -> list[float]:
     """Return the scores of a policy in at least `games` games, a multiple of the number of envs. It plays for each agent in turn.
 
     Args: opponent: plays for the other agents: a policy or a scripted player; None: uniformly random actions.

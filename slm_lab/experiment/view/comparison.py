@@ -10,7 +10,7 @@ from typing import Any
 from slm_lab.experiment.files.search_state import SearchState, best_first
 from slm_lab.experiment.report.compare import Setting, comparable_metric, group_runs, seeds_of, summarize
 from slm_lab.experiment.report.compare_report import AXES
-from slm_lab.experiment.report.metrics import INTERVAL, Curve, evenly
+from slm_lab.experiment.report.metrics import INTERVAL, Curve, evenly_spaced
 from slm_lab.experiment.report.pairwise import compare_pairs
 from slm_lab.experiment.report.run import Run
 from slm_lab.experiment.view.details import Content, relative, version_of
@@ -89,7 +89,7 @@ def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
     """Return the curves of a setting's compared seeds, and the statistics of these seeds."""
     summary, seeds = summarize(setting, None, metric), setting.seeds
     aligned = setting.aligned(metric, by)
-    chosen = evenly(len(aligned.frame), _POINTS)
+    chosen = evenly_spaced(len(aligned.frame), _POINTS)
     mean, band = aligned.mean().value[chosen], [edge[chosen] for edge in aligned.band()] if len(seeds) > 1 else None
     return {
         "name": setting.name,
@@ -109,7 +109,7 @@ def _setting(setting: Setting, metric: str, by: str) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, list[float]]:
-    chosen = evenly(len(curve.frame), _POINTS)
+    chosen = evenly_spaced(len(curve.frame), _POINTS)
     return {"x": _rounded(curve.frame[chosen]), "y": _rounded(curve.value[chosen])}
 
 

@@ -19,7 +19,7 @@ from slm_lab.experiment.files.paths import RunPaths, StudyRunFolder
 from slm_lab.experiment.files.search_state import SearchState
 from slm_lab.experiment.report.report_data import report_data
 from slm_lab.experiment.report.run import Run, read_json
-from slm_lab.experiment.view.entries import entry_of, modified, run_paths, sparkline_of, study_runs
+from slm_lab.experiment.view.entries import entry_of, modification_time, run_paths, sparkline_of, study_runs
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, runs_of_study
 from slm_lab.lib.text import last_line
 
@@ -100,7 +100,7 @@ def _logs(paths: RunPaths, trial: int | None) -> list[str]:
 def _videos(paths: RunPaths) -> list[str]:
     """Return the names of the videos of a run, newest first."""
     files = [path for folder in (paths.root / "video", paths.root) for path in _files(folder) if path.suffix == ".mp4"]
-    return [path.name for path in sorted(files, key=lambda path: modified(path) or 0.0, reverse=True)]
+    return [path.name for path in sorted(files, key=lambda path: modification_time(path) or 0.0, reverse=True)]
 
 
 def _files(folder: Path) -> list[Path]:

@@ -120,16 +120,16 @@ def basic_entry(run: Run) -> Entry:
         "status": run.status,
         "sessions": int(meta.get("max_session", 1)),
         "max_frame": int(env.get("max_frame") or 0),
-        "began": began(run),
+        "began": start_time(run),
     }
 
 
-def began(run: Run) -> float | None:
+def start_time(run: Run) -> float | None:
     """Return the time of the first start of a run, in seconds since 1970."""
     try:
         return datetime.fromisoformat(run.starts[0]["began"]).timestamp()
     except (KeyError, TypeError, ValueError):
-        return modified(run.paths.spec)
+        return modification_time(run.paths.spec)
 
 
 def _from_tables(run: Run, sessions: int, max_frame: int) -> Entry:
@@ -184,7 +184,7 @@ def _last_row(path: Path | str) -> dict[str, float]:
     """Return the last row of a table as numbers, with "active" (whether the table has grown recently); {} if it has no row."""
     row = last_row(path)
     if row:
-        row["active"] = float(time.time() - (modified(path) or 0.0) < _ACTIVE_SECONDS)
+        row["active"] = float(time.time() - (modification_time(path) or 0.0) < _ACTIVE_SECONDS)
     return row
 
 
@@ -192,7 +192,7 @@ def _share(part: float, whole: float) -> float:
     return min(part / whole, 1.0) if whole else 0.0
 
 
-def modified(path: Path | str) -> float | None:
+def modification_time(path: Path | str) -> float | None:
     """Return the time of the last change of a file or folder, in seconds since 1970; None if it does not exist."""
     try:
         return os.stat(path).st_mtime
@@ -221,7 +221,7 @@ def _search(found: Found) -> Entry:
         "value": None if best is None else best.metric,
         "metric": state.metric,
         "best": None if best is None else best.trial,
-        "ended": None if running else modified(paths.search_state),
+        "ended": None if running else modification_time(paths.search_state),
     }
 
 
@@ -242,7 +242,7 @@ def _study(found: Found) -> Entry:
         "runs": begun,
         "progress": _share(len(results), planned),
         "began": None if (start := time_in(found.folder.name)) is None else start.timestamp(),
-        "ended": None if running else max(filter(None, map(modified, (study.results, study.runs))), default=None),
+        "ended": None if running else max(filter(None, map(modification_time, (study.results, study.runs))), default=None),
         **_best_entry(study),
     }
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from slm_lab.experiment.view.entries import Entry, entry_of, modified
+from slm_lab.experiment.view.entries import Entry, entry_of, modification_time
 from slm_lab.experiment.view.folders import DataFolder, Found, NotServed, found_in
 
 _FRESH = 0.5
@@ -78,7 +78,7 @@ class Index:
         known = self._known.get(name)
         is_study = known is not None and known.entry is not None and known.entry["kind"] == "study"
         files = ("", "/.lock", "/results", "/runs") if is_study else ("", "/.lock")
-        return tuple(modified(f"{folder}{file}") for file in files)
+        return tuple(modification_time(f"{folder}{file}") for file in files)
 
     def _entry(self, name: str) -> Entry | None:
         """Return the entry of a folder; None if it is not a run, search or study (yet)."""

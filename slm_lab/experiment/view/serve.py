@@ -17,7 +17,7 @@ from slm_lab.experiment.view.folders import DataFolder
 from slm_lab.experiment.view.index import Index
 from slm_lab.lib.log import capture_notices
 from slm_lab.lib.process import freeze_objects
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 ADDRESS = "127.0.0.1"
 _THREADS = 4
@@ -78,7 +78,7 @@ def _check_folder(data_dir: Path) -> None:
     if data_dir.exists():
         raise UserError(f"'{data_dir}' is not a folder; expected the folder in which runs are, such as data")
     parent = data_dir.absolute().parent
-    near = nearest(data_dir.name, [path.name for path in parent.iterdir() if path.is_dir()], 0.5) if parent.is_dir() else ""
+    near = nearest_hint(data_dir.name, [path.name for path in parent.iterdir() if path.is_dir()], 0.5) if parent.is_dir() else ""
     raise UserError(f"the data folder '{data_dir}' does not exist{near}; expected the folder in which runs are, such as data")
 
 

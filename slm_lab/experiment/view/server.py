@@ -30,7 +30,7 @@ from slm_lab.experiment.view.entries import sparkline
 from slm_lab.experiment.view.folders import NotServed
 from slm_lab.experiment.view.guard import Guard
 from slm_lab.experiment.view.index import Index
-from slm_lab.lib.files import finite
+from slm_lab.lib.files import nonfinite_to_none
 
 _STATIC = Path(__file__).parent / "static"
 _SCRIPTS = ("page.js", "list.js", "run.js", "search.js", "study.js", "compare.js")
@@ -58,7 +58,7 @@ class Json(Response):
         try:
             text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except ValueError:
-            text = json.dumps(finite(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+            text = json.dumps(nonfinite_to_none(content), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode("utf-8", errors="replace")
 
 

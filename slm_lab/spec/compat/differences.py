@@ -38,7 +38,7 @@ SIZES = ("time_horizon", "minibatch_size")
 """Keys of PPO that SLM Lab rounds up to multiples of num_envs."""
 
 
-def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
+def adapt_slm_lab_spec(raw: dict[str, Any], report: Report) -> dict[str, Any]:
     """Replace, with a note, values of a migrated raw spec that have a meaning only in SLM Lab; add notes on old env ids."""
     _note_old_atari(value_at(raw, ("env",)), report)
     _playground(value_at(raw, ("env",)), report)
@@ -57,7 +57,7 @@ def adapt(raw: dict[str, Any], report: Report) -> dict[str, Any]:
             _round_sizes(algorithm, value_at(raw, ("env", "num_envs")), report)
         for key, schedule in algorithm.items():
             if isinstance(schedule, dict) and schedule.get("name") == "no_decay":
-                _constant(schedule, (*_ALGORITHM, key), report)
+                _adapt_no_decay(schedule, (*_ALGORITHM, key), report)
     return raw
 
 
@@ -134,7 +134,7 @@ def _without_lookahead(net: dict[str, Any], location: KeyPath, report: Report) -
             report.differs((*location, key), "Lookahead with distributed", f"{why}; {inner} is used")
 
 
-def _constant(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
+def _adapt_no_decay(schedule: dict[str, Any], path: KeyPath, report: Report) -> None:
     """Set the value of no_decay to its end_val, which SLM Lab uses from the second step on."""
     start, end = schedule.get("start_val"), schedule.get("end_val")
     if end and end != start and not report.is_set(path):

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slm_lab.spec.compat.differences import adapt, is_for_slm_lab, note_differences
+from slm_lab.spec.compat.differences import adapt_slm_lab_spec, is_for_slm_lab, note_differences
 from slm_lab.spec.compat.env_ids import KNOWN
 from slm_lab.spec.compat.migrate import migrate
 from slm_lab.spec.load.files import read_arc_files
@@ -22,7 +22,7 @@ from slm_lab.spec.load.validate import likely_names, validate, wrong_parts
 from slm_lab.spec.models.algorithm import ALGORITHMS
 from slm_lab.spec.models.search import prune_search
 from slm_lab.spec.models.spec import SECTION_KEYS, SPEC_VERSION, Spec, foreign_keys, models_at
-from slm_lab.spec.report import KeyPath, Problem, Report, nearest, override, show, value_at
+from slm_lab.spec.report import KeyPath, Problem, Report, nearest_hint, override, show, value_at
 from slm_lab.spec.rules.check import check_rules, check_updates
 from slm_lab.spec.rules.keys import ALGORITHM
 from slm_lab.spec.rules.resolve import derive_sizes, resolve
@@ -78,7 +78,7 @@ def _current_form(raw: dict[str, Any], request: Request, report: Report) -> dict
     raw = migrate(copy.deepcopy(raw), report)  # --set may use current or old names of keys
     _check_version(raw, report)
     raw = migrate(_with_sets(raw, request.overrides, report), report)
-    raw = adapt(drop_nulls(read_arc_files(raw, request.folder, report)), report)
+    raw = adapt_slm_lab_spec(drop_nulls(read_arc_files(raw, request.folder, report)), report)
     return prune_search(drop_ineffective(fill_names(raw), report), report)
 
 
@@ -97,7 +97,7 @@ def _with_sets(raw: dict[str, Any], overrides: Mapping[KeyPath, Any], report: Re
         if value is None and value_at(raw, path) is None:
             names = [name for model in models_at(path[:-1], raw) for name in model.model_fields]
             if names and path[-1] not in names:
-                report.fail(path, f"unknown key{nearest(str(path[-1]), names)}", "unknown")
+                report.fail(path, f"unknown key{nearest_hint(str(path[-1]), names)}", "unknown")
         override(raw, path, copy.deepcopy(value), report)  # the specs of a file share the values
         if path[:2] == ("meta", "run"):
             report.fail(path, "has no effect: written by a run, ignored on load")

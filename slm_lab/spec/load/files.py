@@ -93,7 +93,7 @@ def raw_entries(path: Source, name: str | None = None, repeated: dict[str, list[
         repeated: see `read`.
     """
     if isinstance(path, Mapping):
-        source, content = "spec", plain(dict(path), "spec")
+        source, content = "spec", to_plain_json(dict(path), "spec")
         if content.keys() & {"agent", "env"}:
             content = {name or "spec": content}
     else:
@@ -190,7 +190,7 @@ def parse_json(text: str, source: str = "spec", repeated: dict[str, list[str]] |
             raise found
         if repeated is not None:
             repeated.setdefault(name, []).append(f"{found.problems[0]}; the last one is used (v4 form)")
-    return plain(value, source)
+    return to_plain_json(value, source)
 
 
 def parse_yaml(text: str, source: str = "spec") -> Any:
@@ -199,7 +199,7 @@ def parse_yaml(text: str, source: str = "spec") -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return plain(YAML(typ="safe", pure=True).load(text), source)
+        return to_plain_json(YAML(typ="safe", pure=True).load(text), source)
     except (YAMLError, RecursionError, ValueError, TypeError) as error:
         mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         location = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
@@ -207,7 +207,7 @@ def parse_yaml(text: str, source: str = "spec") -> Any:
         raise SpecError(source, [Problem("", f"{location}{reason}")]) from None
 
 
-def plain(value: Any, source: str) -> Any:
+def to_plain_json(value: Any, source: str) -> Any:
     """Return a deep copy of `value` as plain JSON values.
 
     Raises: SpecError for a key that is not a string, for a number that is not finite, and for a tree that is too deep or too large.

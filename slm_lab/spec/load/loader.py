@@ -17,9 +17,9 @@ from slm_lab.lib.log import notice
 from slm_lab.spec.compat import env_ids
 from slm_lab.spec.compat.migrate import OTHER_NAMES, migrate
 from slm_lab.spec.load.build import Request, build, drop_nulls
-from slm_lab.spec.load.files import Source, is_study, plain, raw_entries
+from slm_lab.spec.load.files import Source, is_study, raw_entries, to_plain_json
 from slm_lab.spec.models.spec import Spec, models_at
-from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, closest, mark_if_set, nearest, show, show_path, to_path
+from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, closest, mark_if_set, nearest_hint, show, show_path, to_path
 
 _NAME = re.compile(r"(?=.{1,100}$)(?!\.+$)[\w.+=@-]+( [\w.+=@-]+)*")
 
@@ -50,7 +50,7 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
         if len(entries) != 1:
             raise SpecError(source, [Problem("", f"the name is missing; expected one of {', '.join(entries)}")])
         (name,) = entries
-    loaded = load(path, name, sets, for_search)
+    loaded = load_with_notices(path, name, sets, for_search)
     if len(loaded.specs) > 1:
         names = ", ".join(spec.name for spec in loaded.specs)
         raise SpecError(source, [Problem(f"{name}.spec_params", f"expands to {len(loaded.specs)} specs; expected one of {names}")])
@@ -60,7 +60,7 @@ def load_spec(path: Source, name: str | None = None, sets: Sequence[str] = (), f
 
 def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) -> list[Spec]:
     """Load all specs of a file, or all specs that `name` expands to (by `spec_params`). Raises the same errors as load_spec."""
-    loaded = load(path, name, sets)
+    loaded = load_with_notices(path, name, sets)
     notify(loaded.notes)
     return loaded.specs
 
@@ -83,7 +83,7 @@ def dump_spec(spec: Spec) -> dict[str, Any]:
     return {spec.name: body | ({"search": search} if search else {})}
 
 
-def load(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
+def load_with_notices(path: Source, name: str | None, sets: Sequence[str] = (), for_search: bool = True) -> Loaded:
     """Do the same as load_specs, but return the notices instead of logging them."""
     arguments = parse_sets(sets)
     repeated: dict[str, list[str]] = {}
@@ -137,7 +137,9 @@ def _key_of(name: str, entries: dict[str, Any], arguments: Sets, source: str) ->
     if name in made:
         return made[name]
     known = [*entries, *made]
-    raise SpecError(source, [Problem("", f"unknown spec '{name}'{nearest(name, known) or '; expected one of ' + ', '.join(known[:20])}")])
+    raise SpecError(
+        source, [Problem("", f"unknown spec '{name}'{nearest_hint(name, known) or '; expected one of ' + ', '.join(known[:20])}")]
+    )
 
 
 def _expanded_names(key: str, raw: Any, arguments: Sets) -> list[str]:
@@ -168,7 +170,7 @@ def _load_entry(
     for combo in combos:
         body = {inner: value for inner, value in raw.items() if inner != "spec_params"}
         one, found = Report(), dict[str, list[KeyPath]]()
-        filled = fill(body, arguments.variables | combo, found, one)
+        filled = fill_variables(body, arguments.variables | combo, found, one)
         for location in (location for variable in found.keys() & arguments.variables.keys() for location in found[variable]):
             one.comes_from_set(location)
         used |= found.keys() | (set(params) if isinstance(params, dict) else set())
@@ -268,7 +270,7 @@ def read_value(text: str) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return plain(value, f"--set {text[:40]}")
+    return to_plain_json(value, f"--set {text[:40]}")
 
 
 def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[dict[str, Any]]:
@@ -283,7 +285,7 @@ def combinations(params: Any, given: Mapping[str, Any], report: Report) -> list[
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
-def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath = ()) -> Any:
+def fill_variables(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]], report: Report, path: KeyPath = ()) -> Any:
     """Return `node` with each ${var} replaced by its value if the string consists only of ${var}, else by the text of the value.
 
     A variable without a value is reported as a problem at each of its paths.
@@ -292,13 +294,13 @@ def fill(node: Any, variables: Mapping[str, Any], used: dict[str, list[KeyPath]]
     if isinstance(node, dict):
         filled = {}
         for key, inner in node.items():
-            name = str(fill(key, variables, used, report, (*path, key))) if "${" in key else key
+            name = str(fill_variables(key, variables, used, report, (*path, key))) if "${" in key else key
             if name in filled:
                 report.fail((*path, key), f"duplicate key '{name}' after filling variables")
-            filled[name] = fill(inner, variables, used, report, (*path, key))
+            filled[name] = fill_variables(inner, variables, used, report, (*path, key))
         return filled
     if isinstance(node, list):
-        return [fill(inner, variables, used, report, (*path, index)) for index, inner in enumerate(node)]
+        return [fill_variables(inner, variables, used, report, (*path, index)) for index, inner in enumerate(node)]
     return _fill_text(node, variables, used, report, path) if isinstance(node, str) and "${" in node else node
 
 

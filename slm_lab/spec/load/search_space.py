@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from slm_lab.spec.load.loader import dump_spec, load
+from slm_lab.spec.load.loader import dump_spec, load_with_notices
 from slm_lab.spec.load.search_check import set_value
 from slm_lab.spec.models.search import SearchKey, is_for_search, parse_search, settings, walk
 from slm_lab.spec.models.spec import Spec, models_at
@@ -88,7 +88,7 @@ class SearchSpace:
             set_value(body, paths[text], copy.deepcopy(values[text]), report)
         if report.problems:
             raise SpecError(self.spec.name, report.problems)
-        return load({self.spec.name: body}, self.spec.name, ()).specs[0]
+        return load_with_notices({self.spec.name: body}, self.spec.name, ()).specs[0]
 
     @cached_property
     def _base(self) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from slm_lab.spec.load.files import find_spec_file, raw_entries
-from slm_lab.spec.load.loader import dump_spec, load, notify, parse_sets
+from slm_lab.spec.load.loader import dump_spec, load_with_notices, notify, parse_sets
 from slm_lab.spec.load.validate import explain
 from slm_lab.spec.models.spec import Spec, models_at
 from slm_lab.spec.models.study import Study, StudyEntry, StudyEnv, StudyRun, StudySpec
-from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, diff, flat, nearest, override, show, show_path, to_path, value_at
+from slm_lab.spec.report import KeyPath, Problem, Report, SpecError, diff, flat, nearest_hint, override, show, show_path, to_path, value_at
 
 OPERATIONAL = (
     "meta.random_seed", "meta.run", "meta.save_", "meta.checkpoint_frequency", "meta.stall_", "meta.max_restart", "meta.observers",
@@ -52,7 +52,7 @@ def study_entries(path: str | Path, name: str) -> tuple[str, dict[str, Any]]:
     """Return the source of a file and its entries, of which `name` is a study. Raises SpecError if there is no study of that name."""
     source, entries = raw_entries(path)
     if name not in entries:
-        hint = nearest(name, entries) or f"; expected one of {', '.join(entries)}"
+        hint = nearest_hint(name, entries) or f"; expected one of {', '.join(entries)}"
         raise SpecError(source, [Problem("", f"unknown study '{name}'{hint}")])
     if not isinstance(entries[name], dict) or "study" not in entries[name]:
         problem = Problem("", "is a spec, not a study: it has no 'study' object; its modes are train, dev and search")
@@ -65,7 +65,7 @@ def load_study(path: str | Path, name: str, sets: Sequence[str] = ()) -> Study:
     source, entries = study_entries(path, name)
     raw, where, report = entries[name], f"{source} {name}", Report()
     unknown = [key for key in raw if key not in ("study", "$schema")]
-    beside = [Problem(key, f"unknown key beside 'study'{nearest(key, ['study'])}", "unknown") for key in unknown]
+    beside = [Problem(key, f"unknown key beside 'study'{nearest_hint(key, ['study'])}", "unknown") for key in unknown]
     body = _with_sets(json.loads(json.dumps(raw["study"])), sets, report)
     spec = _validated(body, report)
     if spec is None or report.problems or beside:
@@ -93,7 +93,7 @@ def _with_sets(body: Any, sets: Sequence[str], report: Report) -> Any:
     for key, value in (overrides | arguments.overrides).items():
         if key[0] not in keys:
             inside = f", or 'set.{show_path(key)}' for the specs of all runs" if len(key) > 1 else ""
-            hint = nearest(str(key[0]), keys) or f"; allowed: {', '.join(keys)}"
+            hint = nearest_hint(str(key[0]), keys) or f"; allowed: {', '.join(keys)}"
             report.fail(key, f"unknown key of a study{hint}{inside}", "unknown")
         elif isinstance(body, dict):
             override(body, _within_set(body, key), value, report)
@@ -137,7 +137,7 @@ def _check(spec: StudySpec, report: Report) -> None:
             if count > 1:
                 report.fail((*location, "random_seed"), f"has {seed} {count} times; expected each seed once")
     if spec.baseline is not None and spec.baseline not in labels:
-        message = f"must be the label of an entry, one of {', '.join(labels)}, not '{spec.baseline}'{nearest(spec.baseline, labels)}"
+        message = f"must be the label of an entry, one of {', '.join(labels)}, not '{spec.baseline}'{nearest_hint(spec.baseline, labels)}"
         report.fail(("baseline",), message)
     if spec.paired and spec.baseline is None:
         report.fail(("paired",), "has no effect without baseline")
@@ -151,7 +151,7 @@ def _check(spec: StudySpec, report: Report) -> None:
     for index, env in enumerate(spec.envs):
         for label in env.published if isinstance(env.published, dict) else ():
             if label not in labels:
-                report.fail(("envs", index, "published", label), f"unknown entry{nearest(label, labels)}", "unknown")
+                report.fail(("envs", index, "published", label), f"unknown entry{nearest_hint(label, labels)}", "unknown")
     _check_entries(spec, labels, report)
 
 
@@ -238,7 +238,7 @@ class _Runs:
         if env is not None:
             values["env" if "${env}" in json.dumps(raw) else "env.name"] = env.name
         try:
-            found = load(path, name, [f"{key}={json.dumps(value)}" for key, value in values.items()])
+            found = load_with_notices(path, name, [f"{key}={json.dumps(value)}" for key, value in values.items()])
         except SpecError as error:
             within = f" in {env.title}" if env is not None else ""
             for problem in error.problems:

@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 from slm_lab.spec.compat.migrate import OTHER_ALGORITHMS, OTHER_NAMES
 from slm_lab.spec.models.base import ERROR as EXTENSION
 from slm_lab.spec.models.base import Component, is_extension
-from slm_lab.spec.models.spec import SECTION_KEYS, Spec, below, chosen_models, is_model, models_at, names_of
-from slm_lab.spec.report import KeyPath, Report, nearest, show, show_path, value_at
+from slm_lab.spec.models.spec import SECTION_KEYS, Spec, annotations_below, chosen_models, is_model, models_at, names_of
+from slm_lab.spec.report import KeyPath, Report, nearest_hint, show, show_path, value_at
 
 
 def validate(raw: dict[str, Any], report: Report) -> Spec | None:
@@ -59,11 +59,11 @@ def likely_names(raw: dict[str, Any], wrong: list[KeyPath]) -> dict[KeyPath, str
     for path in wrong:
         section, models = value_at(raw, path[:-1]), models_at(path[:-1], raw)
         if path[-1:] == ("name",) and isinstance(section, dict) and len(names_of(models)) > 1 and not is_extension(section.get("name")):
-            likely[path] = _likely(section, models)
+            likely[path] = _likely_model(section, models)
     return likely
 
 
-def _likely(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
+def _likely_model(section: dict[str, Any], models: list[type[BaseModel]]) -> str:
     """Return the nearest name of a model, else the name of the model whose keys fit best."""
     near = difflib.get_close_matches(str(section.get("name"))[:80], names_of(models), n=1)
 
@@ -91,7 +91,7 @@ def _without_tags(loc: KeyPath, kind: str, raw: Any, root: type[BaseModel]) -> I
             )
             continue
         yield key
-        annotations, raw = [inner for a in chosen for inner in below(a, key)], value_at(raw, (key,))
+        annotations, raw = [inner for a in chosen for inner in annotations_below(a, key)], value_at(raw, (key,))
     if kind.startswith("union_tag") or kind == EXTENSION:
         yield "name"
 
@@ -101,7 +101,7 @@ def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, r
     parents, value = models_at(path[:-1], raw, root), value_at(raw, path)
     last = path[-1] if path else ""
     if kind == "extra_forbidden":
-        report.fail(path, "unknown key" + _elsewhere(str(last), path[:-1], parents), "unknown")
+        report.fail(path, "unknown key" + _unknown_key_hint(str(last), path[:-1], parents), "unknown")
         return
     if kind in (EXTENSION, "value_error", "assertion_error"):  # assertion errors come from validators of the user's models
         report.fail(path, message)
@@ -110,7 +110,7 @@ def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, r
     if kind in ("missing", "union_tag_not_found"):
         report.fail(path, f"missing; must be {allowed}", "missing")
     else:
-        hint = nearest(value, _choices(path, parents)) if isinstance(value, str) else ""
+        hint = nearest_hint(value, _choices(path, parents)) if isinstance(value, str) else ""
         if path == ("agent", "algorithm", "name") and (other := OTHER_ALGORITHMS.get(str(value).upper().replace("-", ""))):
             hint = f"; slm_lab calls it {other}"
         report.fail(path, f"must be {allowed}, not {show(value)}{hint}")
@@ -118,15 +118,15 @@ def _explain(path: KeyPath, kind: str, message: str, raw: Any, report: Report, r
 
 def _choices(path: KeyPath, parents: list[Any]) -> list[str]:
     """Return the strings allowed at a path."""
-    annotations = [inner for parent in parents for inner in below(parent, path[-1])] if path else []
+    annotations = [inner for parent in parents for inner in annotations_below(parent, path[-1])] if path else []
     return [word for a in annotations if get_origin(a) is Literal for word in get_args(a) if isinstance(word, str)]
 
 
-def _elsewhere(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
+def _unknown_key_hint(key: str, section: KeyPath, parents: list[type[BaseModel]]) -> str:
     """Return a hint for an unknown key: its name in this package if it is from another library, else the nearest key or its section."""
     if key in OTHER_NAMES:
         return f"; slm_lab calls it {OTHER_NAMES[key]}"
-    near = nearest(key, [name for parent in parents for name in parent.model_fields])
+    near = nearest_hint(key, [name for parent in parents for name in parent.model_fields])
     others = (location for location, words in SECTION_KEYS.items() if location != section and key in words)
     return near or next((f"; it belongs in {show_path(location)}" for location in others), "")
 

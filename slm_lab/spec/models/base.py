@@ -18,10 +18,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from slm_lab.lib.text import error_line
-from slm_lab.spec.report import nearest
+from slm_lab.spec.report import nearest_hint
 
 
-def whole(value: Any) -> Any:
+def to_integer(value: Any) -> Any:
     """Convert a float without a fraction, such as 1e6, to an integer; return other values unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -29,9 +29,9 @@ def whole(value: Any) -> Any:
 # No coercion: "8" is not a number, 1 is not true.
 Flag = Annotated[bool, Strict()]
 Real = Annotated[float, Strict()]
-Positive = Annotated[int, Strict(), Field(gt=0, lt=2**63), BeforeValidator(whole)]
-Count = Annotated[int, Strict(), Field(ge=0, lt=2**63), BeforeValidator(whole)]
-Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32), BeforeValidator(whole)]
+Positive = Annotated[int, Strict(), Field(gt=0, lt=2**63), BeforeValidator(to_integer)]
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**63), BeforeValidator(to_integer)]
+Seed = Annotated[int, Strict(), Field(ge=0, lt=2**32), BeforeValidator(to_integer)]
 Fraction = Annotated[float, Strict(), Field(ge=0, le=1)]
 NonNegative = Annotated[float, Strict(), Field(ge=0)]
 PositiveReal = Annotated[float, Strict(), Field(gt=0)]
@@ -100,7 +100,7 @@ def import_class(name: str, base: type, expected: str = "", also: tuple[type, ..
     found = getattr(module, attribute, None)
     if found is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, (base, *also))]
-        raise ExtensionError(f"'{path}' has no '{attribute}'{nearest(attribute, classes or [*vars(module)])}")
+        raise ExtensionError(f"'{path}' has no '{attribute}'{nearest_hint(attribute, classes or [*vars(module)])}")
     if not (isinstance(found, type) and issubclass(found, (base, *also))):
         raise ExtensionError(f"'{name}' is not a subclass of {base.__module__}.{base.__qualname__}{expected}")
     return found

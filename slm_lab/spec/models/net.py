@@ -8,7 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 
-from slm_lab.spec.models.base import Component, Count, Extensible, Flag, Fraction, Positive, PositiveReal, SpecModel, models_by_name, whole
+from slm_lab.spec.models.base import (
+    Component,
+    Count,
+    Extensible,
+    Flag,
+    Fraction,
+    Positive,
+    PositiveReal,
+    SpecModel,
+    models_by_name,
+    to_integer,
+)
 
 LogStd = Annotated[float, Strict(), Field(gt=-5, lt=2)]
 """Log standard deviation, strictly inside the bounds at which the Normal distribution clips it, where its gradient would be 0."""
@@ -32,7 +43,7 @@ class NamedClass(SpecModel):
         if not isinstance(raw, dict):
             return raw
         return {
-            key: value if key not in WHOLE else [whole(item) for item in value] if isinstance(value, list) else whole(value)
+            key: value if key not in WHOLE else [to_integer(item) for item in value] if isinstance(value, list) else to_integer(value)
             for key, value in raw.items()
         }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from slm_lab.spec.models.meta import MetaSpec
 from slm_lab.spec.models.spec import Spec, foreign_keys
-from slm_lab.spec.report import KeyPath, Report, nearest, show, show_path, to_path
+from slm_lab.spec.report import KeyPath, Report, nearest_hint, show, show_path, to_path
 
 RETIRED = frozenset({"clip_eps", "entropy_coef", "clip_grad", "lr_decay_frequency", "lr_anneal_timestep"})
 """Keys that no longer exist, but that published specs search."""
@@ -237,7 +237,7 @@ def search_entries(node: Any, report: Report, path: KeyPath = (), where: KeyPath
             hint = f"; did you mean '{meant}__{str(text)[len(meant) + 1 :]}'?" if meant else ""
             report.fail(("search", *here), f"must be key__distribution, or an object of such keys{hint}")
         elif distribution not in DISTRIBUTIONS:
-            hint = nearest(distribution, DISTRIBUTIONS) or f"; allowed: {', '.join(DISTRIBUTIONS)}"
+            hint = nearest_hint(distribution, DISTRIBUTIONS) or f"; allowed: {', '.join(DISTRIBUTIONS)}"
             report.fail(("search", *here), f"unknown distribution '{distribution}'{hint}")
         elif message := _wrong_arguments(distribution, value):
             report.fail(("search", *here), message)

@@ -187,7 +187,7 @@ def models_at(path: KeyPath, raw: Any, root: type[BaseModel] = Spec) -> list[typ
     annotations: list[Any] = [root]
     for key in (None, *path):
         if key is not None:
-            annotations = [inner for annotation in annotations for inner in below(annotation, key)]
+            annotations = [inner for annotation in annotations for inner in annotations_below(annotation, key)]
             raw = value_at(raw, (key,))
         annotations = chosen_models(annotations, raw)
     return [a for a in annotations if is_model(a)]
@@ -212,7 +212,7 @@ def names_of(annotations: list[Any]) -> list[str]:
     return [value for field in fields if get_origin(field) is Literal for value in get_args(field)]
 
 
-def below(annotation: Any, key: str | int) -> list[Any]:
+def annotations_below(annotation: Any, key: str | int) -> list[Any]:
     if is_model(annotation) and isinstance(key, str) and key in annotation.model_fields:
         return members(annotation.model_fields[key])
     if get_origin(annotation) is list and isinstance(key, int):

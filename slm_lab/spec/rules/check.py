@@ -37,7 +37,7 @@ from slm_lab.spec.models.net import (
     RecurrentNetSpec,
 )
 from slm_lab.spec.models.spec import SECTION_KEYS, AgentSpec, Spec
-from slm_lab.spec.report import KeyPath, Report, nearest, show
+from slm_lab.spec.report import KeyPath, Report, nearest_hint, show
 from slm_lab.spec.rules.keys import ALGORITHM, SAMPLER, reject_non_defaults
 from slm_lab.spec.rules.net_rules import check_global_nets, check_net_in_agent
 from slm_lab.spec.rules.sampler_rules import check_sampler
@@ -344,7 +344,7 @@ def _check_env(spec: Spec, report: Report) -> None:
         report.fail(("env", "clip_reward"), f"must be [lo, hi] with lo below hi, not {show(env.clip_reward)}")
     for key in env.kwargs:
         other = OTHER_NAMES.get(key, "")
-        if hint := f"; slm_lab calls it {other}" if other else nearest(key, SECTION_KEYS[("env",)], cutoff=0.85):
+        if hint := f"; slm_lab calls it {other}" if other else nearest_hint(key, SECTION_KEYS[("env",)], cutoff=0.85):
             report.note(("env", key), f"is not a key of env, so it is passed to the env's constructor{hint}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from slm_lab.spec.models.net import NAMES, WHOLE, LayersSpec, NamedClass, NetSpec, OptimSpec, TorchArcNetSpec
-from slm_lab.spec.report import KeyPath, Report, nearest, show
+from slm_lab.spec.report import KeyPath, Report, nearest_hint, show
 
 LOSSES, ACTIVATIONS = NAMES["_losses"], NAMES["_activations"]
 OPTIMIZERS = NAMES["_optimizers"] | {f"Global{name}": NAMES["_optimizers"][name] for name in ("Adam", "RMSprop")}
@@ -71,7 +71,7 @@ def check_net(net: NetSpec, location: KeyPath, report: Report, *, has_loss: bool
             _check_name(net.init_fn, INIT_FUNCTIONS, "function of torch.nn.init", location, report, key="init_fn")
         for key, name in (("hid_layers_activation", net.hid_layers_activation), ("out_layer_activation", net.out_layer_activation)):
             if name is not None and activation(name) is None:
-                report.fail((*location, key), f"unknown activation of torch.nn '{name}'{nearest(name, ACTIVATIONS)}")
+                report.fail((*location, key), f"unknown activation of torch.nn '{name}'{nearest_hint(name, ACTIVATIONS)}")
     if isinstance(net, TorchArcNetSpec):
         _check_gain(net, location, report)
         for key in ("arc", "actor_arc", "critic_arc"):
@@ -91,7 +91,7 @@ def _check_gain(net: TorchArcNetSpec, location: KeyPath, report: Report) -> None
 def _check_name(name: str, known: Mapping[str, str], what: str, location: KeyPath, report: Report, key: str = "name") -> bool:
     if name in known:
         return True
-    reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest(name, known)
+    reason = f"; {name} {_NOT_ALLOWED[name]}" if name in _NOT_ALLOWED else nearest_hint(name, known)
     report.fail((*location, key), f"unsupported {what} '{name}'{reason or '; allowed: ' + ', '.join(sorted(known))}")
     return False
 
@@ -119,7 +119,7 @@ def _check_arguments(given: Mapping[str, Any], known: str, name: str, location: 
     words = {word.rstrip("!"): word.endswith("!") for word in known.split()}
     for key in given:
         if key not in words and "**" not in words:
-            hint = nearest(key, words) or f"; allowed: {', '.join(words) or 'none'}"
+            hint = nearest_hint(key, words) or f"; allowed: {', '.join(words) or 'none'}"
             report.fail((*location, key), f"unknown argument of {name}{hint}", "unknown")
         elif key in WHOLE:
             numbers, what = (given[key], "whole numbers") if isinstance(given[key], list) else ([given[key]], "a whole number")
@@ -135,7 +135,7 @@ def _check_arc(arc: dict[str, Any], location: KeyPath, report: Report) -> None:
     modules, graph = arc.get("modules"), arc.get("graph")
     for key in arc:
         if key not in ("modules", "graph"):
-            report.fail((*location, key), f"unknown key{nearest(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown")
+            report.fail((*location, key), f"unknown key{nearest_hint(key, ('modules', 'graph')) or '; allowed: modules, graph'}", "unknown")
     if not isinstance(modules, dict) or not modules:
         report.fail((*location, "modules"), f"must be an object of named layers, not {show(modules)}")
         return
@@ -157,7 +157,7 @@ def _check_layer(layer: Any, location: KeyPath, report: Report) -> None:
     if name is None:
         report.fail(location, f"must be one layer, such as {{LazyLinear: {{out_features: 64}}}}, not {show(layer)}")
     elif name not in LAYERS:
-        report.fail((*location, name), f"unknown layer of torch.nn{nearest(name, LAYERS)}")
+        report.fail((*location, name), f"unknown layer of torch.nn{nearest_hint(name, LAYERS)}")
     elif name in ("Sequential", "ModuleList") and isinstance(args, list):
         for index, inner in enumerate(args):
             _check_layer(inner, (*location, name, index), report)
@@ -172,4 +172,4 @@ def _check_graph(graph: dict[str, Any], modules: Mapping[str, Any], location: Ke
     steps = graph.get("modules")
     for name in steps if isinstance(steps, dict) else ():
         if name not in modules:
-            report.fail((*location, "modules", name), f"unknown module{nearest(name, modules)}")
+            report.fail((*location, "modules", name), f"unknown module{nearest_hint(name, modules)}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slm_lab.experiment.execute.local import fork_server as server
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from tests.experiment.commands import processes_with, until
 
 ROOT = Path(__file__).parents[3]
@@ -180,7 +180,7 @@ def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
 
 
 def skip_without(method: str) -> None:
-    if method == "forkserver" and not has("forkserver"):
+    if method == "forkserver" and not has_feature("forkserver"):
         pytest.skip("no fork server on this system")
 
 
@@ -288,7 +288,7 @@ def test_two_runs_at_once(script: Callable[..., Script]) -> None:
     assert [one.line() for one in runs] == ["begin"] * 3
     interrupted, killed, last = runs
     end = time.monotonic() + 30.0
-    expected = 5 if has("forkserver") else 4  # itself, a tracker, the server and two children
+    expected = 5 if has_feature("forkserver") else 4  # itself, a tracker, the server and two children
     while len(children := last.processes()) < expected:
         assert time.monotonic() < end, children
         time.sleep(0.05)

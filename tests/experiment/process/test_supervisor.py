@@ -506,7 +506,7 @@ def test_the_server_ends_with_its_last_use(parent: LocalExecutor, monkeypatch: p
     ],
 )
 def test_start_method(requested: Any, supported: bool, forkserver_unavailable: bool, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "has", lambda name: supported)
+    monkeypatch.setattr(server, "has_feature", lambda name: supported)
     monkeypatch.setattr(server.THIS_PROCESS, "forkserver_unavailable", forkserver_unavailable)
     monkeypatch.setattr(server.THIS_PROCESS, "requested_method", "auto")
     server.use_start_method(requested)
@@ -516,10 +516,10 @@ def test_start_method(requested: Any, supported: bool, forkserver_unavailable: b
 def test_a_fork_server_that_is_wanted_and_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no reason to use another start method."""
     monkeypatch.setattr(server.THIS_PROCESS, "requested_method", "auto")
-    monkeypatch.setattr(server, "has", lambda name: False)
+    monkeypatch.setattr(server, "has_feature", lambda name: False)
     with pytest.raises(SpecError, match=r"meta\.start_method"):
         server.use_start_method("forkserver")
-    monkeypatch.setattr(server, "has", lambda name: True)
+    monkeypatch.setattr(server, "has_feature", lambda name: True)
     server.use_start_method("forkserver")
     with pytest.raises(UserError, match=r"meta\.start_method"):
         server.use_spawn("no temporary folder")

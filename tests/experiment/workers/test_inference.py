@@ -24,7 +24,7 @@ from slm_lab.experiment.collect.workers.inference import CentralInference, Infer
 from slm_lab.experiment.collect.workers.shared import InferenceBuffer
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.records import ObservationSpace
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
 from tests.experiment.workers.conftest import RECURRENT, pool_of, spans_of, weights_of, worker_spec
 from tests.experiment.workers.puppets import INFO
@@ -100,7 +100,7 @@ def test_central_inference_acts_as_local_does(tmp_path: Path, open_session: Open
     assert abstract_sockets() <= before, "such a socket has no permissions, and exists on Linux alone"
     begin = time.monotonic()
     central.close()
-    assert time.monotonic() < begin + (1.5 if has("forkserver") else 8.0), "a process that was spawned takes longer to exit"
+    assert time.monotonic() < begin + (1.5 if has_feature("forkserver") else 8.0), "a process that was spawned takes longer to exit"
     assert not folder.exists()
     local = open_session(worker_spec(env={"max_frame": 128}))
     local.run()

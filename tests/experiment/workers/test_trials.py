@@ -29,7 +29,7 @@ from slm_lab.experiment.run.engine import SessionsJob, run_inline
 from slm_lab.experiment.run.trial import Trial, TrialResult
 from slm_lab.experiment.session.session import Session
 from slm_lab.lib.log import logger
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.load.loader import dump_spec
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import SpecError
@@ -37,7 +37,7 @@ from tests.experiment.commands import PATIENCE, Command, alive, frame_of, until
 from tests.experiment.workers.conftest import source_of, weights_of, worker_spec
 from tests.experiment.workers.test_session import DQN, REPLAY
 
-SOON = 10.0 if has("forkserver") else 60.0
+SOON = 10.0 if has_feature("forkserver") else 60.0
 """Seconds; child processes that are spawned load torch, in 2 s each, or 10 s beside other load. Faults block for 300 s."""
 CENTRAL = {"inference": "central"}
 ONE_WORKER = {"num_workers": 1, "num_envs_per_worker": 4}

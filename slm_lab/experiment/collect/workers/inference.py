@@ -18,7 +18,7 @@ import numpy as np
 
 from slm_lab.agent.policy.policy import Policy
 from slm_lab.experiment.collect.workers.shared import InferenceBuffer, WorkerArrays, WorkerConfig
-from slm_lab.experiment.collect.workers.worker import EnvGroup, WeightSubscriber, build_policies, merge
+from slm_lab.experiment.collect.workers.worker import EnvGroup, WeightSubscriber, build_policies, merge_outputs
 from slm_lab.experiment.execute.heartbeat import TRAINING, WAITING
 from slm_lab.experiment.training.experience import Beat, no_beat
 from slm_lab.lib.records import ActOut
@@ -132,7 +132,7 @@ class CentralInference:
             if len(row_K):
                 state = buffer.state_NS[row_K] if policy.state_size else None
                 parts.append((row_K, policy.act_from_params(buffer.params_NP[row_K], state)._replace(version=buffer.version_N[row_K])))
-        return merge(group, parts)
+        return merge_outputs(group, parts)
 
     def _request_again(self) -> None:
         """Send every open request again, since the server may have died while it was overwriting a request with its answer."""

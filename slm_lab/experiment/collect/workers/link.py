@@ -27,7 +27,7 @@ from slm_lab.experiment.execute.executor import Context, Executor, Task
 from slm_lab.experiment.execute.heartbeat import CLOSING
 from slm_lab.experiment.execute.local.child import SharedFd
 from slm_lab.lib.store import SharedArrays, shared_file
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.report import SpecError
 
 CONNECT = "connect"
@@ -219,7 +219,7 @@ def run_worker(context: Context, config: WorkerConfig, link: WorkerEndpoint) -> 
     Messages: ("built", EnvInfo) once the envs are built; ("ready",) after the first order; then ("rollout", slot, Collected, …) for each
     requested slot, and ("state", number, state) on request. ("user_error", SpecError) if the envs cannot be built.
     """
-    if sampler_of(config.spec).async_rl and has("priority"):
+    if sampler_of(config.spec).async_rl and has_feature("priority"):
         os.nice(link.niceness)
     torch.set_num_threads(1)
     seed_process(config)

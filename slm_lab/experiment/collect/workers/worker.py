@@ -170,7 +170,7 @@ class LocalInference:
             return policies[0].act(group.obs_N, group.state_NS)
         acting_N, state_NS = group.acting_N, group.state_NS
         rows = [np.flatnonzero(acting_N == p) for p in range(len(policies))]
-        return merge(
+        return merge_outputs(
             group,
             [
                 (row_K, policy.act(group.obs_N[row_K], None if state_NS is None else state_NS[row_K]))
@@ -180,7 +180,7 @@ class LocalInference:
         )
 
 
-def merge(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
+def merge_outputs(group: EnvGroup, parts: Sequence[tuple[np.ndarray, ActOut]]) -> ActOut:
     """Combine the outputs of the policies of a group, each of which applies to certain rows, into one output for all rows.
 
     Rows for which no policy acts get zeros, and their hidden states are not changed.

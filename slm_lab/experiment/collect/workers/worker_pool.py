@@ -21,7 +21,7 @@ from slm_lab.experiment.training.resolve import resolve_inference
 from slm_lab.lib.records import EnvInfo
 from slm_lab.lib.rng import Seeds
 from slm_lab.lib.store import SharedArrays
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.spec import Spec
 from slm_lab.spec.report import Problem, SpecError
 
@@ -101,7 +101,7 @@ def open_pool(spec: Spec, seeds: Seeds, device: str, stop: Stop, beat: Beat) -> 
     config, sampler = WorkerConfig(spec, seeds, device=device), sampler_of(spec)
     if sampler.serial_mode:
         return SerialPool(config, stop, beat)
-    if not has("groups"):
+    if not has_feature("groups"):
         raise UserError("worker processes require Linux or macOS; on Windows set meta.sampler.serial_mode to true")
     return TaskPool(config, LocalExecutor(*_stall_limits(spec)), MemoryLink(), stop, beat)
 

@@ -32,7 +32,7 @@ from slm_lab.lib.process import (
     set_environment,
     stop_signals_blocked,
 )
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 from slm_lab.spec.models.meta import StartMethod
 from slm_lab.spec.report import Problem, SpecError
 
@@ -53,7 +53,7 @@ _lock, _users_lock = threading.Lock(), threading.Lock()
 
 def use_start_method(requested: StartMethod) -> None:
     """Set the start method (meta.start_method) for the children of this process. Raises SpecError if this system does not support it."""
-    if requested == "forkserver" and not has("forkserver"):
+    if requested == "forkserver" and not has_feature("forkserver"):
         message = "'forkserver' is not supported on this system; allowed: auto, spawn"
         raise SpecError("meta", [Problem("meta.start_method", message)])
     THIS_PROCESS.requested_method = requested
@@ -69,7 +69,7 @@ def start_method() -> Method:
     """Return the start method of child processes: "forkserver" on Linux; "spawn" on other systems, if the server cannot run, or if the spec
     requires it."""
     allowed = THIS_PROCESS.requested_method != "spawn" and not THIS_PROCESS.forkserver_unavailable
-    return "forkserver" if allowed and has("forkserver") else "spawn"
+    return "forkserver" if allowed and has_feature("forkserver") else "spawn"
 
 
 def _method_of_next() -> Method:
@@ -105,7 +105,7 @@ def use_spawn(reason: str) -> None:
 
 def ensure_server() -> None:
     """Start the fork server if none is running, without waiting for it to load. Call this early, before torch is imported."""
-    if not has("groups"):  # this system has no child processes, which the engine reports
+    if not has_feature("groups"):  # this system has no child processes, which the engine reports
         return
     with stop_signals_blocked():
         resource_tracker.ensure_running()  # starting it unblocks signals

@@ -12,7 +12,7 @@ from typing import Any
 from slm_lab.experiment.execute.heartbeat import PHASES, USER_CODE, Heartbeat, StallTimer
 from slm_lab.experiment.plan import Interrupted, Stop
 from slm_lab.lib.process import STOP_SIGNALS
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 _ONE_EVENT = 0.2
 """Signals within this number of seconds count as one signal. `timeout` sends SIGTERM to a process and to its group, and systemd sends
@@ -140,7 +140,9 @@ def _interrupted(blocked: Callable[[], bool], reason: Callable[[], str | None]) 
     because it is no longer blocked, or because the thread of an enclosing block has woken it.
     """
     done, main, over = threading.Event(), threading.main_thread(), False
-    wake = signal.SIGURG if has("signals") and threading.current_thread() is main else None  # by default ignored: a late one has no effect
+    wake = (
+        signal.SIGURG if has_feature("signals") and threading.current_thread() is main else None
+    )  # by default ignored: a late one has no effect
 
     def watch() -> None:
         while not done.wait(_POLL):

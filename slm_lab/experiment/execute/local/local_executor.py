@@ -21,7 +21,7 @@ from slm_lab.experiment.execute.local.child import Setup, SharedFd
 from slm_lab.experiment.execute.local.fork_server import ENDED, ensure_server, start_method, stop_server, use_spawn, wanted_start_method
 from slm_lab.lib.process import THREAD_LIMITS, environment, hidden_main, kill_group, stop_signals_blocked
 from slm_lab.lib.store import shared_file
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 _TICK = 0.5
 """Maximum seconds between two checks of heartbeats and deadlines."""
@@ -188,7 +188,7 @@ class LocalTask(Task):
         if self._process is None:
             return
         overdue = not wait([self._death], 0)
-        if not overdue and not has("pidfd") and not self._has_exited():
+        if not overdue and not has_feature("pidfd") and not self._has_exited():
             overdue, self.kill_reason = True, "closed file descriptors that it did not open"
         if overdue:
             with suppress(ProcessLookupError):
@@ -210,7 +210,7 @@ class LocalTask(Task):
 
 def _death_of(process: Any) -> int:
     """Return a new descriptor that is readable when the process has ended."""
-    if has("pidfd"):
+    if has_feature("pidfd"):
         with suppress(OSError):  # the process is dead already
             return os.pidfd_open(process.pid)
     return os.dup(process.sentinel)

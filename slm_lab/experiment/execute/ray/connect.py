@@ -374,7 +374,7 @@ class Remote:
             raise error.cause if isinstance(error.cause, Exception) else error from None
 
 
-def died(error: BaseException) -> str:
+def death_reason(error: BaseException) -> str:
     """Return the reason why an actor has died, in one line, based on Ray's error."""
     text = str(error)
     if "unavailable" in text or "node has died" in text or "node was terminated" in text:

@@ -18,7 +18,7 @@ from slm_lab.experiment.plan import UserError
 from slm_lab.lib.limits import memory_bytes
 from slm_lab.lib.log import notice
 from slm_lab.lib.process import environment, stop_signals_blocked
-from slm_lab.lib.system import has
+from slm_lab.lib.system import has_feature
 
 _STORE_BYTES = (80 * 2**20, 256 * 2**20)
 """Minimum and maximum size in bytes of the object store, through which only specs and reports pass. (Ray requires at least 75 MiB.)"""
@@ -148,7 +148,7 @@ def _temporary_folder() -> Iterator[tuple[Path, IO[bytes]]]:
 
 def _descendants() -> list[int]:
     """Return the ids of all descendants of this process, read from /proc; [] without it."""
-    if not has("proc"):
+    if not has_feature("proc"):
         return []
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slm_lab.experiment.execute.executor import Died, Executor, Message, Resources, Stalled, Target, Task
-from slm_lab.experiment.execute.ray.connect import LOST_NODE, Remote, died, on_node, pack, unpack
+from slm_lab.experiment.execute.ray.connect import LOST_NODE, Remote, death_reason, on_node, pack, unpack
 from slm_lab.experiment.execute.ray.task_actor import LOG, STALLED, STARTED, Limits, TaskActor
 from slm_lab.lib.log import notice
 
@@ -150,7 +150,7 @@ class RayExecutor(Executor):
         try:
             messages, ended = unpack(self._ray.get(future))
         except self._ray.exceptions.RayError as error:
-            reason = died(error)
+            reason = death_reason(error)
             lost = reason == LOST_NODE
             task.inbox.append(Died(task, reason if lost else f"ended: {reason}", "", lost=lost))
             return

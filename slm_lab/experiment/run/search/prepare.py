@@ -11,7 +11,7 @@ from typing import Any
 from slm_lab.experiment.execute.executor import Context, Resources
 from slm_lab.experiment.plan import Plan, session_processes
 from slm_lab.experiment.run.experiment import build_problems
-from slm_lab.experiment.training.resolve import alone, number_of_gpus
+from slm_lab.experiment.training.resolve import number_of_gpus, single_session_spec
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import notice
 from slm_lab.spec.load.loader import dump_spec
@@ -93,7 +93,7 @@ def check_search_values(space: SearchSpace, plan: Plan) -> None:
     problems: list[Problem] = []
     built: set[str] = set()
     for key, value, spec in _variants(space):
-        lone = alone(spec)
+        lone = single_session_spec(spec)
         text = json.dumps({part: body for part, body in dump_spec(lone)[lone.name].items() if part != "meta"}, sort_keys=True, default=str)
         if text in built:
             continue

@@ -36,7 +36,7 @@ from slm_lab.experiment.run.search.stage import SearchTable, Stage, final_metric
 from slm_lab.experiment.run.search.trial_task import TrialJob
 from slm_lab.experiment.run.trial import load_analysis
 from slm_lab.experiment.session.resume import differences, run_in, start_history
-from slm_lab.lib.files import indented_json, replace_file, shown
+from slm_lab.lib.files import display_path, indented_json, replace_file
 from slm_lab.lib.log import capture_notices
 from slm_lab.spec.load.loader import dump_spec, load_spec
 from slm_lab.spec.load.search_space import SearchSpace, Values
@@ -136,7 +136,9 @@ class Search(Experiment[RunPaths]):
 
     def _interrupted(self) -> str:
         return (
-            _NOTHING if self.paths is None else f"interrupted; continue it with slm-lab search@{shlex.quote(str(shown(self.paths.root)))}"
+            _NOTHING
+            if self.paths is None
+            else f"interrupted; continue it with slm-lab search@{shlex.quote(str(display_path(self.paths.root)))}"
         )
 
     def _new_state(self) -> SearchState:
@@ -220,7 +222,7 @@ class Search(Experiment[RunPaths]):
         trials = f"{self.space.trials} trials ({algorithm}), {self._share.concurrent} at a time"
         sessions = f"{meta.max_session} session{'s' * (meta.max_session > 1)} × {self.spec.session_frames:,} frames"
         table.say(f"{self.spec.name}: {trials}, each {sessions}; random_seed {meta.random_seed}; ready after {seconds:.1f} s")
-        table.say(f"{shown(self._files.root)}")
+        table.say(f"{display_path(self._files.root)}")
         if self._continued:
             ended = sum(trial.ended for trial in self.state.trials)
             running = sum(not trial.ended and trial.frame > 0 for trial in self.state.trials)
@@ -380,11 +382,11 @@ class Search(Experiment[RunPaths]):
             report = attempt(partial(self._write_report, ended=True))
         for line in result_lines(self.state, summary):
             table.say(line)
-        root = shown(paths.root)
+        root = display_path(paths.root)
         if report is not None:
-            table.say(f"open {shown(report)}")
+            table.say(f"open {display_path(report)}")
         if paths.best_spec in summary.files:
-            table.say(f"spec of the best trial: {shown(paths.best_spec)}")
+            table.say(f"spec of the best trial: {display_path(paths.best_spec)}")
         table.say(f"all files: {root}")
         for line in next_commands(self.state, paths):
             table.say(line)
@@ -396,7 +398,7 @@ class Search(Experiment[RunPaths]):
 
 def next_commands(state: SearchState, paths: RunPaths) -> list[str]:
     """Return lines with the commands that can be used next: to play the best trial, and to confirm the best trials."""
-    ended, root = best_first(state.trials), shown(paths.root)
+    ended, root = best_first(state.trials), display_path(paths.root)
     playable = any(checkpoints(paths, trial=one.trial) for one in ended)
     play = [f"play it:   slm-lab enjoy@{root}"] if playable else []
     return [*play, f"confirm:   slm-lab search@{root} --confirm 3"] if ended and not state.confirm else play

@@ -27,7 +27,7 @@ from slm_lab.experiment.run.experiment import ATTEMPTS, Experiment, TaskStart, c
 from slm_lab.experiment.run.sessions import SAVING
 from slm_lab.experiment.run.study.study_run import RunJob, adopted_runs, changes, check_in_process, has_failed, key_of, run_in_process
 from slm_lab.experiment.run.study.study_table import RunState, StudyTable
-from slm_lab.lib.files import indented_json, replace_file, shown, with_checksum
+from slm_lab.lib.files import display_path, indented_json, replace_file, with_checksum
 from slm_lab.lib.limits import cores
 from slm_lab.lib.log import capture_notices
 from slm_lab.lib.text import last_line
@@ -176,7 +176,7 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _interrupted(self) -> str:
         if self.paths is None:
             return "interrupted; nothing was written"
-        words = (self.study.source, self.study.name, f"study@{shown(self.paths.root)}")
+        words = (self.study.source, self.study.name, f"study@{display_path(self.paths.root)}")
         return f"interrupted; continue it with slm-lab {shlex.join(words)}"
 
     def _run(self, stop: Stop) -> None:
@@ -200,7 +200,7 @@ class StudyExperiment(Experiment[StudyPaths]):
             self._folders: dict[tuple[str, int], StudyRunFolder] = {}
             self._read_states(self.states, known, adopted)
             table.say(f"{study.name}: {_run_count_text(study)}, {concurrent} run{'s' * (concurrent > 1)} at a time")
-            table.say(f"{shown(paths.root)}")
+            table.say(f"{display_path(paths.root)}")
             if self.lock is not None and self.lock.killed is not None:
                 table.say(f"the last start, {self.lock.killed}, {ENDED}")
             table.say(table.summary())
@@ -438,10 +438,10 @@ class StudyExperiment(Experiment[StudyPaths]):
             table.say(line)
         page = attempt(partial(self._write_page, ended=True))
         if page is not None:
-            table.say(f"open {shown(page)}")
+            table.say(f"open {display_path(page)}")
         if results:
             env = f" --env {shlex.quote(self.study.envs[0])}" if len(self.study.envs) > 1 else ""
-            table.say(f"play the best run: slm-lab enjoy@{shown(self._files.root)}{env}")
+            table.say(f"play the best run: slm-lab enjoy@{display_path(self._files.root)}{env}")
 
 
 def gpu_share(run: StudyRun) -> float:

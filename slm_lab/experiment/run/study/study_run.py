@@ -19,7 +19,7 @@ from slm_lab.experiment.files.lock import SessionLock
 from slm_lab.experiment.files.paths import RunPaths, StudyRunFolder
 from slm_lab.experiment.plan import Interrupted, Plan, TrialFailed, UserError
 from slm_lab.experiment.run.experiment import build_problems
-from slm_lab.experiment.training.resolve import alone, completed, number_of_gpus
+from slm_lab.experiment.training.resolve import completed, number_of_gpus, single_session_spec
 from slm_lab.spec.load.loader import load_spec
 from slm_lab.spec.load.study_file import differing, settings
 from slm_lab.spec.models.spec import Spec
@@ -91,7 +91,9 @@ def has_failed(paths: RunPaths) -> bool:
 
 def check_in_process(context: Context, runs: list[StudyRun], plan: Plan, source: str) -> None:
     """Build env and agent of the spec of each run. Messages: ("valid", number of GPUs) or ("user_error", error)."""
-    problems = [problem for run in runs for problem in build_problems(alone(run.spec), plan, f"study: {run.entry} in {run.env}")]
+    problems = [
+        problem for run in runs for problem in build_problems(single_session_spec(run.spec), plan, f"study: {run.entry} in {run.env}")
+    ]
     if problems:
         context.send("user_error", SpecError(source, problems))
     else:

@@ -38,7 +38,7 @@ from slm_lab.experiment.run.verify.window import (
     Window,
     choose_window,
     is_numbered,
-    recorded,
+    recorded_settings,
     session_files,
     tables_of,
 )
@@ -47,7 +47,7 @@ from slm_lab.experiment.session.resume import differences, trained_spec
 from slm_lab.experiment.session.session import Session
 from slm_lab.experiment.session.session_process import shared_arrays
 from slm_lab.experiment.training.observers.base import Observer, ObserverContext
-from slm_lab.lib.files import shown
+from slm_lab.lib.files import display_path
 from slm_lab.lib.records import Episode
 from slm_lab.lib.store import shared_file
 from slm_lab.spec.load.loader import dump_spec, load_spec
@@ -115,7 +115,7 @@ class Verification:
 
     def text(self) -> str:
         """Return lines for the terminal."""
-        lines = [", ".join([str(shown(self.folder)), *filter(None, [self.name]), f"session {self.session}"])]
+        lines = [", ".join([str(display_path(self.folder)), *filter(None, [self.name]), f"session {self.session}"])]
         if self.window is None:
             lines.append("nothing was trained again, since the files are not those of the run")
         else:
@@ -364,7 +364,7 @@ class _Again:
 
     def _spec(self) -> Spec:
         """Return the spec with the machine-dependent settings of the run, and without saves and limits that depend on time."""
-        made, spec = recorded(self.run.starts), self.spec
+        made, spec = recorded_settings(self.run.starts), self.spec
         meta: dict[str, Any] = {"save_interval": _NEVER, "max_seconds": None, "run": None}
         meta |= {key: made[key] for key in ("threads", "matmul") if key in made and made[key] != "torch"}
         env = {} if (backend := _other_backend(spec, made.get("backend"))) is None else {"backend": backend}

@@ -188,7 +188,7 @@ def _check_limit(window: Window, frames: int | None) -> None:
         raise UserError(f"the shortest window, {took}; to train it again, add --frames {window.frames}; for a part of it, --to FRAME")
 
 
-def recorded(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def recorded_settings(starts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the machine-dependent settings that the last start recorded: backend, matmul and threads."""
     last: dict[str, Any] = next((start for start in reversed(starts) if "threads" in start), {})
     return {key: last[key] for key in ("backend", "matmul", "threads") if key in last}

@@ -182,8 +182,8 @@ class Agent:
     def state_dict(self) -> dict[str, Any]:
         """Return the learned state and all random streams, without parts that other processes train too.
 
-        The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. The latter is useful only for a
-        run whose unfinished episodes continue.
+        The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. The unfinished rollout
+        is useful only for a run whose unfinished episodes continue.
         """
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 

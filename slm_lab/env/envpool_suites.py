@@ -53,7 +53,7 @@ def options_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return EnvPool's options of an env with their defaults.
 
     Raises ImportError without EnvPool, and RuntimeError if files that the env needs are missing.
-    Args: given: options in the spec, of which only paths are used.
+    Args: given: options in the spec; only those that end in _path are used.
     """
     config = dict(import_envpool().make_spec(name, **{key: path for key, path in given.items() if key.endswith("_path")}).config._asdict())
     return {key: value for key, value in (config | _PIXELS).items() if key not in (*_OWNED, "num_envs")}

@@ -30,7 +30,7 @@ class GroupRows(Backend):
         self._step: RawStep | None = None
 
     def take(self, obs: Any, raw: RawStep | None = None) -> None:
-        """Store the group's observations and, after a step, the step, of which the group's rows are used."""
+        """Store the group's observations and, after a step, the group's rows of the step."""
         acts_N, present_N, rows = self._shared.acts_N, self._shared.present_N, self.rows
         self.acts_N = None if acts_N is None else acts_N[rows]
         self.present_N = None if present_N is None else present_N[rows]

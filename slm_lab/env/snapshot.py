@@ -1,9 +1,9 @@
 """Save the state of a single env with its wrappers in plain Python, so that a run can continue in the middle of an episode.
 
-The state of a layer (the env, or one of its wrappers) consists of its attributes: numbers, strings, arrays, random generators (including
-those of spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. A value that two attributes share is
-shared again after loading. If a layer has methods `state_dict()` and `load_state_dict(state)`, these are used instead. An env with other
-attributes (a C++ object, an open file) cannot be saved.
+The state of a layer (the env, or one of its wrappers) consists of its attributes: numbers, strings, arrays, random generators (also of
+spaces), other envs, MuJoCo's simulation data, and containers or objects of such values. A value that two attributes share is shared again
+after loading. If a layer has methods `state_dict()` and `load_state_dict(state)`, these are used instead. An env with other attributes (a
+C++ object, an open file) cannot be saved.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class Store(Protocol):
     synced: bool
     """Whether a process refreshes its copy of the parameters only after its own updates (meta.distributed "synced")."""
     locked: bool
-    """Whether updates happen one after the other (meta.hogwild_lock)."""
+    """Whether only one process updates at a time (meta.hogwild_lock)."""
     fresh: bool
     """Whether training has not begun."""
     remote: bool

@@ -82,8 +82,8 @@ class Sarsa(ValueLearning):
 
 
 NextValue = Callable[[Callable[[], Any], Callable[[], Any]], Any]
-"""Function (q, target_q) → V(s') [B]. `q()` returns the net's action values of s' [B, A], `target_q()` those of the target net; all are
-tensors, or arrays for small nets."""
+"""Function (q, target_q) → V(s') [B]. `q()` returns the action values of s' [B, A] computed by the net, `target_q()` the action values
+computed by the target net. All are tensors, or arrays for small nets."""
 
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
     VanillaDQNSpec: lambda q, target_q: max_value(q()),

@@ -92,7 +92,7 @@ class TargetNet(Generic[Net]):
         return True
 
     def update(self) -> None:
-        """Copy the source net, or move towards it by polyak_coef. If several processes update, they do so one after the other."""
+        """Copy the source net, or move towards it by polyak_coef. If there are several processes, they update one at a time."""
         if self._store is None:
             self._update()
         else:

@@ -17,7 +17,7 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 
 
 class SharedStatistic:
-    """Numbers that several processes update together, one after the other.
+    """Numbers that several processes update, one process at a time.
 
     Args: name: key of the numbers in the store and in the state. size: number of the numbers.
     """

@@ -79,7 +79,7 @@ def flat(x_TN: A) -> A:
 
 
 def ignore_float_errors() -> np.errstate:
-    """Return a context in which numpy does not warn about numbers that are not finite, as torch does not; the trainer reports them."""
+    """Return a context in which numpy, like torch, does not warn about numbers that are not finite; the trainer reports them."""
     return np.errstate(all="ignore")
 
 

@@ -78,7 +78,7 @@ def policy_act(agent: LoadedAgent, rng: np.random.Generator, deterministic: bool
 
 
 def scripted_act(player: Player) -> Act:
-    """Return a function by which a scripted player acts for the rows that act in the current step."""
+    """Return a function that computes the actions of a scripted player for the rows that act in the current step."""
 
     def act(obs_N: np.ndarray, first_N: np.ndarray, acts_N: np.ndarray | None = None) -> np.ndarray:
         rows = np.arange(len(obs_N)) if acts_N is None else np.flatnonzero(acts_N)

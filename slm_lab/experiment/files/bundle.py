@@ -45,8 +45,7 @@ PLAYABLE = (
 """Entries of a bundle that are needed to act and to describe the agent."""
 
 ENOUGH_EPISODES = 5
-"""Minimum number of training episodes in a current return by which the best weights are chosen; with fewer episodes, the estimate is too
-uncertain."""
+"""Minimum number of training episodes in a current return for comparing weights; with fewer episodes, the return is too uncertain."""
 
 _SEAL = re.compile(rb"\nslm_lab crc32 ([0-9a-f]{8})\n")
 _SEAL_BYTES = len("\nslm_lab crc32 01234567\n")
@@ -149,9 +148,9 @@ def load(path: Location, *, mapped: bool = False) -> dict[str, Any]:
 
 
 def read_header(path: Location, *, check: bool = False) -> dict[str, Any]:
-    """Return the entries HEADER of a bundle, without reading the tensors. Raises BundleError as `load` does.
+    """Return the entries HEADER of a bundle, without reading the tensors. Raises BundleError like `load`.
 
-    Args: check: whether to check every byte of the file, as `load` does.
+    Args: check: whether to check every byte of the file, like `load`.
     """
     if _is_tensor_file(path):
         with _bundle_errors(path):

@@ -229,7 +229,7 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read the run in a folder. Raises UserError if the folder is not that of a run, if the run has several trials, or if
+    """Read the run in a folder. Raises UserError if the folder is not a run folder, if the run has several trials, or if
     its spec cannot be read.
 
     >>> run = load_run("data/ppo_cartpole_2026_01_31_120000")

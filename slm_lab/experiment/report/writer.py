@@ -39,7 +39,7 @@ class Writer:
         """Create the content of the files of one item and write them.
 
         Args:
-            what: text by which a skipped item is counted in the notice, such as "graph not drawn"; None: skipped items are not counted.
+            what: the name that the notice uses for skipped items, such as "graph not drawn"; None: skipped items are not counted.
             files: path and function that returns the content, for each file.
         """
         for path, content in files:

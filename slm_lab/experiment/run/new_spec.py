@@ -51,9 +51,9 @@ def strict_text(spec: Spec, file: Path) -> str:
 
 
 def _schema_path(file: Path) -> str:
-    """Return the path of the schema relative to the folder of a file, by which editors find the schema.
+    """Return the path of the schema relative to the folder of a file, so that editors find the schema.
 
-    Returns a URL if they are on different drives.
+    Returns a URL if the file and the schema are on different drives.
     """
     schema = SPEC_FOLDER.absolute() / "spec.schema.json"
     try:
@@ -144,7 +144,7 @@ _OTHER_FRAMES = {False: 500_000, True: 1_000_000}
 _ON_POLICY_ENVS = {"classic_control": 4, "toy_text": 4, "atari": 16}
 """Kind of env → number of parallel envs for algorithms without a replay buffer; 8 for other kinds."""
 _MAX_T = 200
-"""Maximum number of steps of an episode in those of Gymnasium's toy_text envs that have no time limit."""
+"""Maximum number of steps of an episode in envs of Gymnasium's toy_text that have no time limit."""
 _SESSIONS = 2
 _IN_FRAMES = frozenset(
     {"frame", "start_step", "end_step", "alpha_anneal_frames", "T_max", "T_0", "step_size", "total_iters", "total_steps"}

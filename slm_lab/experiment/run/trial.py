@@ -110,7 +110,7 @@ class Trial(Experiment[RunPaths]):
         observers: subclasses of slm_lab.Observer (or functions that return an Observer), in addition to those of meta.observers. If there
             are several Sessions, they must be importable, since each Session then runs in a separate process.
         folder: if the trial belongs to a search, the run folder that the search has created and locked; the trial writes its files there.
-        stop: stop request by which a caller ends the trial early.
+        stop: stop request with which a caller can end the trial early.
         console: where messages are printed.
     """
 

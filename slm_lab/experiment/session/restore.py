@@ -33,7 +33,7 @@ def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | No
     Args:
         names: names of the policies in agent.policies; each policy is initialised from the policy with the same name. None for a policy
             without a name.
-        where: a checkpoint file, or a run folder, of which the best checkpoint is used; see find.find_weights.
+        where: a checkpoint file, or a run folder, whose best checkpoint is then used; see find.find_weights.
 
     Raises UserError if there is no such checkpoint, or if none of its weight matrices matches a weight matrix of the net in name and shape.
     """

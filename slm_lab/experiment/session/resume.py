@@ -36,7 +36,7 @@ _CHANGEABLE_KEYS = re.compile(
 _NO_EFFECT = re.compile(
     r"env\.max_frame|agent\.name|meta\.(max_session|save_interval|checkpoint_frequency|stall_.*|max_restart|max_seconds|track)"
 )
-"""Those of _CHANGEABLE_KEYS that affect neither steps nor rows."""
+"""Matches the changeable keys that affect neither steps nor rows."""
 _IGNORED = re.compile(r"meta\.run\b.*")
 _SCHEDULE_END = re.compile(r"agent\.(.+\.)?(\w*lr_scheduler_spec\.frame|\w+_spec\.end_step)")
 """Matches the keys whose value is the frame at which a schedule ends."""

@@ -24,7 +24,7 @@ def is_minari(where: str) -> bool:
 
 
 def read_minari(where: str, spec: Spec, info: EnvInfo) -> tuple[Demonstrations, dict[str, Any]]:
-    """Return a Minari data set in the form that agents use, and a header like that of files of `enjoy --record`.
+    """Return a Minari data set in the form that agents use, and a header like the header of files written by `enjoy --record`.
 
     An episode that ends neither terminated nor truncated counts as truncated. Raises OSError or ValueError.
     """

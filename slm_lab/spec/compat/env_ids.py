@@ -54,7 +54,7 @@ POOL = "envpool:"
 _ELSEWHERE = {"playground": ("dm_control", "mujoco_playground"), "dm_control": ("dm_control",)}
 """Namespace of another library → EnvPool's suites that contain the envs of this library."""
 _SHORTENED = {"ballincup": "ballincupcatch", "pointmass": "pointmasseasy"}
-"""Names in MuJoCo Playground that differ from the names in DeepMind Control → the latter."""
+"""Name in MuJoCo Playground → name in DeepMind Control, if the two differ (lower case)."""
 
 
 PETTINGZOO = "pettingzoo:"

@@ -68,7 +68,7 @@ def load_specs(path: Source, name: str | None = None, sets: Sequence[str] = ()) 
 def dump_spec(spec: Spec) -> dict[str, Any]:
     """Return `{name: {agent, env, meta, search?}}`, fully resolved: loading it gives the same spec without notices.
 
-    Defaults are included, except those of keys that the spec does not give and a run determines: the keys that a run adds to a short spec
+    Defaults are included, except for keys that the spec does not give and that a run determines: the keys that a run adds to a short spec
     (see Spec.is_short) and meta.log_frequency. meta.eval_episodes is not included if other keys switch default evaluations off.
     """
     body: dict[str, Any] = spec.model_dump(mode="json", exclude={"name"})

@@ -49,7 +49,7 @@ def _is_default(path: str, value: Any, body: Any) -> bool:
 
 
 def study_entries(path: str | Path, name: str) -> tuple[str, dict[str, Any]]:
-    """Return the source of a file and its entries, of which `name` is a study. Raises SpecError if there is no study of that name."""
+    """Return the source of a file, and its entries, one of which is the study `name`. Raises SpecError if there is no study `name`."""
     source, entries = raw_entries(path)
     if name not in entries:
         hint = nearest_hint(name, entries) or f"; expected one of {', '.join(entries)}"

@@ -97,7 +97,7 @@ class SearchKey:
 
     @property
     def step(self) -> float | None:
-        """Return the step, of which all values are multiples; None if there is no step."""
+        """Return the step, whose multiples are the possible values; None if there is no step."""
         return self.args[2] if self.distribution.startswith("q") else 1 if self.is_whole else None
 
     @property

@@ -43,7 +43,7 @@ class Collected(NamedTuple):
 
     rollouts: list[GroupRollout]
     deltas: list[list[Moments]]
-    """For each group: the moments by which its envs extend the statistics of the normalizers."""
+    """For each group: the moments that its envs add to the statistics of the normalizers."""
     begin: float
     """Time at which the rollout began, in seconds of perf_counter, which is the same clock for all processes of a machine."""
     end: float

@@ -30,7 +30,7 @@ STALL_LIMIT = 300.0
 
 
 class SerialPool:
-    """Pool of rollout workers in this process, which collect one after the other (meta.sampler.serial_mode). Same methods as TaskPool."""
+    """Pool of rollout workers in this process, which collect in turn (meta.sampler.serial_mode). It has the same methods as TaskPool."""
 
     store: SharedArrays | None = None
 

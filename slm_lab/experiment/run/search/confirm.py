@@ -1,7 +1,7 @@
 """Confirmation: train the best trials of a search again, with seeds that the search has not used.
 
 This is needed because the best of many trials is partly the luckiest one. The confirmations have a separate run folder, which is inside
-that of the search.
+the run folder of the search.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _existing_runs(self) -> dict[tuple[str, int], StudyRunFolder]:
         """Return the existing runs, which have a folder or a result, as a dict: (digest, random_seed) → folder.
 
-        The digest is that of the run with the same settings in the current study. Raises UserError if the study has another version.
+        The digest is taken from the run of the current study with the same settings. Raises UserError if the study has another version.
         """
         paths = self._files
         version = about_study(paths).get("version", VERSION)
@@ -307,7 +307,7 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _current_identity(self, identity: Mapping[str, Any]) -> tuple[str, int]:
         """Return digest and random_seed of a run.
 
-        If the settings differ from those of a run in the current study only by newer keys, the digest of the latter is returned.
+        If a run in the current study has the same settings except for newer keys, the digest of that run is returned.
         """
         seed = int(identity["random_seed"])
         for run in self._first_runs.values():
@@ -394,8 +394,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _add_seeds(self, known: Mapping[tuple[str, int], StudyRunFolder], table: StudyTable, concurrent: int) -> bool:
         """Add runs with new seeds for the entries whose differences are not decided; return whether any runs were added.
 
-        Runs are added until at least `concurrent` runs are new. No seeds are added if a run failed, since the differences between the
-        remaining runs would be those of lucky seeds.
+        Runs are added until at least `concurrent` runs are new. No seeds are added if a run failed, since the remaining seeds, without the
+        failures, would overestimate the entry.
         """
         from slm_lab.experiment.report.decision import decisions
         from slm_lab.experiment.report.study_report import study_settings

@@ -156,7 +156,7 @@ def verify(
     paths, run = training.paths, Run(training.paths, training.trial)
     spec = _checked_spec(training, session, device)
     files = session_files(paths, session, training.trial)
-    if spec.meta.distributed:  # the shared arrays are in another file, of which no previous version is kept
+    if spec.meta.distributed:  # no previous version of the file with the shared arrays is kept
         files = replace(files, previous=None)
     result = Verification(paths.root, session, training.name, machine=_machine(run.starts[-1]))
     result.findings += [Finding("file", file, f"is {problem}") for file, _, problem in (text.partition(" is ") for text in files.damaged)]

@@ -116,8 +116,8 @@ def choose_window(
 ) -> Window:
     """Return the window of frames to train again. Raises UserError if no window is possible, or if each exceeds the limit.
 
-    By default the window leads from the state before the last checkpoint to the last checkpoint, which verifies the final weights at low
-    cost. If the former state was not saved, the window leads from frame 0 to the first checkpoint after an update.
+    By default, the window leads from the previous checkpoint to the last one, which verifies the final weights at low cost. If the previous
+    checkpoint was not kept, the window leads from frame 0 to the first checkpoint after an update.
 
     Args:
         table: rows of the Session, from which the training time is estimated.

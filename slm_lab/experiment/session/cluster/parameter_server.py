@@ -112,7 +112,7 @@ class _View(SharedArrays):
         return {name: arrays[name] for name, size in sizes.items() if size <= _MAX_INLINE_BYTES}
 
     def answer(self, part: str) -> dict[str, np.ndarray]:
-        """Return the arrays of a part, without those of its sub-parts, and all small arrays."""
+        """Return the arrays of a part without the arrays of its sub-parts, and all small arrays."""
         if part not in self.answers:
             own = {name: array for name, array in self.sent.items() if name.rpartition("/")[0] == part}
             self.answers[part] = own | self.small

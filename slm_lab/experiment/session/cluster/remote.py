@@ -208,7 +208,7 @@ class RemoteArrays:
     def run(self, lock: SectionLock, section: Callable[..., Result], *args: object) -> Result:
         calls = [_Call(process, (self._name, section.__name__, args)) for process in range(self._division.processes)]
         if lock == "target" and len(calls) > 1:
-            # the first process is called last: it stores the arrays by which other Sessions detect a change and then pull all arrays
+            # the first process is called last: other Sessions detect the change in the arrays that it stores, and then pull all arrays
             *others, first = self._copies.ask("run", calls[1:], calls[:1])
             answers = [first, *others]
         else:

@@ -145,7 +145,7 @@ class ProgressReporter(Observer):
         self.updates = 0
         self.row: RowValues = {}
         self.evaluated: RowValues = dict.fromkeys(CURRENT_COLUMNS) if evaluates else {}
-        """CURRENT_COLUMNS of the last evaluation row, which replace those of training rows."""
+        """CURRENT_COLUMNS of the last evaluation row, which replace the CURRENT_COLUMNS of training rows."""
         self.last = (clock.time, clock.frame)
         """Time and frame of the last update."""
         self.marks = deque([self.last])

@@ -40,7 +40,7 @@ CLASSIC = """## Classic control and Box2D
 
 From the study [`benchmarks`](../slm_lab/spec/study/benchmarks.json). Each `random_seed` is a run of four Sessions, and each Session counts
 as one seed. The published scores are from SLM Lab v5, with 4 seeds and the same frames, envs and row spacing. Many specs have a
-[pretrained agent](commands.md#pretrained-agents), trained with the best of these seeds: `slm-lab enjoy ppo_cartpole` plays it.
+[pretrained agent](commands.md#pretrained-agents), trained with the best of these seeds again: `slm-lab enjoy ppo_cartpole` plays it.
 
 """
 TABLES_INTRO = """The following tables are from the studies in [`tables.json`](../slm_lab/spec/study/tables.json). Settings are chosen

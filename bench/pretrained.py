@@ -1,14 +1,14 @@
 """Train the pretrained agents that the package contains: `python -m bench.pretrained [SPEC …]`.
 
-Each entry of the study `benchmarks` with a published score has an agent, unless the agent has more than 100 kB. It is named after its spec
-and written to slm_lab/pretrained/. The run with the best seed of the entry's table is trained again, which gives the same weights on the
-same processor. The last weights of the best Session are kept, since the table contains the last rows, with their mean return over 100
-episodes. Existing agents are only replaced if their specs are given.
+Each entry of the study `benchmarks` with a published score has an agent, unless the agent has more than 150 kB or plays worse than the
+score. It is named after its spec and written to slm_lab/pretrained/. The run with the best seed of the table is trained again; with the
+same versions and processor as in the table, this gives the same weights. The best checkpoint and the last weights of the best Session each
+play 100 episodes; those with the higher mean return are kept, together with this return. Existing agents are only replaced if their specs
+are given.
 """
 
 import argparse
 import math
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ from slm_lab.experiment.deploy.facts import policy_facts
 from slm_lab.experiment.deploy.load import load_trained
 from slm_lab.experiment.deploy.register import public_spec
 from slm_lab.experiment.files import tensor_file
-from slm_lab.experiment.files.find import Training
+from slm_lab.experiment.files.find import CheckpointName, Training
 from slm_lab.experiment.files.named_model import CARD, PRETRAINED, SPEC, WEIGHTS, model_in
 from slm_lab.experiment.plan import Plan
 from slm_lab.experiment.report.study_report import Row, study_rows, study_settings
@@ -32,7 +32,8 @@ from slm_lab.experiment.run.trial import Trial
 from slm_lab.lib.files import replace_file
 from slm_lab.spec.models.study import StudyRun
 
-MAX_BYTES = 100_000
+CHECKPOINTS: tuple[CheckpointName, ...] = ("best", "last")
+MAX_BYTES = 150_000
 """Maximum size of an agent's weights."""
 EPISODES = 100
 LAST_ROWS = 20
@@ -69,21 +70,28 @@ def write_agent(best: Best) -> str:
     """Train the run of a seed and write its agent; return a line that describes the agent, or why it is not written."""
     name = best.run.spec.name
     with tempfile.TemporaryDirectory() as folder:
-        result = Trial(best.run.spec, data_dir=folder).run()
-        training = Training(result.paths)
-        agent = load_trained(training, "last", best.session)
-        returns = enjoy(training, EnjoyOptions(which="last", session=best.session, episodes=EPISODES), Plan(data_dir=Path(folder))).returns
-        known = policy_facts(training, {**agent.saved, **_mean(returns)}, agent.path)
+        training = Training(Trial(best.run.spec, data_dir=folder).run().paths)
+        played = {which: _returns(training, which, best.session) for which in CHECKPOINTS}
+        which = max(CHECKPOINTS, key=lambda each: fmean(played[each]))
+        agent = load_trained(training, which, best.session)
+        known = policy_facts(training, {**agent.saved, "frame": agent.saved["global_frame"], **_mean(played[which])}, agent.path)
         about = {"source": known.source, "registered": datetime.now().astimezone().isoformat(timespec="seconds")}
         weights = Path(folder) / WEIGHTS
         tensor_file.save(weights, {**known.saved, **about})
-        if (size := weights.stat().st_size) > MAX_BYTES:
-            return f"{name}: not written, since its weights have {size:,} bytes"
+        size, score = weights.stat().st_size, best.row.score
+        described = f"{best.run.name}, session {best.session}, {which}: {fmean(played[which]):.4g}, {size:,} bytes"
+        if size > MAX_BYTES or (score is not None and fmean(played[which]) < score.value):
+            return f"{name}: not written: {described}"
         (PRETRAINED / name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(weights, PRETRAINED / name / WEIGHTS)
-        replace_file(PRETRAINED / name / SPEC, public_spec(training.spec_file))
         replace_file(PRETRAINED / name / CARD, model_card(name, known, agent, None, is_named=True).encode())
-    return f"{name}: {best.run.name}, session {best.session}: {fmean(returns):.4g}, {size:,} bytes"
+        replace_file(PRETRAINED / name / WEIGHTS, weights.read_bytes())
+        replace_file(PRETRAINED / name / SPEC, public_spec(training.spec_file))  # last: without it, the agent is trained again
+    return f"{name}: {described}"
+
+
+def _returns(training: Training, which: CheckpointName, session: int) -> list[float]:
+    options = EnjoyOptions(which=which, session=session, episodes=EPISODES)
+    return enjoy(training, options, Plan(data_dir=training.paths.root.parent)).returns
 
 
 def _mean(returns: Sequence[float]) -> dict[str, Any]:

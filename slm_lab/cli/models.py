@@ -10,7 +10,7 @@ from slm_lab.cli.parser import UsageError
 
 
 def models(words: list[str], arguments: Namespace) -> int:
-    """List the models below the data folder."""
+    """List the models below the data folder and the pretrained agents."""
     if words:
         raise UsageError(f"models: too many arguments: {' '.join(words)}; expected none")
     from slm_lab.experiment.deploy.facts import list_models, models_table

@@ -113,7 +113,7 @@ _FORMS = {
     "dev": {"dev": "one session with extra checks: weights change, gradients are finite"},
     "enjoy": {
         "enjoy@{folder | model | latest}": "play episodes with a checkpoint of a run, or of the best of a search or study, or with a named "
-        "model; FILE and NAME may be left out"
+        "model or pretrained agent; FILE and NAME may be left out"
     },
 }
 """Mode → form on the command line → description of what it does."""
@@ -125,7 +125,7 @@ DEMO = ("demo.json", "ppo_cartpole")
 _ABOUT = {
     "check": "validate one or all specs of a file; with --build also build their env and agent",
     "export": "write the policy of a run as an ONNX or torch.export file",
-    "models": "list the models that export --as NAME registered",
+    "models": "list the models that export --as NAME registered, and the pretrained agents",
     "push": "upload a model to a repository of the Hugging Face Hub",
     "pull": "download a model from a repository of the Hugging Face Hub, and register it",
     "compare": "compare runs on one page, in graphs and tables: RUN is a run folder, a search (its best trial), a study or a quoted "

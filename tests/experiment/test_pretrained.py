@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 from statistics import fmean
@@ -13,9 +14,11 @@ import slm_lab
 from bench.pretrained import MAX_BYTES, best_seeds
 from slm_lab.cli import main
 from slm_lab.experiment.deploy.enjoy import EnjoyOptions, enjoy
+from slm_lab.experiment.deploy.export import export_training
 from slm_lab.experiment.files.find import find_training, find_weights
 from slm_lab.experiment.files.named_model import CARD, PRETRAINED, SPEC, WEIGHTS, find_model, pretrained_names
-from slm_lab.experiment.plan import Plan
+from slm_lab.experiment.files.tensor_file import load_values
+from slm_lab.experiment.plan import Plan, UserError
 
 LOWEST = {best.run.spec.name: best.row.score.low for best in best_seeds() if best.row.score is not None}
 """Name of a spec → lower end of the interval of its score in docs/BENCHMARKS.md."""
@@ -27,15 +30,23 @@ def files() -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in (PRETRAINED / "ppo_cartpole").rglob("*")}
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", pretrained_names())
-def test_an_agent_reaches_the_score_of_its_table(name: str, tmp_path: Path) -> None:
+def test_the_files_of_an_agent(name: str) -> None:
     assert sorted(path.name for path in (PRETRAINED / name).iterdir()) == [CARD, WEIGHTS, SPEC]
     assert (PRETRAINED / name / WEIGHTS).stat().st_size <= MAX_BYTES
-    played = enjoy(find_training(name, None, tmp_path), EnjoyOptions(episodes=20), Plan(data_dir=tmp_path))
-    low = LOWEST[name]
+    saved, low = load_values(PRETRAINED / name / WEIGHTS), LOWEST[name]
     assert low is not None
-    assert fmean(played.returns) >= low
+    assert saved["current_return"] >= low
+    assert f"at frame {saved['frame']:,})" in (PRETRAINED / name / CARD).read_text(encoding="utf-8")
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", pretrained_names())
+def test_an_agent_reaches_its_return(name: str, tmp_path: Path) -> None:
+    """20 episodes; the margin is four standard errors of their mean."""
+    saved = load_values(PRETRAINED / name / WEIGHTS)
+    played = enjoy(find_training(name, None, tmp_path), EnjoyOptions(episodes=20), Plan(data_dir=tmp_path))
+    assert fmean(played.returns) >= saved["current_return"] - 4 * saved["current_return_se"] * math.sqrt(100 / 20)
 
 
 def test_every_agent_belongs_to_the_table() -> None:
@@ -84,3 +95,15 @@ def test_an_agent_is_loaded_and_trained_on(tmp_path: Path, monkeypatch: pytest.M
 def test_a_similar_name_is_suggested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["enjoy", "ppo_cartpol", "--data-dir", str(tmp_path)]) == 2
     assert "did you mean 'ppo_cartpole'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["push", "ppo_cartpole", "me/x"], ["verify", "ppo_cartpole"], ["doctor", "ppo_cartpole"]])
+def test_commands_that_need_a_run_or_a_registered_model(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--data-dir", str(tmp_path)]) == 2
+    assert "'ppo_cartpole' is a pretrained agent" in capsys.readouterr().err
+
+
+def test_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        export_training(find_training("ppo_cartpole", None, tmp_path / "file"), "torch")

@@ -11,6 +11,7 @@ import pytest
 
 from slm_lab.spec.load.files import SPEC_FOLDER
 from slm_lab.spec.load.loader import dump_spec, load_spec
+from slm_lab.spec.report import SpecError
 from tests.contract.combinations import ALGORITHM_NAMES, MEMORIES, NEEDS, NETS, OFFLINE, fitting
 from tests.spec.conftest import PPO, Specs, changed
 
@@ -173,6 +174,13 @@ def test_what_has_no_effect_is_dropped_with_a_notice(specs: Specs, changes: dict
 def test_what_has_no_effect_off_policy(specs: Specs, changes: dict[str, Any], notice: str) -> None:
     specs.load(changes)
     assert specs.notices() == [notice]
+
+
+def test_a_default_polyak_coef_given_by_set_is_an_error(specs: Specs) -> None:
+    file = specs.file({"run": changed(PPO, DQN)})
+    with pytest.raises(SpecError, match=r"agent\.net\.polyak_coef: has no effect"):
+        load_spec(file, "run", ["agent.net.polyak_coef=0.005"])
+    load_spec(file, "run", ["agent.net.polyak_coef=0.005", "agent.net.update_type=replace"])
 
 
 def test_save_replay_is_for_those_that_have_one(specs: Specs) -> None:

@@ -98,7 +98,8 @@ def _return_text(known: Facts) -> str:
     value, error, over = known.mean_return
     interval = f"{value:.5g}" if error is None else f"{value:.5g} ± {error:.2g}"
     what = "mean return" if error is None else "mean return ± standard error of the mean"
-    lines = [f"**Return: {interval}** ({what}, over {over}, at frame {known.saved.get('frame', 0):,})."]
+    frame = f", at frame {known.saved['frame']:,}" if "frame" in known.saved else ""
+    lines = [f"**Return: {interval}** ({what}, over {over}{frame})."]
     if known.spec.meta.self_play is not None:
         lines.append("The opponents were the policy itself and snapshots of it: a return near 0 does not mean that it plays badly.")
         if (elo := known.saved.get("elo")) is not None and math.isfinite(elo):

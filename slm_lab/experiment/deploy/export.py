@@ -77,16 +77,18 @@ def export_training(
     check_packages(format)
     agent = load_trained(training, which, session)
     default = POLICIES[format] if isinstance(training.paths, ModelPaths) else f"{agent.path.stem}{SUFFIXES[format]}"
-    if out is None:
-        training.paths.model_dir.mkdir(parents=True, exist_ok=True)
-        out = training.paths.model_dir / default
-    return export_agent(agent, format, out), agent
+    return export_agent(agent, format, out or training.paths.model_dir / default, new_folder=out is None), agent
 
 
-def export_agent(agent: LoadedAgent, format: Format, path: Path) -> Exported:
-    """Write the policy of an agent to `path`, and check it. If this raises UserError (see export_training), nothing is written."""
+def export_agent(agent: LoadedAgent, format: Format, path: Path, *, new_folder: bool = False) -> Exported:
+    """Write the policy of an agent to `path`, and check it. If this raises UserError (see export_training), no file is written.
+
+    Args: new_folder: whether to create the folder of `path` if it does not exist.
+    """
     temporary = path.with_name(f".{path.stem}.tmp{SUFFIXES[format]}")
     try:
+        if new_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         ports, differences = _write_checked(agent, format, temporary)
         os.replace(temporary, path)
     except UserError as error:

@@ -116,14 +116,14 @@ def models_table(rows: list[dict[str, Any]], data_dir: Path) -> str:
     """Return the models as lines of aligned columns, followed by the pretrained agents."""
     own = [row for row in rows if not row["pretrained"]]
     lines = _table(own) or [f"no model in {models_dir(data_dir)}; register one with: slm-lab export RUN --as NAME"]
-    if shipped := _table([row for row in rows if row["pretrained"]]):
+    if shipped := _table([row for row in rows if row["pretrained"]], columns=5):
         lines += ["", "pretrained agents:", *shipped]
     return "\n".join(lines)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    cells = [_cells(row) for row in rows if "problem" not in row]
-    lines = aligned([["name", "env", "algorithm", "return", "frames", "date"], *cells]) if cells else []
+def _table(rows: Sequence[Mapping[str, Any]], columns: int = 6) -> list[str]:
+    cells = [_cells(row)[:columns] for row in rows if "problem" not in row]
+    lines = aligned([["name", "env", "algorithm", "return", "frames", "date"][:columns], *cells]) if cells else []
     return lines + [f"{row['name']}: {row['problem']}" for row in rows if "problem" in row]
 
 

@@ -114,7 +114,8 @@ def load_agent(
     """Load a trained agent.
 
     Args:
-        folder: the folder of a run, search or study, or the name of a model below data/models (or its folder).
+        folder: the folder of a run, search or study, the name of a model below data/models (or its folder), or the
+            name of a pretrained agent.
         which: "best" or "last" weights, or the frame of a numbered checkpoint.
         session: index of the Session; with num_policies of meta.sampler, number of the table (see RunPaths.session_df). None: the Session
             with the best weights.

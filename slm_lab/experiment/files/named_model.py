@@ -106,7 +106,7 @@ def find_model(where: str | Path, data_dir: Path) -> ModelPaths | None:
             return model
         if run_paths_in(folder) or study_in(folder):
             return None
-    return model_in(models_dir(data_dir) / where) or pretrained(str(where), data_dir)
+    return model_in(models_dir(data_dir) / where) or pretrained(str(Path(where)), data_dir)
 
 
 def pretrained(name: str, data_dir: Path) -> PretrainedPaths | None:
@@ -120,6 +120,8 @@ def check_no_model(where: str | Path, data_dir: Path) -> None:
     """Raise UserError if `where` is the name or folder of a model, since a model has no rows. The message names the original run."""
     if not where or where == "latest" or (model := find_model(where, data_dir)) is None:
         return
+    if isinstance(model, PretrainedPaths):
+        raise UserError(f"'{where}' is a pretrained agent: it has no rows and no training state; expected the folder of a run")
     source = ""
     with suppress(OSError, ValueError):
         source = str(load_values(model.weights).get("source", "")).partition("/")[0]
@@ -146,13 +148,15 @@ def _folders(folder: Path) -> list[str]:
 
 def near_model(where: str, data_dir: Path) -> str:
     """Return "; did you mean …?" with the model name that is most similar to `where`; "" if no name is similar."""
-    return nearest_hint(where, {*model_names(data_dir), *pretrained_names()})
+    return nearest_hint(Path(where).name, {*model_names(data_dir), *pretrained_names()})
 
 
 def named_model(name: str, data_dir: Path) -> ModelPaths:
-    """Return the model with this name. Raises UserError if it does not exist."""
+    """Return the model below the data folder with this name. Raises UserError if it does not exist."""
     check_name(name)
     if (model := model_in(models_dir(data_dir) / name)) is None:
+        if pretrained(name, data_dir) is not None:
+            raise UserError(f"'{name}' is a pretrained agent of slm_lab; register it first: slm-lab export {name} --as NAME")
         raise UserError(f"no model '{name}' in {models_dir(data_dir)}{near_model(name, data_dir)}; slm-lab models lists them")
     return model
 

@@ -111,7 +111,7 @@ class RunPaths:
 
     @property
     def output_dir(self) -> Path:
-        """The folder in which videos of the trained agent are written."""
+        """The folder below which videos of the trained agent, and the exported files of a pretrained agent, are written."""
         return self.root
 
     def __getstate__(self) -> dict[str, Any]:

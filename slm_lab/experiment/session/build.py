@@ -316,15 +316,15 @@ class SessionParts:
         return self._cores if alone else 1
 
     def _check_memory(self, learners: Sequence[PolicyLearner]) -> None:
-        """Raise SpecError if the replay memories of all policies and concurrent Sessions together do not fit into this machine's memory."""
+        """Raise SpecError if the replay memories of all policies and concurrent Sessions together do not fit into the memory."""
         replays = [learner.agent.replay for learner in learners if learner.agent.replay is not None]
         if not replays:
             return
-        memories = len(replays) * self.plan.concurrent_sessions(self.spec.meta)
-        shared = self.context.store is not None
+        sessions, shared = self.plan.concurrent_sessions(self.spec.meta), self.context.store is not None
         fewer = "use fewer sessions (meta.max_session)" if shared else "run fewer sessions at a time (--jobs)"
-        mean_bytes = sum(replay.nbytes for replay in replays) // len(replays)  # policies with other spaces need another number
-        check_replay_memory(replays[0].capacity, mean_bytes, memories, f"; or {fewer}", replays[0].device)
+        mean_bytes = sum(replay.nbytes for replay in replays) // len(replays)  # the sizes differ if the policies have different spaces
+        hint = f"; or {fewer}" if sessions > 1 or len(replays) == 1 else ""
+        check_replay_memory(replays[0].capacity, mean_bytes, len(replays) * sessions, hint, replays[0].device)
 
 
 def check_agents(spec: Spec, info: EnvInfo) -> None:

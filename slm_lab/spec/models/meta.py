@@ -90,9 +90,9 @@ class MetaSpec(SpecModel):
     """Frames between numbered checkpoints of the weights, all of which are kept; default: no numbered checkpoints. The best and the last
     weights are always kept."""
     init_from: str | None = None
-    """The folder of a run, search or study, a checkpoint file, or the name of a model: training starts from its best weights and
-    observation statistics, where names and shapes match. With agent.policies, each policy starts from the policy of the same name. Default:
-    random weights."""
+    """The folder of a run, search or study, a checkpoint file, or the name of a model or pretrained agent: training starts from its best
+    weights and observation statistics, where names and shapes match. With agent.policies, each policy starts from the policy of the same
+    name. Default: random weights."""
     demonstrations: str | None = None
     """Recorded episodes to learn from: a file of `enjoy --record`, "minari:ID" (a data set of Minari), or a folder or HDF5 file in Minari's
     format; default: none. BC and IQL learn only from the recorded episodes; off-policy algorithms learn from their replay buffer and the

@@ -259,11 +259,12 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     if algorithm.learns and not algorithm.has_target:
         draft.ignore(location, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
+        why = "update_type is 'replace'" + ("" if "update_type" in net.model_fields_set else " by default; set it to 'polyak'")
         is_default = net.polyak_coef == NetSpec.model_fields["polyak_coef"].default
-        if is_default and {"polyak_coef", "update_type"} & net.model_fields_set == {"polyak_coef"}:  # a saved spec has both keys
-            why = "has no effect: update_type is 'replace' by default; set update_type to 'polyak' to use it"
-            draft.report.note((*location, "polyak_coef"), why)
-        draft.ignore(location, ["polyak_coef"], "update_type is 'replace'", by=[_NAME, (*location, "update_type")])
+        # no note for a saved spec, which contains the default values of both keys
+        if is_default and {"polyak_coef", "update_type"} & net.model_fields_set == {"polyak_coef"}:
+            draft.report.ineffective((*location, "polyak_coef"), f"has no effect: {why}; ignored")
+        draft.ignore(location, ["polyak_coef"], why, by=[_NAME, (*location, "update_type")])
     else:
         why = "update_type is 'polyak', which updates with each gradient or vector step"
         draft.ignore(location, ["update_frequency"], why, by=[_NAME, (*location, "update_type")])

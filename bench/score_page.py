@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
-from bench.peers import PEERS, with_peers
+from bench.peers import PEERS, peer_runs, with_peers
 from bench.studies import DOCS, ROOT, STUDIES, missing_runs, results_of, study_of
 from slm_lab.experiment.files.paths import file_stem
 from slm_lab.experiment.report.compare import Setting, summarize
@@ -321,10 +321,14 @@ def explained(section: Section, found: Sequence[Scored]) -> str:
 
 
 def _left(section: Section) -> str:
-    """Return a sentence about the runs that have no result yet; "" if there are none."""
+    """Return sentences about the runs that have no result yet, including those of other libraries; "" if there are none."""
     missing = sum(len(missing_runs(study_of(name), STUDIES[name].results)) for name in section.studies)
     total = sum(len(study_of(name).runs) for name in section.studies)
-    return f"{missing} of {total} runs are not trained yet." if missing else ""
+    peers = [run.file.is_file() for name in section.studies for run in peer_runs(study_of(name), STUDIES[name].results)]
+    sentences = [f"{missing} of {total} runs are not trained yet."] if missing else []
+    if not all(peers):
+        sentences.append(f"{peers.count(False)} of {len(peers)} runs of other libraries are not trained yet.")
+    return " ".join(sentences)
 
 
 def processors(results: Sequence[ResultRun]) -> str:

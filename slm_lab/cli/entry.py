@@ -69,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     delay_garbage_collection()
     # the matrices that numpy multiplies to act are small, so a second thread makes it slower (4 × 256 by 256 × 256: 93 µs instead of 15)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # by default, torch's threads wait actively for the next operation: two runs at a time on two cores then took three times as long
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with suppress(OSError):  # the current folder may have been removed
         if (here := os.getcwd()) not in sys.path and "" not in sys.path:
             sys.path.append(here)  # for "package.module:Name" in a spec

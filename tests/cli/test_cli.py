@@ -323,3 +323,12 @@ sys.exit(", ".join({{"torch", "pandas", "plotly", "matplotlib", "ray"}} & set(sy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("given", "policy"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_threads_of_torch_wait_passively(given: str | None, policy: str) -> None:
+    """The variable is set before torch is imported, which reads it then."""
+    code = "import os, sys; from slm_lab.cli import main; main(['help']); print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | ({"OMP_WAIT_POLICY": given} if given else {})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.splitlines()[-1] == f"{policy} False"

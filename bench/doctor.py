@@ -135,7 +135,7 @@ FAULTS = {
         *DEMO, (SHORT, 'agent.net.lr_scheduler_spec={"name": "LinearToMin", "frame": 5000, "min_factor": 0.01}'), ("learning_rate",)
     ),
 }
-"""Name of each fault → the training run that has it."""
+"""Name of a fault → a training run with this fault."""
 _FULL, _SHORTENED = None, 100_000
 HEALTHY = {
     name if seed == 11 else f"{name}, seed {seed}": Training(

@@ -29,7 +29,7 @@ class Pass(Protocol):
 
 
 class GraphPass:
-    """Implementation of Pass by autograd: the gradients are computed with the autograd graph of the outputs.
+    """A Pass whose gradients autograd computes, from the graph of the outputs.
 
     Args: outputs: the net's outputs, with their graph. inputs: the tensor whose gradient `input_grad` returns; None if it is not called.
     """

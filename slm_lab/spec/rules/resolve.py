@@ -242,6 +242,15 @@ def _resolve_memory(draft: _Draft) -> None:
             draft.set((*location, key), None, f"has no effect in {memory.name} without self-imitation ({imitate}); ignored", by=[_NAME])
 
 
+def _ignore_polyak_coef(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
+    """Reset polyak_coef of a net with update_type "replace". There is a note if a user has given it, even if it is the default."""
+    by_default = "update_type" not in net.model_fields_set  # never in a saved spec, which contains the default values of all keys
+    why = "update_type is 'replace'" + (" by default; set it to 'polyak'" if by_default else "")
+    if by_default and "polyak_coef" in net.model_fields_set and net.polyak_coef == NetSpec.model_fields["polyak_coef"].default:
+        draft.report.ineffective((*location, "polyak_coef"), f"has no effect: {why}; ignored")
+    draft.ignore(location, ["polyak_coef"], why, by=[_NAME, (*location, "update_type")])
+
+
 def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     agent, algorithm = draft.spec.agent, draft.spec.agent.algorithm
     if location == CRITIC_NET:
@@ -259,12 +268,7 @@ def _resolve_net(net: NetSpec, location: KeyPath, draft: _Draft) -> None:
     if algorithm.learns and not algorithm.has_target:
         draft.ignore(location, TARGET_NET, f"{algorithm.name} has no target net", by=[_NAME])
     elif net.update_type == "replace":
-        why = "update_type is 'replace'" + ("" if "update_type" in net.model_fields_set else " by default; set it to 'polyak'")
-        is_default = net.polyak_coef == NetSpec.model_fields["polyak_coef"].default
-        # no note for a saved spec, which contains the default values of both keys
-        if is_default and {"polyak_coef", "update_type"} & net.model_fields_set == {"polyak_coef"}:
-            draft.report.ineffective((*location, "polyak_coef"), f"has no effect: {why}; ignored")
-        draft.ignore(location, ["polyak_coef"], why, by=[_NAME, (*location, "update_type")])
+        _ignore_polyak_coef(net, location, draft)
     else:
         why = "update_type is 'polyak', which updates with each gradient or vector step"
         draft.ignore(location, ["update_frequency"], why, by=[_NAME, (*location, "update_type")])

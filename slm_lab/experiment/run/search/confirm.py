@@ -38,7 +38,7 @@ def confirmation_spec(spec: Spec, random_seed: int) -> Spec:
 
 
 def add_confirmations(ranked: Sequence[TrialState], count: int, known: list[TrialState]) -> list[TrialState]:
-    """Append the missing confirmations of the best `count` trials to `known`; return the confirmations of these trials."""
+    """Return the confirmations of the best `count` trials. New ones are created for trials that have none, and appended to `known`."""
     have = {one.trial for one in known}
     known += [TrialState(trial.trial, trial.values) for trial in ranked[:count] if trial.trial not in have]
     best = {trial.trial for trial in ranked[:count]}

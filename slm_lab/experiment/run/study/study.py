@@ -394,8 +394,8 @@ class StudyExperiment(Experiment[StudyPaths]):
     def _add_seeds(self, known: Mapping[tuple[str, int], StudyRunFolder], table: StudyTable, concurrent: int) -> bool:
         """Add runs with new seeds for the entries whose differences are not decided; return whether any runs were added.
 
-        Runs are added until at least `concurrent` runs are new. No seeds are added if a run failed, since the remaining seeds, without the
-        failures, would overestimate the entry.
+        Seeds are added until there are at least `concurrent` new runs. No seeds are added if a run failed, since the remaining seeds,
+        without the failures, would overestimate the entry.
         """
         from slm_lab.experiment.report.decision import decisions
         from slm_lab.experiment.report.study_report import study_settings

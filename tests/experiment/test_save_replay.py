@@ -129,6 +129,21 @@ def test_sessions_that_train_one_net_share_the_frames(spec_body: SpecBody, monke
         check_builds([spec], Plan(jobs=1), "x.json")
 
 
+def test_replay_memories_of_the_policies_of_the_sampler_must_fit_together(spec_body: SpecBody, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = {"async_rl": False, "serial_mode": True, "num_workers": 1, "num_policies": 2}
+    spec = off_policy(spec_body, DQN, {"max_size": 10**6}, random_seed=1, sampler=sampler)
+    spec = spec.model_copy(update={"env": spec.env.model_copy(update={"max_frame": 10**6})})
+    session = Session(spec).build()
+    session.close()
+    needed = sum(learner.agent.replay.nbytes for learner in session.learners)
+    monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed)
+    check_builds([spec], Plan(jobs=1), "x.json")
+    monkeypatch.setattr(replay_module, "memory_bytes", lambda: needed - 1)
+    with pytest.raises(SpecError, match="transitions take 2 at once") as caught:
+        check_builds([spec], Plan(jobs=1), "x.json")
+    assert caught.value.problems[0].path == "agent.memory.max_size"
+
+
 def test_a_trial_whose_memory_does_not_fit_writes_nothing(spec_body: SpecBody, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "memory_bytes", lambda: 1000)
     with pytest.raises(SpecError, match=r"agent\.memory\.max_size: 200 transitions take 0\.0 GiB"):

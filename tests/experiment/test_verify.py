@@ -278,7 +278,7 @@ def test_other_versions_and_another_processor_are_named(run: RunPaths) -> None:
     assert {key: before for key, (before, _) in machine.items()} == {"torch": "0.1", "absent": "1", "cpu": "a slow one"}
     assert (machine["torch"], machine["absent"]) == (("0.1", known["torch"]), ("1", None))
     lost = read_run(run, ["env.max_frame=600"]).starts[0].lost
-    assert lost[-2:] == (f"torch 0.1 is now {known['torch']}", "absent 1 is now None")
+    assert lost[-2:] == (f"torch 0.1 is now {known['torch']}", "absent 1 is no longer installed")
 
 
 def test_a_run_that_trains(run: RunPaths) -> None:

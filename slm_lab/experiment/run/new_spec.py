@@ -271,7 +271,8 @@ def _algorithm_name(like: str) -> str | None:
         return name
     other = OTHER_ALGORITHMS.get(like.upper().replace("-", ""))
     if other is not None and "," in other:
-        raise UserError(f"--like {like}: slm_lab calls it {other}; give a spec that ships (slm-lab list specs --search {like.lower()})")
+        search = f"slm-lab list specs --search {like.lower()}"
+        raise UserError(f"--like {like}: in slm_lab this is {other}; expected the name of a spec with these settings: {search}")
     return other
 
 

@@ -46,13 +46,13 @@ def _load_weights_of(learners: Sequence[PolicyLearner], names: Sequence[str | No
             matrices = {name: value for name, value in own.items() if value.dim() > 1}
             raise UserError(f"meta.init_from: no weight of {path} has the name and shape of one of this net: {_shapes(matrices)}")
         if missing:
-            notice(f"meta.init_from: not in {path.name}, so initialised at random: {_shapes({name: own[name] for name in missing})}")
+            notice(f"meta.init_from: not in {where}, so initialised at random: {_shapes({name: own[name] for name in missing})}")
         if unused := {name: value for name, value in saved["weights"].items() if name not in own or name in missing}:
             notice(f"meta.init_from: not in this net, so not used: {_shapes(unused)}")
         if learner.agent.has_own_critics:
             notice("meta.init_from: the critics' separate net starts with random weights: these checkpoints contain the policy only")
         if not learner.normalizers.take_obs_statistics(statistics):
-            notice(f"meta.init_from: the observation statistics of {path.name} do not fit; env.normalize_obs or the shape differs")
+            notice(f"meta.init_from: the observation statistics of {where} do not fit; env.normalize_obs or the shape differs")
 
 
 def _shapes(weights: Mapping[str, torch.Tensor]) -> str:

@@ -158,7 +158,10 @@ def _with_reasons(
     """Return the starts with changed keys and changed package versions as additional reasons for inexact results."""
     reasons = [f"{path} was changed" for path in changes if not _NO_EFFECT.fullmatch(path)]
     versions = changed_versions(history[-1]) if history else {}
-    reasons += [f"{package} {before} is now {now}" for package, (before, now) in versions.items()]
+    reasons += [
+        f"{package} {before} is no longer installed" if now is None else f"{package} {before} is now {now}"
+        for package, (before, now) in versions.items()
+    ]
     return {
         index: replace(start, lost=(*start.lost, *reasons)) if start.status == "continues" else start for index, start in starts.items()
     }

@@ -1,1 +1,1 @@
-"""Agents: policy and algorithm, memory, nets and optimizers. Independent of files, processes and envs."""
+"""Agents: their policies, algorithms, memories, nets and optimizers. This package does not depend on files, processes or envs."""

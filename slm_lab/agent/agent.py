@@ -1,4 +1,4 @@
-"""An agent: a policy that acts and an algorithm that trains it."""
+"""`Agent`, which consists of a policy that acts and an algorithm that trains the policy."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from slm_lab.spec.models.base import Schedule
 
 
 class Agent:
-    """A policy, the algorithm that trains it, and the exploration schedule.
+    """A policy, the algorithm that trains the policy, and the exploration schedule.
 
-    The caller keeps the hidden state of a recurrent policy. The first state comes from `policy.initial_state`, and each further state from
-    `ActOut.state_N`; the caller sets the state of an env to zero when an episode begins.
+    The caller keeps the hidden state of a recurrent policy. The first hidden state comes from `policy.initial_state`, and each further
+    hidden state from `ActOut.state_N`. The caller sets the hidden state of an env to zero when an episode begins.
 
-    Args: explore: schedule of explore_var; None if exploration does not depend on explore_var. eval_seed: seed of evaluations.
+    Args: explore: schedule of explore_var; None if exploration does not depend on explore_var. eval_seed: random seed of evaluations.
     random_frames: number of frames at the start of the Session in which the agent acts uniformly at random (except in evaluations).
     """
 
@@ -51,7 +51,10 @@ class Agent:
         """Trainers whose learning rate depends on the number of training calls."""
 
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
-        """Choose actions for obs_N [N, *shape], given the hidden state before these observations."""
+        """Choose actions for the observations obs_N [N, *shape].
+
+        Args: state_N: hidden state [N, S] before these observations; None for a feed-forward policy.
+        """
         if self._shared is not None:
             self._shared.refresh()
         if self._explore is not None:
@@ -61,7 +64,7 @@ class Agent:
         return self.policy.act(obs_N, state_N)
 
     def update(self) -> Metrics:
-        """Learn from the stored steps."""
+        """Train with the steps that `observe` has stored, and return the metrics of this update."""
         steps_before = self.clock.opt_step
         with _threads(self.threads):
             metrics = self.algorithm.update()
@@ -71,7 +74,10 @@ class Agent:
         return metrics
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """Learn from a rollout that other processes collected. The policy versions in the rollout are numbers of gradient steps."""
+        """Train with a rollout that other processes collected, and return the metrics of this update.
+
+        The policy versions in the rollout are numbers of gradient steps.
+        """
         with _threads(self.threads):
             metrics = self.algorithm.learn(rollout)
         self._count_call()
@@ -79,9 +85,9 @@ class Agent:
         return metrics
 
     def check_rarely(self, rarely: bool) -> None:
-        """Set whether to check for changes of nets or parameters by a user only rarely, instead of in each update (see validity.py).
+        """Set whether the agent checks rarely, instead of in each update, if user code has changed nets or parameters (see validity.py).
 
-        Rare checks are sufficient as long as no user code has access to the agent. New hooks are noticed immediately in both cases.
+        Rare checks are sufficient as long as no user code has access to the agent. In both cases, new hooks are noticed immediately.
         """
         for trainer in self._trainers:
             trainer.flat.check_rarely = rarely
@@ -92,9 +98,9 @@ class Agent:
             trainer.count_call()
 
     def evaluator(self, deterministic: bool = False) -> Callable[..., np.ndarray]:
-        """Return a function (obs_N, first_N, acts_N=None) → action_N that acts with the current policy and the last value of explore_var.
+        """Return a function (obs_N, first_N, acts_N=None) → action_N that acts with the current policy (see Policy.evaluator).
 
-        See Policy.evaluator.
+        The function acts with the last value of the schedule of explore_var.
         """
         if self._shared is not None:
             self._shared.refresh()
@@ -103,12 +109,15 @@ class Agent:
 
     @property
     def acts_at_random(self) -> bool:
-        """Whether the agent currently acts uniformly at random, as some algorithms do before training_start_step."""
+        """Whether the agent currently acts uniformly at random, as some algorithms do before the frame training_start_step."""
         return self.clock.frame < self._random_frames
 
     @property
     def diagnostics(self) -> tuple[str, ...]:
-        """Names of the columns that updates report in Metrics.extra, in order; a column is absent until its value is known."""
+        """Names of the diagnostics that updates report in Metrics.extra, in the order of their table columns.
+
+        A diagnostic is absent from Metrics.extra until its value is known.
+        """
         return self.algorithm.diagnostics
 
     @property
@@ -118,26 +127,26 @@ class Agent:
 
     @property
     def explore_var(self) -> float | None:
-        """Current ε or τ; None if exploration does not depend on it."""
+        """Current exploration parameter (ε, τ or the standard deviation of noise); None if the agent has no such parameter."""
         return None if self._explore is None else self._explore.value(self.clock.global_frame)
 
     @property
     def final_explore_var(self) -> float | None:
-        """ε or τ used in evaluations, which is the last value of the schedule."""
+        """Exploration parameter in evaluations: the last value of the schedule of explore_var; None if the agent has no such schedule."""
         return None if self._explore is None else self._explore.last
 
     @property
     def entropy_coef(self) -> float | None:
-        """Current weight of the entropy bonus."""
+        """Current weight of the entropy bonus; None for an algorithm without an entropy bonus."""
         return self.algorithm.entropy_coef
 
     @property
     def replay(self) -> Replay | SILReplay | None:
-        """The replay buffer, whose `contents` are not part of `state_dict`; None for on-policy algorithms."""
+        """Replay buffer, whose `contents` are not part of `state_dict`; None for on-policy algorithms without self-imitation."""
         return self.algorithm.replay
 
     def target(self) -> tuple[int, torch.Tensor] | None:
-        """Return the number of updates of the target network and a copy of its parameters; None for an agent without a target network."""
+        """Return (number of updates, copy of the parameters) of the target network; None for an agent without a target network."""
         target = self.algorithm.target
         if target is None:
             return None
@@ -145,18 +154,19 @@ class Agent:
         return target.updates_done, target.flat.clone()[0]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return copies, on the CPU, of the policy net's parameters and buffers, as last used for acting or learning."""
+        """Return copies on the CPU of the parameters and buffers of the policy's net, as last used for acting or learning."""
         return self.policy.weights()
 
     @property
     def has_own_critics(self) -> bool:
-        """Whether the critics have a net separate from the policy's (soft actor-critic)."""
+        """Whether the critics have a net separate from the policy's net, as in soft actor-critic."""
         return self.algorithm.policy_trainer is not self.algorithm.trainer
 
     def take_weights(self, weights: dict[str, torch.Tensor]) -> list[str]:
-        """Copy the entries of `weights` whose names and shapes match entries of this net. Return the names of the net's other entries.
+        """Copy those entries of `weights` whose names and shapes match entries of the policy's net.
 
-        An agent's weights do not include critics with a separate net, optimizers and the temperature.
+        Returns the names of the net's entries that were not replaced. The weights of an agent do not include critics with a separate net,
+        optimizers and the temperature.
         """
         own = self.weights()
         taken = {name: weights[name] for name, value in own.items() if name in weights and weights[name].shape == value.shape}
@@ -168,7 +178,7 @@ class Agent:
         return [name for name in own if name not in taken]
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Load weights. Raises RuntimeError if they do not match the network."""
+        """Load weights of the policy's net. Raises RuntimeError if the weights do not match the net."""
         self.policy.load_weights(weights)
 
     def shared_arrays(self) -> Named:
@@ -180,10 +190,10 @@ class Agent:
         self._shared = None if trainer is None else trainer.shared
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the learned state and all random streams, without parts that other processes train too.
+        """Return the learned state and the state of all random streams, without parts that other processes train too.
 
-        The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. The unfinished rollout
-        is useful only for a run whose unfinished episodes continue.
+        The replay buffer (see `replay`) and the unfinished rollout (see `rollout_state`) are not included. The unfinished rollout is useful
+        only for a run whose unfinished episodes continue.
         """
         return {"algorithm": self.algorithm.state_dict(), "rng": generator_state(self.policy.rng), "version": self.policy.version}
 
@@ -193,11 +203,11 @@ class Agent:
         self.policy.version = state["version"]
 
     def pull(self) -> None:
-        """Update this process's copies from restored shared arrays."""
+        """Update this process's copies of the parameters after the shared arrays were restored."""
         self.algorithm.pull()
 
     def rollout_state(self) -> dict[str, Any]:
-        """Return the steps collected since the last update, which are useful only if the envs continue from the same step."""
+        """Return the steps collected since the last update. They are useful only if the envs continue from the same step."""
         return {name: storage.state_dict() for name, storage in self.algorithm.storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:
@@ -206,7 +216,7 @@ class Agent:
 
 
 def _threads(number: int) -> AbstractContextManager[None]:
-    """Return a context in which torch computes with `number` threads instead of one."""
+    """Return a context manager, inside which torch computes with `number` threads instead of one thread."""
     return nullcontext() if number == 1 else _several_threads(number)
 
 

@@ -1,4 +1,4 @@
-"""Build an agent from a spec."""
+"""Build an agent from a spec, and choose its device and number of threads."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", cores: int = 1) -> Agent:
-    """Build the agent of a spec for an env, with weights drawn from seeds.net.
+    """Build the agent of a spec for an env, with weights drawn from the random seed seeds.net.
 
-    Raises SpecError if algorithm, net and env do not fit each other, or if this machine does not support meta.matmul.
+    Raises SpecError if algorithm, net and env do not fit each other, if this machine does not support the value of meta.matmul, or if the
+    free memory is too small.
     Args: cores: number of cores that updates may use.
     """
     if device == "cpu" and spec.agent.net is not None and spec.agent.net.tf32:
@@ -62,7 +63,10 @@ def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, c
 
 
 def resolve_device(spec: Spec, session: int = 0) -> str:
-    """Return the device that agent.net.gpu and cuda_id select: "cpu" or "cuda:i". Raises SpecError if cuda_id does not exist."""
+    """Return the device that agent.net.gpu and agent.net.cuda_id select: "cpu" or "cuda:i".
+
+    Raises SpecError if the device cuda_id does not exist.
+    """
     net = spec.agent.net
     if net is None or net.gpu is False:
         return "cpu"
@@ -77,7 +81,7 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
 
 
 def check_arithmetic(spec: Spec, device: str) -> None:
-    """Raise SpecError if meta.matmul cannot be used on a device; print a notice if bfloat16 products are slow there."""
+    """Raise SpecError if meta.matmul cannot be used on a device. Print a notice if the spec uses bfloat16 on a CPU that is slow with it."""
     resolve_matmul(spec.meta.matmul, device)
     keys = [key for key in ("net", "critic_net") if getattr(getattr(spec.agent, key), "dtype", "float32") == "bfloat16"]
     if keys and device == "cpu" and not has_bfloat16(processor()):
@@ -85,14 +89,15 @@ def check_arithmetic(spec: Spec, device: str) -> None:
 
 
 MOST_THREADS = 8
-"""Maximum number of threads for "auto". Minibatches of 256 images are too small for more threads."""
+"""Maximum number of threads that meta.threads "auto" selects. Minibatches of 256 images are too small for more threads."""
 
 
 def resolve_threads(asked: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
-    """Return the number of threads of an update on the CPU: `asked`; for "auto", all `cores` (at most 8) if a net has convolutions, else 1.
+    """Return the number of torch threads of an update, which is 1 if the nets are on a CUDA device.
 
-    Fully connected layers of usual sizes take microseconds, which is as long as waking a thread. Results with different numbers of threads
-    differ by rounding.
+    On the CPU, the result is `asked`, unless `asked` is "auto". With "auto", the result is `cores` (at most 8) if a net has convolutions,
+    else 1. Fully connected layers of usual sizes take microseconds, which is as long as waking a thread. Results with different numbers of
+    threads differ by rounding.
 
     Args: asked: meta.threads. cores: number of cores reserved for the Session.
     """

@@ -26,7 +26,7 @@ FULL_WIDTH = 26
 
 
 def prefers_onednn(processor: str, capability: str) -> bool:
-    """Return whether oneDNN computes large products faster than MKL, which does not use AVX-512 on AMD processors.
+    """Return whether oneDNN computes large matrix products faster than MKL, which does not use AVX-512 on AMD processors.
 
     Measured with 256 × 256 × 256 on EPYC processors: 197 GFLOP/s (oneDNN) and 94 (MKL) with AVX-512 at full width; 67 (oneDNN) and 70 to 77
     (MKL) with AVX2.
@@ -37,16 +37,19 @@ def prefers_onednn(processor: str, capability: str) -> bool:
 
 
 def onednn_min_size(processor: str, capability: str) -> int:
-    """Return the minimum size of each dimension for which oneDNN, if it is used, computes products. Args: see `prefers_onednn`."""
+    """Return the minimum size of each dimension of a matrix product for which oneDNN, if it is used, computes the product.
+
+    Args: processor, capability: see `prefers_onednn`.
+    """
     family = re.search(r"^cpu family\s*: (\d+)", processor, re.MULTILINE)
     half_width = prefers_onednn(processor, capability) and family is not None and int(family[1]) < FULL_WIDTH
     return ONEDNN_LEAST_HALF_WIDTH if half_width else ONEDNN_MIN_SIZE
 
 
 def resolve_matmul(asked: str, device: str = "cpu") -> str:
-    """Return the library for float32 products: "onednn" (for large products), "mkl", or "torch" (torch's default on the device).
+    """Return the library for float32 matrix products: "onednn" (for large products), "mkl", or "torch" (torch's default on the device).
 
-    Args: asked: value of meta.matmul. Raises SpecError if this library cannot be used.
+    Args: asked: value of meta.matmul. Raises SpecError if the library `asked` cannot be used.
     """
     cpu = device == "cpu"
     usable = {"mkl": cpu and torch.backends.mkl.is_available(), "onednn": cpu and torch.backends.mkldnn.is_available()}
@@ -71,7 +74,7 @@ def use_matmul(net: nn.Module, asked: str, device: str) -> None:
 
 
 def cpu_name() -> str:
-    """Return the processor and the instruction set that torch uses. The rounding of results depends on both."""
+    """Return the name of the processor and the instruction set that torch uses. The rounding of results depends on both."""
     return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -90,14 +93,17 @@ _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 class TorchSettings:
-    """Torch settings that affect results, saved at construction."""
+    """Values of torch settings that affect results, saved at construction: default dtype, gradient mode, number of threads."""
 
     def __init__(self) -> None:
         self._values = _values()
         self._noticed: set[str] = set()
 
     def restore(self) -> None:
-        """Restore the settings that were changed since construction, with one notice each. Takes 0.3 µs if no setting has changed."""
+        """Restore the settings that were changed since construction. The first change of each setting is reported in a notice.
+
+        A call takes 0.3 µs if no setting has changed.
+        """
         if (values := _values()) == self._values:
             return
         for (name, (_, setter)), before, now in zip(_SETTINGS.items(), self._values, values, strict=True):

@@ -1,4 +1,7 @@
-"""Contract suites and fakes for a package that extends slm_lab: subclass a suite in your tests, and pytest runs it on your class."""
+"""Contract suites (tests that a class must pass) and fakes, for packages that extend slm_lab.
+
+Define a subclass of a suite in your tests, and pytest runs the tests of the suite on your class.
+"""
 
 from slm_lab.testing.executor_contract import ExecutorContract, FakeExecutor
 from slm_lab.testing.spec_contract import SpecContract

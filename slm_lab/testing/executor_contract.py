@@ -1,4 +1,7 @@
-"""Tests that every Executor must pass (subclass ExecutorContract, and pytest runs them on your executor), and an Executor of threads."""
+"""`ExecutorContract`, tests that every Executor must pass, and `FakeExecutor`, an Executor that runs tasks in threads.
+
+Define a subclass of ExecutorContract, and pytest runs the tests on your executor.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from slm_lab.experiment.execute.executor import Context, Died, Event, Executor, 
 
 
 class FakeTask(Task):
-    """A task that runs in a thread. The thread of a killed task goes on, but its messages are ignored."""
+    """Task of a FakeExecutor, which runs in a thread.
+
+    The thread of a killed task continues, but the messages of this thread are ignored.
+    """
 
     context: _FakeContext
 
@@ -22,18 +28,18 @@ class FakeTask(Task):
         self.context.orders.put(order)
 
     def signal(self, content: Any) -> bool:
-        """Call `Context.on_signal` in this thread."""
+        """Call `Context.on_signal` in the thread of the caller."""
         self.context.on_signal(content)
         return True
 
     def stop(self, grace: float) -> None:
-        """Request a stop; the task counts as killed if it has not ended within `grace` seconds."""
+        """Request a stop of the task. The task counts as killed if it has not ended within `grace` seconds."""
         self.context.request_stop()
         self.limit_deadline(grace)
 
 
 class _FakeContext(Context):
-    """The Context of one run of a FakeTask."""
+    """Context of one run of a FakeTask."""
 
     def __init__(self, task: FakeTask) -> None:
         super().__init__(task.name, task.restart)
@@ -45,7 +51,7 @@ class _FakeContext(Context):
     def print_to(self, path: Path) -> None: ...
 
     def run(self) -> None:
-        """Run the target to its end."""
+        """Call the target of the task. When the target has ended, report the death of the task."""
         code = 0
         try:
             self._task.target(self, *self._args)
@@ -56,7 +62,7 @@ class _FakeContext(Context):
 
 
 class FakeExecutor(Executor):
-    """Runs tasks in threads of this process.
+    """Executor for tests, which runs tasks in threads of this process.
 
     Attributes:
         started: the names of all tasks that were started or restarted, in order.
@@ -82,18 +88,18 @@ class FakeExecutor(Executor):
         self._woken.clear()
 
     def report_death(self, task: FakeTask, reason: str = "killed by SIGKILL", *, lost: bool = False) -> None:
-        """Report the death of a task, as if its process had been killed or its node had been lost. Its thread continues."""
+        """Report the death of a task, as if its process had been killed or its node had been lost. The thread of the task continues."""
         task.inbox.append(Died(task, reason, "", lost=lost))
 
     def _end(self, task: FakeTask) -> None: ...
 
 
 _SECONDS = 60.0
-"""Upper bound of each wait; waits are much shorter on an idle machine."""
+"""Maximum number of seconds of each wait. On an idle machine, waits are much shorter."""
 
 
 def echo(context: Context, first: str) -> None:
-    """Send `first`, each order that arrives, and whether a stop was requested."""
+    """Target of a task that sends `first`, then each order that arrives, and finally whether a stop was requested."""
     context.send("first", first, context.name, context.restart)
     while (order := context.receive()) is not None:
         context.send("order", order)
@@ -101,27 +107,27 @@ def echo(context: Context, first: str) -> None:
 
 
 def fail(context: Context) -> None:
-    """Send a message, then raise an error."""
+    """Target of a task that sends a message and then raises an error."""
     context.send("before")
     raise ValueError("broken on purpose")
 
 
 def write(context: Context, path: Path) -> None:
-    """Print to a file."""
+    """Target of a task that prints a line to a file and then waits for an order."""
     context.print_to(path)
     print("a line")  # noqa: T201
     context.receive()
 
 
 def stay(context: Context) -> None:
-    """Ignore the request to stop."""
+    """Target of a task that ignores the request to stop."""
     context.send("here")
     while True:
         time.sleep(0.05)
 
 
 def listen(context: Context) -> None:
-    """Send the sum of the content of each signal, and receive no orders meanwhile."""
+    """Target of a task that sends the sum of the content of each signal, and that does not receive orders."""
     context.on_signal = lambda content: context.send("sum", int(content.sum()))
     context.send("here")
     while not context.stop.requested:
@@ -129,15 +135,15 @@ def listen(context: Context) -> None:
 
 
 class ExecutorContract:
-    """Tests of an executor. Subclasses define `executor`, a pytest fixture.
+    """Tests that an executor must pass. A subclass defines `executor`, a pytest fixture that returns the executor.
 
-    Attributes: prints: whether output goes to a file (`Context.print_to`).
+    Attributes: prints: whether the executor supports `Context.print_to`, which writes the output of a task to a file.
     """
 
     prints = True
 
     def until(self, executor: Executor, done: Callable[[list[Event]], Any]) -> list[Event]:
-        """Collect events until `done(events)` is true, and return them."""
+        """Collect events of the executor until `done(events)` is true, and return these events."""
         events: list[Event] = []
         deadline = time.monotonic() + _SECONDS
         while not done(events):
@@ -193,7 +199,7 @@ class ExecutorContract:
             assert all(event.content[0]["ones"].sum() == size for event in _messages(events))
 
     def test_a_wait_for_events_can_be_ended(self, executor: Executor) -> None:
-        """Also before the wait has begun."""
+        """Test that `Executor.wake` ends a wait for events, both before the wait has begun and during the wait."""
         executor.start("one", echo, "hello")
         self.until(executor, len)
         for seconds in (0.0, 0.1):

@@ -1,4 +1,7 @@
-"""Tests for every component of a spec: subclass SpecContract with a spec that names your algorithm, net, memory or env backend."""
+"""`SpecContract`, tests of training that every spec must pass.
+
+Define a subclass with a spec that names your algorithm, net, memory or env backend, and pytest runs the tests with your spec.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from slm_lab.lib.records import Episode
 from slm_lab.spec.models.spec import Spec
 
 _MEASURED = ("wall_t", "fps", "rollout_busy", "inference_busy", "learner_busy", "lock_wait")
-"""Columns that depend on the speed of the machine."""
+"""Names of table columns whose values depend on the speed of the machine."""
 
 
 class SpecContract:
-    """Tests of the training of a spec, in trials of one session in this process.
+    """Tests of training with a spec. The tests run trials of one session in this process.
 
     Attributes:
         exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte. This requires that the env can be
-            saved in the middle of an episode; otherwise the checkpoint must state what is lost.
+            saved in the middle of an episode. If `exact` is False, the checkpoint must state what is lost.
     """
 
     exact = True
@@ -34,10 +37,13 @@ class SpecContract:
 
     @abstractmethod
     def spec(self) -> Spec:
-        """Return a spec of one session with a fixed meta.random_seed, some updates and some rows: 1,000 to 10,000 frames."""
+        """Return a spec of one session with a fixed meta.random_seed.
+
+        Training with the spec should take 1,000 to 10,000 frames, make several updates and write several rows.
+        """
 
     def _trained(self, tmp_path_factory: Any) -> TrialResult:
-        """Return the result of an uninterrupted run, which is trained once for all tests of a class."""
+        """Return the result of an uninterrupted run, which takes place once for all tests of a class."""
         if "_straight" not in vars(type(self)):
             type(self)._straight = slm_lab.Trial(self.spec(), tmp_path_factory.mktemp("trained")).run()
         assert self._straight is not None
@@ -102,7 +108,7 @@ class SpecContract:
 
 
 def _rows(folder: Path) -> list[dict[str, float]]:
-    """Return the rows of training, without columns that depend on the machine's speed and without undefined values."""
+    """Return the rows of a run's training table, without columns that depend on the machine's speed and without undefined values."""
     table = slm_lab.load_run(folder).train.select_dtypes(include=np.number)
     rows = table.drop(columns=[name for name in _MEASURED if name in table]).to_dict("records")
     return [{str(name): value for name, value in row.items() if not math.isnan(value)} for row in rows]

@@ -1,1 +1,4 @@
-"""Algorithms, one file per family. The code follows the order of the steps in the paper; the formulas are in `agent/ops`."""
+"""Reinforcement-learning algorithms, one file for each family of algorithms.
+
+The code of an algorithm follows the order of the steps in its paper. The formulas are functions in `agent/ops`.
+"""

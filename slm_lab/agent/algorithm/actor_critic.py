@@ -20,7 +20,10 @@ from slm_lab.spec.models.algorithm import ActorCriticSpec
 
 
 class ActorCritic(PolicyGradient):
-    """One gradient step per rollout: the policy loss is weighted by advantages, the critic is fitted to returns."""
+    """Advantage actor-critic, which takes one gradient step for each rollout.
+
+    The policy loss weights log-probabilities by advantages. The critic is fitted to returns.
+    """
 
     diagnostics = ("policy_loss", "value_loss", "explained_variance")
     in_closed_form = ("_objective", "_add_loss", "_advantages", "scaled", "value_std")
@@ -40,7 +43,7 @@ class ActorCritic(PolicyGradient):
         return Batch(steps, values, *self._advantages(steps, values), self.seq_len)
 
     def _advantages(self, rollout: Rollout[A], values: Values[A]) -> tuple[A, A]:
-        """Return the advantages used in the policy loss, and the targets of the critic."""
+        """Return the advantages [T, N] for the policy loss, and the targets [T, N] of the critic."""
         spec = self.spec
         value_TN, next_value_TN = values.output_TN, values.next_output_TN
         reward_TN, terminated_TN, done_TN = rollout.reward_TN, rollout.terminated_TN, rollout.done_TN

@@ -1,4 +1,4 @@
-"""A learning rate that keeps the change of the policy per update near a target."""
+"""Adaptive learning rate, which keeps the change of the policy in each update near a target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slm_lab.spec.models.algorithm import AdaptiveLR
 class AdaptiveRate(SharedStatistic):
     """Learning rate that follows the Kullback-Leibler divergence of each update of PPO, as in rl_games and rsl_rl.
 
-    Several processes that train one net share the rate. Args: spec: keys of the adaptive rate. rate: initial learning rate.
+    Processes that train the same net share one rate. Args: spec: keys of the adaptive learning rate. rate: initial learning rate.
     """
 
     def __init__(self, spec: AdaptiveLR, rate: float) -> None:
@@ -19,11 +19,14 @@ class AdaptiveRate(SharedStatistic):
 
     @property
     def factor(self) -> float:
-        """The present rate divided by the initial one."""
+        """Current learning rate divided by the initial learning rate."""
         return float(self.numbers[0]) / self.initial
 
     def adapt(self, kl: float) -> None:
-        """Lower the rate if `kl`, the divergence of an update, is above twice the target; raise it if `kl` is below half the target."""
+        """Adapt the learning rate to the divergence `kl` of an update.
+
+        The rate is lowered if `kl` is above twice the target, and raised if `kl` is below half the target.
+        """
         self.run(self._adapt, kl)
 
     def _adapt(self, kl: float) -> None:

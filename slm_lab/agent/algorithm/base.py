@@ -1,4 +1,4 @@
-"""The interface of all algorithms, and Random, a baseline that acts at random."""
+"""Base class of all algorithms, and `Random`, a baseline that chooses actions uniformly at random."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from slm_lab.spec.report import Problem, SpecError
 def agent_memory(
     agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, state_size: int, device: str = "cpu"
 ) -> RolloutStorage | Replay | None:
-    """Build the memory that the spec names. Raises SpecError if it does not fit into this machine's memory.
+    """Build the memory that the agent's spec names: a rollout storage or a replay buffer.
 
     Returns None for an algorithm that does not learn, and for an offline algorithm, whose memory `use_demonstrations` builds.
-    Args: state_size: size of the hidden state. device: device of the net.
+    Args: state_size: size of the policy's hidden state. device: device of the net.
+    Raises SpecError if the memory does not fit into the RAM of this machine, or into the memory of the CUDA device.
     """
     algorithm: Any = agent.algorithm
     memory: Any = agent.memory
@@ -62,7 +63,7 @@ def agent_memory(
 
 
 def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
-    """Raise SpecError if a rollout and its shuffled copy do not fit into host memory or the memory of the CUDA device in use."""
+    """Raise SpecError if a rollout and its shuffled copy do not fit into host memory, or into the memory of the net's CUDA device."""
     needed, available = 2 * storage_bytes(info, agent.rollout_len), memory_bytes()
     where = "machine"
     if device != "cpu" and (on_device := devices.memory_bytes(device)) < available:
@@ -76,11 +77,15 @@ def check_rollout_memory(agent: AgentSpec, info: EnvInfo, device: str) -> None:
 
 
 RLPD_FRACTION = 0.5
-"""Share of demonstrations in a batch if memory.demonstration_fraction is absent (arXiv:2302.02948, section 4.1)."""
+"""Fraction of each batch that is drawn from demonstrations, if the spec does not set memory.demonstration_fraction (arXiv:2302.02948,
+section 4.1)."""
 
 
 def add_log_std_gradient(distribution: ActionDistribution, grad_D: np.ndarray | None) -> None:
-    """Accumulate the gradient [D] of a state-independent log standard deviation; None: the distribution has no such parameter."""
+    """Add grad_D [D], the gradient of a state-independent log standard deviation, to `Parameter.grad`.
+
+    Args: grad_D: None if the distribution has no state-independent log standard deviation.
+    """
     if grad_D is not None:
         assert distribution.normal is not None
         assert distribution.normal.log_std is not None
@@ -88,51 +93,57 @@ def add_log_std_gradient(distribution: ActionDistribution, grad_D: np.ndarray | 
 
 
 class Tuning(NamedTuple):
-    """Changes of the spec's hyperparameters by population-based training."""
+    """Changes that population-based training makes to the hyperparameters of the spec."""
 
     lr: float = 1.0
     """Factor by which the spec's learning rate is multiplied."""
     entropy_coef: float = 1.0
     """Factor by which the spec's entropy coefficient is multiplied."""
     gamma: float | None = None
-    """Discount factor in place of the spec's; None: the spec's."""
+    """Discount factor that replaces the discount factor of the spec; None: the discount factor of the spec is used."""
 
 
 class Part(Shareable, Protocol):
-    """A part of an algorithm that has learned state. Several processes can train it, and checkpoints contain its state."""
+    """Interface of an algorithm's part with learned state, such as a trainer or a target network.
+
+    Several processes can train a part together. Checkpoints contain the state of each part.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Return the learned state."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Load a result of `state_dict`."""
+        """Load a state that `state_dict` returned."""
 
 
 class Algorithm:
-    """Learn a policy: store steps in a memory, and update when the memory is ready.
+    """Base class of algorithms, which store the steps of envs in a memory and learn from this memory.
 
-    This class builds the memory and the trainer. Subclasses build other parts in `build`; their `parts` returns all parts that learn.
+    This base class builds the memory and the trainer. Subclasses build their other parts in the method `build`. The method `parts` returns
+    all parts with learned state.
     """
 
     diagnostics: tuple[str, ...] = ()
-    """Names of the columns that updates report in Metrics.extra, in order; a column is absent until its value is known."""
+    """Names of the diagnostics that updates report in Metrics.extra, in the order of their table columns. A diagnostic is absent from
+    Metrics.extra until its value is known."""
 
     memory: RolloutStorage | Replay | None = None
     """Storage of the experience that the algorithm learns from; None for an algorithm that does not learn."""
     replay: Replay | SILReplay | None = None
     """Replay buffer; None for an on-policy algorithm without self-imitation."""
     trainer: Trainer | None = None
-    """Takes gradient steps on the parameters. If the critics have their own net, this is the trainer of the critics."""
+    """Trainer, which takes gradient steps on the parameters of a net. If the critics have their own net, this is the trainer of the
+    critics."""
     target: TargetNet[Any] | None = None
-    """Target network."""
+    """Target network; None for an algorithm without a target network."""
     entropy_schedule: Schedule | None = None
-    """Schedule of the entropy bonus's weight over frames."""
+    """Schedule of the entropy bonus's weight over frames; None for an algorithm without such a schedule."""
     rng: np.random.Generator | None = None
     """Random stream of the updates, separate from the memory's random stream."""
 
     def __init__(self, agent: AgentSpec, info: EnvInfo, clock: Clock, seeds: Seeds, policy: Policy, device: str = "cpu") -> None:
         self.spec: Any = agent.algorithm
-        """The algorithm's section of the spec."""
+        """Section `algorithm` of the agent's spec."""
         self.info, self.clock, self.seeds, self.policy, self.device = info, clock, seeds, policy, device
         self.agent_spec: Any = agent
         self.net: Any = policy.net
@@ -148,10 +159,10 @@ class Algorithm:
         self.build()
 
     def build(self) -> None:
-        """Build the parts other than memory and trainer."""
+        """Build the parts of the algorithm other than its memory and its trainer."""
 
     def use_demonstrations(self, data: Demonstrations) -> None:
-        """Learn from recorded episodes too (meta.demonstrations). Call this once, before training."""
+        """Draw a fraction of each batch from recorded episodes (meta.demonstrations). Call this method once, before training."""
         memory, spec = self.memory, self.agent_spec.memory
         if not isinstance(memory, Replay) or not isinstance(spec, ReplaySpec):
             raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")
@@ -160,68 +171,78 @@ class Algorithm:
         memory.use_demonstrations(demonstration_replay(data, self.info, drawn, self.clock, memory.rng, memory.device))
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step. `first_N`: whether obs_N begins an episode; `state_N`: hidden state before obs_N."""
+        """Store one vector step in the memory.
+
+        Args: obs_N: observations on which the policy acted. first_N: bool [N], whether obs_N begins an episode. state_N: hidden state [N,
+        S] before obs_N.
+        """
         if self.memory is not None:
             self.memory.add(obs_N, first_N, state_N, out, step)
 
     def ready(self) -> bool:
-        """Return whether enough steps are stored for `update`."""
+        """Return whether the memory contains enough steps for `update`."""
         return self.memory is not None and self.memory.ready
 
     def update(self) -> Metrics:
-        """Learn from the stored steps."""
+        """Update the parameters with the steps in the memory, and return the metrics of this update."""
         if not isinstance(self.memory, RolloutStorage):
             raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
         return self.learn(self.memory.rollout())
 
     def fresh_params(self) -> dict[str, FlatParams]:
-        """Return the parameters of newly built nets, keyed by the name of their trainer; weights are drawn from torch's generator."""
+        """Return the initial parameters of newly built nets, keyed by the names of their trainers in `parts`.
+
+        The weights are drawn from torch's global random generator.
+        """
         policy = build_policy(self.agent_spec, self.info, np.random.default_rng(0), self.device)
         assert policy.flat is not None
         return {name: policy.flat for name, part in self.parts().items() if part is self.policy_trainer}
 
     def reset(self) -> None:
-        """Replace all weights by new initial ones, and restart the optimizers; keep the replay buffer (arXiv:2205.07802)."""
+        """Replace all weights by newly drawn initial weights, and restart the optimizers, but keep the replay buffer (arXiv:2205.07802)."""
         parts: dict[str, Any] = dict(self.parts())
         for name, params in self.fresh_params().items():
             parts[name].reset(params)
         self.copy_to_target()
 
     def reset_if_due(self, steps_before: int) -> None:
-        """Call `reset` if the number of gradient steps has passed a multiple of reset_frequency since it was `steps_before`."""
+        """Call `reset` if the last update reached or passed a number of gradient steps that is a multiple of reset_frequency.
+
+        Args: steps_before: number of gradient steps before the last update.
+        """
         every = getattr(self.spec, "reset_frequency", None)
         if every is not None and self.clock.opt_step // every > steps_before // every:
             self.reset()
 
     def end_step(self) -> None:
-        """Finish a vector step after `observe`, whether or not an update followed."""
+        """Finish a vector step, e.g. by updating the target network. Called after `observe` and after the updates of this step."""
 
     def learn(self, rollout: Rollout) -> Metrics:
-        """Learn from a rollout that this or another process collected."""
+        """Update the parameters with a rollout that this process or another process collected, and return the metrics of this update."""
         raise RuntimeError(f"{type(self).__name__} does not learn from rollouts")
 
     @property
     def policy_trainer(self) -> Trainer | None:
-        """Trainer of the net that the policy acts with."""
+        """Trainer of the net with which the policy chooses actions; None for an algorithm that does not learn."""
         return self.trainer
 
     @property
     def lr(self) -> float | None:
-        """Learning rate of the last update."""
+        """Learning rate of the last update; None for an algorithm that does not learn."""
         return None if self.trainer is None else self.trainer.lr
 
     @property
     def entropy_coef(self) -> float | None:
-        """Current weight of the entropy bonus."""
+        """Current weight of the entropy bonus; None for an algorithm without an entropy bonus."""
         return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.global_frame)
 
     @property
     def skipped_steps(self) -> int:
-        """Number of gradient steps skipped because loss or gradient was not finite."""
+        """Number of gradient steps that were skipped because the loss or the gradient was not finite."""
         return sum(part.skipped for part in self.parts().values() if isinstance(part, Trainer))
 
     def tune(self, tuning: Tuning) -> None:
-        """Continue with other hyperparameters."""
+        """Continue training with the changes that population-based training makes to the hyperparameters."""
         self.tuning = tuning
         if self.trainer is not None:
             self.trainer.lr_factor = tuning.lr
@@ -234,7 +255,7 @@ class Algorithm:
         self.spec = self._untuned if tuning.gamma is None else self._untuned.model_copy(update={"gamma": tuning.gamma})
 
     def parts(self) -> dict[str, Part]:
-        """Return the parts that learn, keyed by the names used for their shared arrays and states."""
+        """Return the parts with learned state, keyed by the names used for their shared arrays and their states."""
         parts = {"trainer": self.trainer, "target": self.target}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -245,17 +266,17 @@ class Algorithm:
         attach_parts(self.parts(), store, arrays)
 
     def storages(self) -> dict[str, RolloutStorage]:
-        """Return the storages that contain an unfinished rollout."""
+        """Return the storages that can contain an unfinished rollout, by name."""
         return {"rollout": self.memory} if isinstance(self.memory, RolloutStorage) else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of all parts and random streams, without stored transitions and without parts that processes share."""
+        """Return the state of all parts and random streams, without stored transitions and without state that several processes share."""
         state: dict[str, Any] = {"tuning": tuple(self.tuning), **{name: part.state_dict() for name, part in self.parts().items()}}
         state |= {"memory": self.memory.state_dict()} if isinstance(self.memory, Replay) else {}
         return state | ({} if self.rng is None else {"rng": generator_state(self.rng)})
 
     def copy_to_target(self) -> None:
-        """Copy the current parameters to the target networks, if there are any."""
+        """Copy the current parameters to the target networks, if the algorithm has target networks."""
         if self.target is not None:
             self.target.copy_source()
 
@@ -276,4 +297,4 @@ class Algorithm:
 
 
 class Random(Algorithm):
-    """Uniformly random actions; does not learn."""
+    """Baseline that chooses actions uniformly at random and does not learn."""

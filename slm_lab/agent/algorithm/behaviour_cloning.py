@@ -11,7 +11,7 @@ from slm_lab.spec.models.algorithm import BCSpec
 
 
 class BehaviourCloning(OfflineAlgorithm):
-    """Maximise the log-likelihood of the recorded actions, E[log π(a|s)]."""
+    """Behaviour cloning, which maximises the log-likelihood E[log π(a|s)] of the recorded actions."""
 
     spec: BCSpec
 

@@ -21,26 +21,31 @@ from slm_lab.spec.models.algorithm import C51Spec, DistributionalSpec, QRDQNSpec
 
 
 class Distance(NamedTuple):
-    """Loss of predicted distributions, and values to report."""
+    """Loss of a batch of predicted return distributions, the gradient of this loss, and values for diagnostics and priorities."""
 
     loss: Tensor | float
     grad_BZ: Tensor
     error_B: Tensor
-    """Errors for prioritised replay."""
+    """Errors that determine the priorities in prioritised replay."""
     mean_B: Tensor
     target_mean_B: Tensor
 
 
 class DistributionalQLearning(DeepQLearning):
-    """Move the distribution Z(s, a) towards the distribution of r + γ Z(s', a'), where a' is the action with the greatest mean."""
+    """Base class of distributional Q-learning.
+
+    An update moves the predicted distribution Z(s, a) towards the distribution of r + γ Z(s', a'), where a' is the action with the greatest
+    mean.
+    """
 
     spec: DistributionalSpec
     net: DistributionalQNet
 
     def distance(self, atoms_BZ: Tensor, next_BZ: Tensor, return_B: Tensor, discount_B: Tensor, weight_B: Tensor | None) -> Distance:
-        """Return the loss of predicted distributions, given the distributions of the next states.
+        """Return the loss of the predicted distributions atoms_BZ, given the distributions next_BZ of the next states.
 
-        Args: discount_B: γ, or 0 after a termination.
+        Args: return_B: rewards, or sums of the rewards of n steps. discount_B: γ, or γ^k after k steps, or 0 after a termination. weight_B:
+        importance weights.
         """
         raise NotImplementedError
 
@@ -60,11 +65,11 @@ class DistributionalQLearning(DeepQLearning):
         self.meter.step()
 
     def _per_action(self, atoms_BX: Tensor) -> Tensor:
-        """Return the net's distributions as [B, A, Z]."""
+        """Reshape the net's output, [B, A · Z], to the distributions of all actions, [B, A, Z]."""
         return atoms_BX.unflatten(1, (-1, self.net.actor_head.number))
 
     def _pass(self, batch: Transitions) -> tuple[Pass, Tensor]:
-        """Return the pass that outputs the distributions [B, A · Z], and the next states' distributions [B, Z]."""
+        """Return the forward pass, which outputs the distributions [B, A · Z], and the distributions [B, Z] of the next states."""
         assert self.target is not None
         self.target.refresh()
         self.trainer.set_train_mode(False)  # next states are evaluated in the same mode as when acting
@@ -75,7 +80,10 @@ class DistributionalQLearning(DeepQLearning):
         return self.net.forward_pass(batch.obs_B), action_atoms(self._per_action(atoms_BX), q_BA.argmax(1))
 
     def _sequence_pass(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
-        """Return the same as `_pass` for sequences: each net starts from the stored hidden state and runs its own burn-in."""
+        """Return the results of `_pass` for a batch of sequences.
+
+        The net and the target net both start from the stored hidden state, and each runs its own burn-in.
+        """
         assert self.target is not None
         q_SA, atoms_SX = batch.unroll(self.net)
         with torch.no_grad():
@@ -87,7 +95,7 @@ class DistributionalQLearning(DeepQLearning):
 
 
 class QRDQN(DistributionalQLearning):
-    """Quantile regression (arXiv:1710.10044, Algorithm 1)."""
+    """QR-DQN, which learns quantiles of the return by quantile regression (arXiv:1710.10044, Algorithm 1)."""
 
     spec: QRDQNSpec
 
@@ -99,7 +107,7 @@ class QRDQN(DistributionalQLearning):
 
 
 class C51(DistributionalQLearning):
-    """Cross-entropy to the projected target distribution (arXiv:1707.06887, Algorithm 1)."""
+    """C51, which minimises the cross-entropy to the projected target distribution (arXiv:1707.06887, Algorithm 1)."""
 
     spec: C51Spec
 

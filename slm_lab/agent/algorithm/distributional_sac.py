@@ -17,7 +17,10 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class DistributionalSAC(SoftActorCritic):
-    """SoftActorCritic whose two critics return logits of Z atoms each, [C, B, Z]; the actor maximises their means."""
+    """Soft actor-critic with two critics that learn distributions of the return, with logits of Z atoms for each critic, [C, B, Z].
+
+    The actor maximises the means of these distributions.
+    """
 
     spec: DistributionalSACSpec
 
@@ -32,11 +35,14 @@ class DistributionalSAC(SoftActorCritic):
         return build_critics(spec, self.info.observation, self.info.action, self.spec.spectral_norm, outputs=self.spec.num_atoms)
 
     def means(self, logit_CBZ: Tensor) -> Tensor:
-        """Return the means of distributions, [C, B, Z] → [C, B]."""
+        """Return the means [C, B] of the categorical distributions with the given logits [C, B, Z]."""
         return logit_CBZ.softmax(-1) @ self.atom_Z
 
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, their logits [C, B, Z], and the target distributions of r + γ (Z(s', a') − α log π(a'|s'))."""
+        """Return the critics' forward pass, the critics' logits [C, B, Z], and the target distributions [B, Z].
+
+        The targets are the distributions of r + γ (Z(s', a') − α log π(a'|s')), projected onto the atoms.
+        """
         next_action = self._sample(self.actor_pass(batch, learn=False).values[0])
         outputs, logit_CBZ, next_CBZ = self._values(batch, tensor(next_action.action_BD))
         discount_B = self.spec.gamma * (1.0 - batch.terminated_B)
@@ -45,11 +51,14 @@ class DistributionalSAC(SoftActorCritic):
         return outputs, logit_CBZ, project(next_BZ, return_B, discount_B, self.spec.v_min, self.spec.v_max)
 
     def _combined(self, p_CBZ: Tensor) -> Tensor:
-        """Combine the distributions of both critics to one [B, Z], by critic_reduction: the one with the lower mean, or their mixture."""
+        """Combine the distributions of both critics [C, B, Z] to one distribution [B, Z], by the spec key critic_reduction.
+
+        The result is the mixture of both distributions ("mean"), or the distribution with the lower mean ("min").
+        """
         return p_CBZ.mean(0) if self.reduction == "mean" else lower_distribution(p_CBZ, self.atom_Z)
 
     def critic_loss(self, batch: AnyBatch, logit_CBZ: Tensor, target_BZ: Tensor) -> tuple[Tensor, Any, Tensor]:
-        """Return the means [C, B], the sum of the critics' cross-entropies, and the sum's gradient with respect to the logits."""
+        """Return the distributions' means [C, B], the sum of the critics' cross-entropies, and the gradient of this sum by the logits."""
         critics, rows, number = logit_CBZ.shape
         target = target_BZ.expand(critics, -1, -1).reshape(critics * rows, number)
         weight = None if batch.weight_B is None else batch.weight_B.repeat(critics)

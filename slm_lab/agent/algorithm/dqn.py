@@ -40,7 +40,7 @@ from slm_lab.spec.models.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec,
 
 
 class ValueLearning(Algorithm):
-    """Base class of algorithms that act on action values: loss and diagnostics."""
+    """Base class of algorithms that choose actions by their values. This class defines the value loss and the diagnostics."""
 
     diagnostics = ("td_error", "q_mean")
 
@@ -52,7 +52,10 @@ class ValueLearning(Algorithm):
 
 
 class Sarsa(ValueLearning):
-    """Learn the action values of the acting policy, including its exploration: the target uses the next action that was taken."""
+    """SARSA, which learns the action values of the acting policy, including its exploration.
+
+    The target contains the value of the next action that the policy took.
+    """
 
     spec: SARSASpec
 
@@ -72,7 +75,10 @@ class Sarsa(ValueLearning):
         return self.meter.end()
 
     def _next_actions(self, rollout: Rollout, next_q_TNA: Tensor) -> Tensor:
-        """Return the next actions a' [T, N]: those of the next row; at truncations and in the last row, they are drawn from the policy."""
+        """Return the next actions a' [T, N], which are the actions of the next time step.
+
+        At truncations and in the last time step, the next actions are drawn from the policy.
+        """
         next_action_TN = torch.cat([rollout.action_TN[1:], rollout.action_TN[-1:]])
         drawn_TN = rollout.truncated_TN.clone()
         drawn_TN[-1] = True
@@ -82,23 +88,26 @@ class Sarsa(ValueLearning):
 
 
 NextValue = Callable[[Callable[[], Any], Callable[[], Any]], Any]
-"""Function (q, target_q) → V(s') [B]. `q()` returns the action values of s' [B, A] computed by the net, `target_q()` the action values
-computed by the target net. All are tensors, or arrays for small nets."""
+"""Function (q, target_q) → V(s') [B]. The function `q` returns the action values of s' [B, A] computed by the net, and the function
+`target_q` returns the action values of s' computed by the target net. All values are tensors, or numpy arrays for small nets."""
 
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
     VanillaDQNSpec: lambda q, target_q: max_value(q()),
     DQNSpec: lambda q, target_q: max_value(target_q()),
     DoubleDQNSpec: lambda q, target_q: double_q_value(q(), target_q()),
 }
-"""Spec of an algorithm → function for the value of the next state. The algorithms differ only in this function."""
+"""Spec class of an algorithm → function that computes the value of the next state. The algorithms differ only in this function."""
 
 
 class DeepQLearning(ValueLearning):
-    """Base class of the DQN family: draw batches from a replay buffer, and take gradient steps towards the values of a target net."""
+    """Base class of the DQN family, which samples batches from a replay buffer and takes gradient steps towards targets.
+
+    The targets contain values of a target net, or of the net itself for an algorithm without a target net.
+    """
 
     spec: QLearningSpec
     memory: Replay | SequenceReplay
-    """Stores sequences if the net is recurrent."""
+    """Replay buffer of transitions, or of sequences if the net is recurrent."""
 
     def build(self) -> None:
         super().build()
@@ -131,14 +140,20 @@ class DeepQLearning(ValueLearning):
         raise NotImplementedError
 
     def _returns(self, batch: Transitions | SequenceBatch) -> tuple[Tensor, float | Tensor]:
-        """Return the rewards [B] and γ. With n-step returns: the discounted sums of rewards [B], and γ^k [B] for k steps."""
+        """Return the rewards [B] and the discount factor γ, for one-step returns.
+
+        For n-step returns, return the discounted sums of the rewards [B] of k ≤ n steps, and the discount factors γ^k [B].
+        """
         if batch.reward_KB is None or batch.steps_B is None:
             return batch.reward_B, self.spec.gamma
         return n_step_return(batch.reward_KB, batch.steps_B, self.spec.gamma)
 
 
 class QLearning(DeepQLearning):
-    """VanillaDQN, DQN and DoubleDQN. Prioritised replay is selected by agent.memory, and the dueling architecture by agent.net."""
+    """Q-learning with the targets of VanillaDQN, DQN or DoubleDQN.
+
+    The spec selects prioritised replay in agent.memory, and the dueling architecture in agent.net.
+    """
 
     def build(self) -> None:
         super().build()
@@ -146,7 +161,7 @@ class QLearning(DeepQLearning):
         self.values, self.target_values = self.net.values, self.net.values if self.target is None else self.target.net.values
 
     def _step(self, batch: Transitions | SequenceBatch) -> None:
-        """Take one gradient step on the temporal-difference errors of a batch: [B], or [B, D] for actions with D components."""
+        """Take one gradient step on the temporal-difference errors of a batch, [B], or [B, D] for actions with D components."""
         if isinstance(batch, SequenceBatch):
             outputs, target_B = self._sequence_pass_and_targets(batch)
         else:
@@ -182,15 +197,21 @@ class QLearning(DeepQLearning):
         return self._td_targets(batch, next_value_B)
 
     def _split_components(self, q_BA: Any) -> Any:
-        """Return action values [..., D, A] per component of a multi-discrete action; values of a discrete action are unchanged."""
+        """Reshape the action values of multi-discrete actions with D components to [..., D, A].
+
+        The action values of discrete actions are returned unchanged.
+        """
         return q_BA if self.info.action.kind == "discrete" else by_component(tensor(q_BA), self.info.action.nvec)
 
     def _join_components(self, grad: Any) -> Any:
-        """Return the gradient with respect to all values [..., A], given the gradient with respect to the result of `_split_components`."""
+        """Convert the gradient with respect to the result of `_split_components` to the gradient with respect to its argument, [..., A]."""
         return grad if self.info.action.kind == "discrete" else from_components(grad, self.info.action.nvec)
 
     def _td_targets(self, batch: Transitions | SequenceBatch, next_value_B: A) -> A:
-        """Return the targets [B], or [B, D] for actions with D components: each component uses the full reward and its own next value."""
+        """Return the temporal-difference targets [B], or [B, D] for actions with D components.
+
+        The target of a component is the sum of the full reward and the discounted next value of the component.
+        """
         reward, discount = self._returns(batch)
         terminated = batch.terminated_B
         if isinstance(next_value_B, Tensor) and next_value_B.ndim > 1:
@@ -200,10 +221,10 @@ class QLearning(DeepQLearning):
         return one_step_target(as_kind_of(next_value_B, reward), next_value_B, as_kind_of(next_value_B, terminated), gamma)
 
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
-        """Return the pass over sequences, which outputs Q(s, ·) [B, A], and the targets [B].
+        """Return the forward pass over the sequences, which outputs Q(s, ·) [B, A], and the temporal-difference targets [B].
 
-        Each net starts from the stored hidden state and runs its own burn-in, as in R2D2 (Kapturowski et al. 2019, section 3). Unlike in
-        R2D2, rewards are not rescaled, and n-step returns end at the end of a sequence.
+        The net and the target net both start from the stored hidden state, and each runs its own burn-in, as in R2D2 (Kapturowski et al.
+        2019, section 3). Unlike in R2D2, rewards are not rescaled, and n-step returns end at the end of a sequence.
         """
         _, q_SA = batch.unroll(self.net)
         target_net = self.net if self.target is None else self.target.net

@@ -1,4 +1,4 @@
-"""Implicit Q-learning (arXiv:2110.06169): values and a policy from recorded episodes, without values of actions that were never taken."""
+"""Implicit Q-learning (arXiv:2110.06169): learn values and a policy from recorded episodes, without evaluating other actions."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from slm_lab.lib.records import ActionSpace, Metrics
 from slm_lab.spec.models.algorithm import IQLSpec
 
 MOST_WEIGHT = 100.0
-"""Maximum of exp(β A) (appendix B of the paper)."""
+"""Maximum of exp(β A), the weight of an action in the loss of the policy (appendix B of the paper)."""
 
 
 class IQL(OfflineAlgorithm):
-    """Learn V as an expectile of Q over the recorded actions, Q from rewards and V, and a policy by advantage-weighted regression."""
+    """Implicit Q-learning, with gradient steps on state values V, critics Q and the policy in each update.
+
+    V is learned as an expectile of Q over the recorded actions, Q from rewards and V, and the policy by advantage-weighted regression.
+    """
 
     diagnostics = ("critic_loss", "value_loss", "actor_loss", "q_mean")
 
     spec: IQLSpec
     trainer: Trainer
-    """Trains the critics Q."""
+    """Trainer of the critics Q."""
     target: TargetNet[QCritics]
 
     def build(self) -> None:
@@ -72,7 +75,10 @@ class IQL(OfflineAlgorithm):
         return self.meter.end()
 
     def _value_step(self, batch: Transitions) -> Tensor:
-        """Take a gradient step on V by eq. 5. Return the advantages Q̄(s, a) − V(s) [B], computed before the step."""
+        """Take a gradient step on V by eq. 5, and return the advantages Q̄(s, a) − V(s) [B].
+
+        The advantages are computed with the target critics Q̄, before the gradient step.
+        """
         self.target.refresh()
         self.value_trainer.refresh()
         (q,) = self.target.net.forward_pass(batch.obs_B, None if self.discrete else batch.action_B, learn=False).values
@@ -97,7 +103,7 @@ class IQL(OfflineAlgorithm):
         self.actor_trainer.set_train_mode(False)
 
     def _critic_step(self, batch: Transitions) -> None:
-        """Take a gradient step on Q by eq. 6, towards r + γ V(s')."""
+        """Take a gradient step that moves Q(s, a) towards r + γ V(s') (eq. 6)."""
         self.trainer.refresh()
         next_value_B = self.value.forward_pass(batch.next_obs_B, None, learn=False).values[0][0, :, 0]
         target_B = one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)

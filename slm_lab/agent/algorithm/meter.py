@@ -1,4 +1,4 @@
-"""Count gradient steps and average the values that they report."""
+"""`GradientMeter`, which takes the gradient steps of an update, counts them, and averages the values that are reported for them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from slm_lab.lib.records import Metrics
 
 
 class GradientMeter:
-    """Take gradient steps with a trainer, and average losses, gradient norms and diagnostics over an update.
+    """Take gradient steps with a trainer, and average losses, gradient norms and diagnostics over the steps of an update.
 
-    Values on a CUDA device are read together at the end of the update.
+    Values on a CUDA device are copied to the host together, at the end of the update.
     """
 
     def __init__(self, trainer: Trainer, clock: Clock) -> None:
         self.trainer, self.clock = trainer, clock
         self._sums: dict[str, float] = {}
         self._unread: list[tuple[str, float, Tensor | float]] = []
-        """(name, weight, value) of values to be added to the sums."""
+        """(name, weight, value) of reported values on a CUDA device, which are not part of the sums yet."""
         self._steps = 0
 
     def begin(self) -> None:
@@ -34,15 +34,18 @@ class GradientMeter:
         self.trainer.set_train_mode(True)
 
     def add(self, loss: Tensor, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Accumulate `weight` times the gradient of the loss for the next gradient step; report the loss and other scalars."""
+        """Add `weight` times the gradient of the loss to `Parameter.grad`. Report the loss and other scalars, multiplied by `weight`."""
         self._report(weight, {"loss": self.trainer.backward(loss, weight), **values})
 
     def report_loss(self, loss: Tensor | float, weight: float = 1.0, **values: Tensor | float) -> None:
-        """Report a loss and other scalars. The caller has already added `weight` times the gradient of the loss to `Parameter.grad`."""
+        """Report a loss and other scalars, multiplied by `weight`.
+
+        The caller has already added `weight` times the gradient of the loss to `Parameter.grad`.
+        """
         self._report(weight, {"loss": self.trainer.check(loss), **values})
 
     def report(self, **values: Tensor | float) -> None:
-        """Report further values of the next gradient step."""
+        """Report other scalars of the next gradient step."""
         self._report(1.0, values)
 
     def _report(self, weight: float, values: Mapping[str, Tensor | float]) -> None:
@@ -64,9 +67,10 @@ class GradientMeter:
     def step_rollout(
         self, rollout: Rollout, prepare: Callable[[Rollout], Batch], add_loss: Callable[[Minibatch[Any], float], None]
     ) -> Metrics:
-        """Take one gradient step on a complete rollout.
+        """Take one gradient step on a complete rollout, and return the metrics of this update.
 
-        Args: prepare: computes advantages and targets. add_loss: adds the loss of a microbatch, multiplied by the given weight.
+        Args: prepare: computes advantages and targets of the rollout. add_loss: adds the gradient of a microbatch's loss, multiplied by the
+        given weight, to `Parameter.grad`.
         """
         self.trainer.begin_update(self.clock.global_frame)
         batch = prepare(rollout)  # with the pulled weights, and layers in evaluation mode
@@ -77,7 +81,7 @@ class GradientMeter:
         return self.end()
 
     def end(self) -> Metrics:
-        """End an update: switch layers to evaluation mode, and return the means of the values reported since `begin`."""
+        """End an update: switch layers to evaluation mode, and return the means over gradient steps of the reported values."""
         self.trainer.set_train_mode(False)
         if self._unread:
             for (name, weight, _), number in zip(self._unread, to_floats([value for *_, value in self._unread]), strict=True):

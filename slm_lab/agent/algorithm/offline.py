@@ -24,7 +24,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class OfflineAlgorithm(Algorithm):
-    """Learn from the memory that `use_demonstrations` fills; each update takes one gradient step per net."""
+    """Base class of offline algorithms, which learn from the memory that `use_demonstrations` builds.
+
+    Each update takes one gradient step on each net.
+    """
 
     net: ActorCriticNet
     distribution: ActionDistribution
@@ -44,7 +47,7 @@ class OfflineAlgorithm(Algorithm):
         self.memory = demonstration_replay(data, self.info, memory.batch_size, self.clock, rng, self.device if memory.on_device else None)
 
     def observe(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Do nothing: steps of the env are not stored."""
+        """Do nothing, because an offline algorithm does not store steps of the env."""
 
     def ready(self) -> bool:
         return True
@@ -54,9 +57,11 @@ class OfflineAlgorithm(Algorithm):
         return Objective(self.distribution) if Objective.supports(self.distribution, self.device) else None
 
     def imitate(self, actor: Pass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> Terms:
-        """Accumulate the actor's gradient of −E[w log π(a|s)] − c H for the actions of a batch; return the terms of this objective.
+        """Add the actor's gradient of −E[w log π(a|s)] − c H for the actions of a batch to `Parameter.grad`.
 
-        Args: actor: pass over the batch's observations. weight_B: w, float32 [B]. entropy_coef: c, the weight of the entropy H.
+        Returns the terms of this objective.
+        Args: actor: the actor's forward pass over the observations of the batch. weight_B: w, float32 [B]. entropy_coef: c, the weight of
+        the entropy H.
         """
         if self._closed_form is None:
             terms, grads, _ = differentiate(lambda params_BP, _: self._likelihood(params_BP, batch, weight_B, entropy_coef), actor.values)

@@ -25,9 +25,10 @@ from slm_lab.spec.models.base import Schedule
 
 
 class PolicyGradient(Algorithm):
-    """Learn a policy and a value net from rollouts; subclasses define the objective.
+    """Base class of algorithms that learn a policy, and usually a critic, from rollouts. Subclasses define the objective.
 
-    The objective and its gradient are computed in closed form if possible, otherwise by a method of the subclass and autograd.
+    If the property `closed_form` is not None, the gradient of the objective is computed in closed form. Otherwise, a method of the subclass
+    computes the objective, and autograd computes the gradient of the objective.
     """
 
     net: ActorCriticNet
@@ -36,10 +37,10 @@ class PolicyGradient(Algorithm):
     trainer: Trainer
     entropy_schedule: Schedule
     in_closed_form: tuple[str, ...] = ("scaled", "value_std")
-    """Names of methods that `closed_form` replaces or that need tensors. If a subclass of the class that defines this tuple overrides one
+    """Names of methods that `closed_form` replaces, or that need tensors. If a subclass of the class that defines this tuple overrides one
     of these methods, the override is used, and autograd computes the gradients."""
     deviation: TargetDeviation | None
-    """Standard deviation of the value targets, if the value loss is divided by it."""
+    """Running standard deviation of the value targets, by which the value loss is scaled; None: the value loss is not scaled."""
 
     def build(self) -> None:
         self.meter, self.value_loss = GradientMeter(self.trainer, self.clock), ValueLoss(self.agent_spec.net.loss_spec)
@@ -49,7 +50,10 @@ class PolicyGradient(Algorithm):
 
     @cached_property
     def closed_form(self) -> Objective | None:
-        """The objective in closed form; None: use autograd. This is determined at the first update, when subclasses are fully built."""
+        """Objective whose gradient is computed in closed form; None if autograd computes the gradient.
+
+        The choice is made at the first update, when subclasses are fully built.
+        """
         return Objective(self.distribution) if self._has_closed_form() and not self._overrides_closed_form() else None
 
     def _has_closed_form(self) -> bool:
@@ -59,27 +63,30 @@ class PolicyGradient(Algorithm):
         return squared and scaled and Objective.supports(self.distribution, self.device)
 
     def _overrides_closed_form(self) -> bool:
-        """Return whether a name in `in_closed_form` is overridden in this object, or in a subclass of the class that defines the tuple."""
+        """Return whether a method named in `in_closed_form` is overridden.
+
+        The override can be in this object, or in a subclass of the class that defines this tuple.
+        """
         kind = type(self)
         owner = next(base for base in kind.__mro__ if "in_closed_form" in vars(base))
         return any(name in vars(self) or getattr(kind, name) is not getattr(owner, name) for name in self.in_closed_form)
 
     @property
     def value_std(self) -> float | None:
-        """Divisor of values and targets in the value loss; None: not divided."""
+        """Number by which values and targets are divided in the value loss; None: values and targets are not divided."""
         return None if self.deviation is None else self.deviation.std
 
     def scaled(self, value_B: Tensor) -> Tensor:
-        """Return values or targets scaled for the value loss."""
+        """Return values or targets [B], divided by `value_std` and clamped. They are unchanged if `value_std` is None."""
         return value_B if self.deviation is None else self.deviation.scale(value_B)
 
     def parts(self) -> dict[str, Part]:
         return super().parts() | ({} if self.deviation is None else {"deviation": self.deviation})
 
     def propagate(self, objective: Callable[[Tensor, Tensor], Terms], batch: Minibatch[Any], coefs: Coefs, weight: float = 1.0) -> Terms:
-        """Compute the objective of a minibatch and add `weight` times its gradient to `Parameter.grad`.
+        """Compute the objective of a minibatch, add `weight` times its gradient to `Parameter.grad`, and return the terms of the objective.
 
-        Call this inside `ignore_float_errors()`.
+        Call this method inside `ignore_float_errors()`.
         Args: objective: function of distribution parameters [B, P] and values [B], used with autograd. coefs: coefficients of the
         objective, used by `closed_form`.
         """
@@ -97,7 +104,10 @@ class PolicyGradient(Algorithm):
 
 @torch.no_grad()
 def log_ratio(distribution: ActionDistribution, rollout: Rollout[A], values: Values[A]) -> A:
-    """Return log π(a|s) − log μ(a|s) [T, N] of a rollout's actions: π is given by `values.params_TNP`, μ is the behaviour policy."""
+    """Return log π(a|s) − log μ(a|s) [T, N] for the actions of a rollout.
+
+    The distribution parameters of the policy π are in `values.params_TNP`. The behaviour policy μ collected the rollout.
+    """
     assert values.params_TNP is not None
     logp_B = distribution.log_prob(tensor(flat(values.params_TNP)), tensor(flat(rollout.action_TN)))
     log_ratio_TN = logp_B.view(rollout.logp_TN.shape) - tensor(rollout.logp_TN)

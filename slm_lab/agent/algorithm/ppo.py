@@ -27,7 +27,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 @dataclass
 class Steps:
-    """For each minibatch [B] of an update: log π(a|s) before the minibatch's gradient step, and log π(a|s) when the policy acted."""
+    """Log-probabilities log π(a|s) of the actions in all minibatches of an update, which has one gradient step for each minibatch [B].
+
+    `logps` were computed before the gradient step on the minibatch. `old_logps` were computed when the policy chose the actions.
+    """
 
     logps: list[Tensor] = field(default_factory=list)
     old_logps: list[Tensor] = field(default_factory=list)
@@ -39,12 +42,15 @@ class Steps:
         self.old_logps.append(old_logp_B)
 
     def diagnostics(self, clip_eps: float, begin: int = 0) -> tuple[float, float]:
-        """Return approx_kl and clip_fraction over the minibatches from index `begin` on."""
+        """Return the diagnostics (approx_kl, clip_fraction), computed over the minibatches from index `begin` on."""
         return ratio_diagnostics(self.logps[begin:], self.old_logps[begin:], clip_eps)
 
 
 class PPO(PolicyGradient):
-    """Several epochs over each rollout; the clipped objective keeps the policy close to the behaviour policy."""
+    """Proximal policy optimisation with the clipped objective, which keeps the policy close to the behaviour policy.
+
+    An update uses the rollout for several epochs of minibatches.
+    """
 
     diagnostics: tuple[str, ...] = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
     in_closed_form = ("_objective", "_value_loss", "scaled", "value_std")
@@ -87,7 +93,7 @@ class PPO(PolicyGradient):
         return metrics
 
     def _minibatches(self, rollout: Rollout, batch: Batch, steps: Steps) -> Iterator[Minibatch]:
-        """Yield the minibatches of all epochs."""
+        """Yield the minibatches of all epochs. With recompute_advantages, each epoch except the first begins with new advantages."""
         for epoch in range(self.spec.training_epoch):
             if epoch and self.spec.recompute_advantages:
                 self.trainer.set_train_mode(False)
@@ -97,9 +103,9 @@ class PPO(PolicyGradient):
             yield from batch.epochs(1, self.spec.minibatch_size, self.rng)
 
     def _with_advantages(self, rollout: Rollout, again: bool = False) -> tuple[Batch, float]:
-        """Return the rollout with advantages Â (eq. 11) and value targets, and the critic's explained variance.
+        """Return (the rollout with advantages Â of eq. 11 and with value targets, explained variance of the critic).
 
-        Args: again: whether this is a repeated call for the same rollout.
+        Args: again: whether this method was already called for the same rollout. In this case, the value normaliser is not updated again.
         """
         spec, valid_TN, normalizer = self.spec, rollout.valid_TN, self.normalizer
         values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
@@ -124,7 +130,10 @@ class PPO(PolicyGradient):
         return Batch(rollout, values, advantage_TN, return_TN, self.seq_len), explained
 
     def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float, steps: Steps) -> bool:
-        """Take a gradient step on eq. 9, unless the policy has changed more than target_kl allows; return whether a step was taken."""
+        """Take a gradient step on the loss of eq. 9, unless the policy has changed more than target_kl allows.
+
+        Returns whether the step was taken.
+        """
         spec = self.spec
         if spec.normalize_advantages in (True, "standardize"):
             batch = replace(batch, advantage_B=standardize(batch.advantage_B))

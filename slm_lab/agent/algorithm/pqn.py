@@ -1,4 +1,4 @@
-"""PQN: parallelised Q-network (arXiv:2407.04811): Q(λ) on rollouts of many envs, without replay buffer and target net."""
+"""PQN, the parallelised Q-network (arXiv:2407.04811): Q(λ) on rollouts of many envs, without a replay buffer and a target net."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from slm_lab.spec.models.algorithm import PQNSpec
 
 
 class PQN(ValueLearning):
-    """Several epochs of Q-learning over each rollout. LayerNorm in the net keeps the values stable instead of a target net (theorem 2)."""
+    """Q-learning that uses each rollout for several epochs of minibatches.
+
+    Layer normalisation in the net, instead of a target net, keeps the values stable (theorem 2).
+    """
 
     spec: PQNSpec
     rng: np.random.Generator
@@ -38,7 +41,7 @@ class PQN(ValueLearning):
         return self.meter.end()
 
     def _with_targets(self, rollout: Rollout) -> Batch:
-        """Return the rollout with its λ-returns, computed once with the net before the update."""
+        """Return the rollout with λ-returns as targets, computed with the parameters of the net before the update."""
         self.noise.draw(self.rng)
         with ignore_float_errors():
             values = critic_outputs(self.net, rollout, self.seq_len)

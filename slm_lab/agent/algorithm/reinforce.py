@@ -1,4 +1,4 @@
-"""REINFORCE (Williams 1992)."""
+"""REINFORCE, the Monte Carlo policy gradient (Williams 1992)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slm_lab.spec.models.algorithm import ReinforceSpec
 
 
 class Reinforce(PolicyGradient):
-    """Monte Carlo policy gradient: the log-probability of each action is weighted by the return that followed."""
+    """Monte Carlo policy gradient, whose loss weights the log-probability of each action by the return that followed the action."""
 
     in_closed_form = ("_objective",)
 

@@ -40,32 +40,36 @@ AnyBatch = Transitions | SequenceBatch
 
 
 class CriticPass(Protocol):
-    """A pass of the critics over the observations and actions of a batch."""
+    """Forward pass of the critics over the observations and actions of a batch, through which gradients can be propagated back."""
 
     def backward(self, grad: Tensor, /) -> None:
-        """Compute the gradients of the critics' parameters and add them to `Parameter.grad`, given the gradient of Q."""
+        """Compute the gradients of the critics' parameters and add them to `Parameter.grad`.
+
+        Args: grad: gradient of the loss with respect to the critics' outputs.
+        """
 
 
 class ReplayActorCritic(Algorithm, ABC):
-    """Learn critics by regression on targets. After every policy_delay-th critic step, update the actor by the gradient of the critics.
+    """Base class of algorithms that learn critics by regression on targets, from replayed transitions.
 
-    Subclasses define the targets (`values_and_targets`) and the objective of the actor (`actor_gradient`).
+    After every policy_delay-th gradient step on the critics, the actor takes a gradient step. Subclasses define the targets of the critics
+    (`values_and_targets`) and the gradient of the actor (`actor_gradient`).
     """
 
     diagnostics: tuple[str, ...] = ("critic_loss", "actor_loss", "q_mean")
     has_entropy = True
-    """Whether the policy has an entropy; false for a deterministic actor."""
+    """Whether updates report the entropy of the policy; False for a deterministic actor."""
 
     spec: ReplayActorCriticSpec
     net: ActorCriticNet
     memory: Replay | SequenceReplay
-    """Stores sequences if the actor is recurrent."""
+    """Replay buffer of transitions, or of sequences if the actor is recurrent."""
     trainer: Trainer
-    """Trains the critics."""
+    """Trainer of the critics."""
     actor_trainer: Trainer
     target: TargetNet[QCritics] | None = None
     rng: np.random.Generator
-    """Random stream of action noise. (seeds.update itself seeds the random stream of the memory.)"""
+    """Random stream of action noise, which differs from the random stream of the memory."""
 
     def build(self) -> None:
         agent, device = self.agent_spec, self.device
@@ -89,7 +93,7 @@ class ReplayActorCritic(Algorithm, ABC):
         """Loss, entropy and gradient norm of the last actor step."""
 
     def build_critics(self, spec: NetSpec) -> QCritics:
-        """Build the critics' net."""
+        """Build a net that contains all critics."""
         return build_critics(spec, self.info.observation, self.info.action, number=self.spec.critics)
 
     @ignore_float_errors()
@@ -112,7 +116,7 @@ class ReplayActorCritic(Algorithm, ABC):
         return self.metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _critic_step(self, batch: AnyBatch) -> Tensor:
-        """Take a gradient step on the critics. Return the outputs that they had before the step."""
+        """Take a gradient step on the critics, and return the critics' outputs for the batch, computed before this step."""
         self.trainer.refresh()
         for net in self.target_nets():
             net.refresh()
@@ -127,10 +131,11 @@ class ReplayActorCritic(Algorithm, ABC):
         return q
 
     def actor_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> Pass:
-        """Return the pass of the actor over the observations of a batch.
+        """Return the actor's forward pass over the observations of a batch.
 
-        A recurrent net starts from the stored hidden state of the policy, and runs its own burn-in (Kapturowski et al. 2019, section 3).
-        Args: net: another actor; None: the trained actor. learn: if False, use the next observations, and compute no gradients.
+        A recurrent actor starts from the stored hidden state of the policy, and runs its own burn-in (Kapturowski et al. 2019, section 3).
+        Args: net: the net of another actor, e.g. of the target actor; None: the net of the trained actor. learn: if False, the pass uses
+        the next observations, and computes no gradients.
         """
         net = self.net if net is None else net
         if not isinstance(batch, SequenceBatch):
@@ -139,9 +144,9 @@ class ReplayActorCritic(Algorithm, ABC):
             return GraphPass(*map(batch.now if learn else batch.after, batch.unroll(net)))
 
     def critic_inputs(self, critics: QCritics, batch: AnyBatch, after: bool = False, learn: bool = False) -> Tensor:
-        """Return the input that critics take in place of observations: a batch's observations, or features of the history if recurrent.
+        """Return the critics' input for a batch: its observations, or features of the history of observations for recurrent critics.
 
-        Recurrent critics do not run while the agent acts. They therefore start from a zero hidden state, which only the burn-in updates.
+        Recurrent critics start from a zero hidden state, which only the burn-in updates, because critics do not run while the agent acts.
         Args: after: whether to return the input for the next observations. learn: whether gradients are needed.
         """
         if not isinstance(critics, RecurrentCritics):
@@ -153,26 +158,30 @@ class ReplayActorCritic(Algorithm, ABC):
 
     @abstractmethod
     def values_and_targets(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, the critics' outputs for the batch ([C, B] or [C, B, A]), and the targets [B]."""
+        """Return the critics' forward pass, the critics' outputs for the batch ([C, B] or [C, B, A]), and the targets [B]."""
 
     def td_target(self, batch: AnyBatch, next_value_B: Tensor) -> Tensor:
-        """Return r + γ (1 − terminated) V(s') [B]; truncated episodes are bootstrapped."""
+        """Return the targets r + γ (1 − terminated) V(s') [B]. The targets of truncated episodes are bootstrapped."""
         return batch.reward_B + self.spec.gamma * (1.0 - batch.terminated_B) * next_value_B
 
     def critic_loss(self, batch: AnyBatch, q: Tensor, target_B: Tensor) -> tuple[Tensor, Any, Tensor]:
         """Return Q(s, a) [C, B], the loss, and the gradient of the loss with respect to the critics' outputs.
 
-        The loss is the sum over the critics of the mean loss, with importance weights (arXiv:1511.05952, Algorithm 1, line 13).
+        The loss is the sum of the critics' mean losses, in which transitions have importance weights (arXiv:1511.05952, Algorithm 1, line
+        13).
         """
         loss, grad_q = self.value_loss.with_gradient(q, target_B.expand_as(q), len(target_B), batch.weight_B)
         return q, loss, grad_q
 
     def priority_error(self, q_CB: Tensor, target_B: Tensor) -> Tensor:
-        """Return the errors [B] that determine priorities."""
+        """Return the errors [B] that determine the priorities of transitions in prioritised replay."""
         return q_CB.amin(0) - target_B
 
     def _actor_step(self, batch: AnyBatch, q: Tensor) -> ActorReport:
-        """Take a gradient step on the actor, given the result of `_critic_step`. Return the actor's loss, entropy and gradient norm."""
+        """Take a gradient step on the actor, and return the actor's loss, entropy and gradient norm.
+
+        Args: q: the critics' outputs that `_critic_step` returned for this batch.
+        """
         self.actor_trainer.refresh()
         self.trainer.set_train_mode(False)
         self.actor_trainer.set_train_mode(True)
@@ -185,30 +194,36 @@ class ReplayActorCritic(Algorithm, ABC):
 
     @abstractmethod
     def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Accumulate the actor's gradient; return the actor's loss and the policy's entropy.
+        """Add the gradient of the actor's loss to `Parameter.grad`, and return the actor's loss and the entropy of the policy.
 
-        Args: q: the critics' outputs before their gradient step.
+        Args: q: the critics' outputs for the batch, computed before the gradient step on the critics.
         """
 
     def fresh_params(self) -> dict[str, FlatParams]:
         return {**super().fresh_params(), "trainer": FlatParams(self.build_critics(self.critic_spec), device=self.device)}
 
     def target_nets(self) -> list[TargetNet[Any]]:
-        """Return the target nets."""
+        """Return all target networks of the algorithm."""
         return [] if self.target is None else [self.target]
 
     def update_targets(self) -> None:
-        """Update the target nets: copy their sources, or move towards them."""
+        """Copy each source net to its target network, or move the target network towards the source net."""
         for net in self.target_nets():
             net.update()
 
     def noise(self, rows: int, example: Any) -> Any:
-        """Draw standard normal noise for actions [rows, D]: a tensor on the device if `example` is a tensor, else an array."""
+        """Draw standard normal noise [rows, D] for actions.
+
+        The noise is a tensor on the device of the nets if `example` is a tensor. Otherwise, it is a numpy array.
+        """
         noise_BD = self.rng.standard_normal((rows, self.info.action.dim), np.float32)
         return upload(torch.from_numpy(noise_BD), self.device) if isinstance(example, Tensor) else noise_BD
 
     def metrics(self, reports: list[ActorReport]) -> Metrics:
-        """Return means over the gradient steps. loss: sum of critic loss and actor loss. grad_norm: norm of both gradients combined."""
+        """Return the metrics of an update, which are means over its gradient steps.
+
+        The metric `loss` is the sum of critic loss and actor loss. The metric `grad_norm` is the norm of both gradients combined.
+        """
         critics = self.meter.end()
         extra = {"critic_loss": critics.loss, **critics.extra}
         if not reports:  # before the actor's first step
@@ -237,7 +252,7 @@ class ReplayActorCritic(Algorithm, ABC):
 
 
 def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]:
-    """Return the gradients of each critic, as views of `flat.grad`."""
+    """Return, for each critic, a list of its gradients, which are views of `flat.grad`."""
     if isinstance(critics, SeparateCritics):
         return [[flat.grad[flat.span(list(critic.parameters()))]] for critic in critics.critics]
     stacked = [flat.grad[flat.span([parameter])].view_as(parameter) for parameter in critics.parameters()]
@@ -246,7 +261,7 @@ def gradients_of_each(critics: QCritics, flat: FlatParams) -> list[list[Tensor]]
 
 @contextmanager
 def critic_net_problems(agent: AgentSpec) -> Iterator[None]:
-    """Context in which problems of the critics' own net are reported with the path agent.critic_net."""
+    """Return a context manager that reports spec problems of the critics' own net with the path agent.critic_net instead of agent.net."""
     try:
         yield
     except SpecError as error:

@@ -24,7 +24,10 @@ from slm_lab.spec.models.algorithm import PPOSILSpec, SILSpec
 
 
 class SelfImitation(PolicyGradient):
-    """After each update of an on-policy algorithm, take gradient steps towards past actions whose return exceeded V."""
+    """Base class that adds self-imitation learning to an on-policy algorithm.
+
+    After each update of the on-policy algorithm, further gradient steps imitate past actions whose return exceeded V(s).
+    """
 
     spec: SILSpec | PPOSILSpec
     replay: SILReplay
@@ -60,7 +63,7 @@ class SelfImitation(PolicyGradient):
         return self.meter.end()
 
     def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
-        """Take one gradient step on a batch; return (R − V)₊ [B], computed before the step."""
+        """Take one gradient step on a batch, and return (R − V)₊ [B], computed before this step."""
         if isinstance(batch, SequenceBatch):
             params_BP, output_B = (batch.now(outputs) for outputs in batch.unroll(self.net))
         else:
@@ -78,7 +81,10 @@ class SelfImitation(PolicyGradient):
 
     @ignore_float_errors()
     def _bootstrap_value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-        """Return V of the last observations of episodes. Args: state_KS: hidden states before these observations."""
+        """Return the values V [K] of the last observations obs_K of K episodes.
+
+        Args: state_KS: hidden states before these observations.
+        """
         return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 
     def tune(self, tuning: Tuning) -> None:
@@ -97,12 +103,12 @@ class SelfImitation(PolicyGradient):
 
 
 class SIL(SelfImitation, ActorCritic):
-    """A2C with self-imitation."""
+    """A2C with self-imitation learning."""
 
     spec: SILSpec
 
 
 class PPOSIL(SelfImitation, PPO):
-    """PPO with self-imitation."""
+    """PPO with self-imitation learning."""
 
     spec: PPOSILSpec

@@ -1,4 +1,4 @@
-"""The replay buffer of self-imitation: past transitions with their returns."""
+"""Replay buffer of self-imitation learning, which contains past transitions with their returns."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from slm_lab.spec.models.memory import PrioritizedReplaySpec, ReplaySpec
 
 
 class EpisodesWithStates(OnPolicyReplay):
-    """Storage of complete episodes, with the hidden state before each step."""
+    """Rollout storage of complete episodes, which also stores the hidden state before each step."""
 
     state_TES: np.ndarray
-    """float32 [T, E, S]: hidden states in the last rollout."""
+    """float32 [T, E, S]: hidden states before the T steps of the E episodes in the last rollout."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         return {**super()._allocate(rows), "state": np.zeros((rows, self.info.num_envs, self.state_size), np.float32)}
@@ -45,19 +45,20 @@ class EpisodesWithStates(OnPolicyReplay):
 class SILReplay:
     """Replay buffer of finished episodes, with discounted returns in place of rewards (arXiv:1806.05635, Algorithm 1).
 
-    Unfinished episodes are collected separately, in a rollout storage. The return of a truncated episode is bootstrapped each time that it
-    is sampled, with the current V of the episode's true last observation. If it were bootstrapped only once, returns from a time when V was
-    too high would be imitated forever (A2C on Acrobot after 40,000 frames: −406 if bootstrapped once, −137 if bootstrapped at each
-    sampling).
+    Unfinished episodes are collected separately, in a rollout storage. Whenever a transition of a truncated episode is sampled, its return
+    is bootstrapped with the current V of the episode's true last observation. If returns were bootstrapped only once, returns computed
+    while V was too high would be imitated forever. (A2C with self-imitation on Acrobot reached a return of −406 after 40,000 frames if
+    returns were bootstrapped once, and of −137 if returns were bootstrapped at each sampling.)
 
     For a recurrent net the buffer stores sequences, which may span several episodes, with the hidden states of the behaviour policy.
 
     Args:
-        spec: spec of the replay buffer, uniform or prioritised.
-        gamma: discount of the returns.
-        value: function of observations [K, *shape] and the hidden states [K, S] before them that returns V, float32 [K], on the CPU and in
-            reward units.
-        state_size: S of the hidden state. seq_len: transitions of a sequence.
+        spec: spec of the replay buffer, which is uniform or prioritised.
+        gamma: discount factor of the returns.
+        value: function of observations [K, *shape] and the hidden states [K, S] before these observations. The function returns V, float32
+            [K], on the CPU and in reward units.
+        state_size: size S of the hidden state.
+        seq_len: number of transitions of a sequence that have a loss.
 
     Raises SpecError if the buffer does not fit into this machine's memory.
     """
@@ -88,13 +89,13 @@ class SILReplay:
         self.last_obs: dict[int, np.ndarray] = {}
         """True last observations of truncated episodes, by episode number."""
         self.last_state: dict[int, np.ndarray] = {}
-        """Hidden states [S] before these observations."""
+        """Hidden states [S] before the last observations of truncated episodes, by episode number."""
         self.chunk = 1 if state_size or isinstance(self.ring.store, FrameStore) else self.ring.capacity
-        """Number of transitions added to the ring in one call: 1 for image frames and sequences, which must be added in order."""
+        """Number of transitions that one call adds to the ring buffer: 1 for image frames and sequences, which must be added in order."""
 
     @property
     def capacity(self) -> int:
-        """Maximum number of transitions."""
+        """Maximum number of transitions in the buffer."""
         return self.ring.capacity
 
     device = None
@@ -106,7 +107,7 @@ class SILReplay:
         return self.ring.nbytes + sum(self.ring.columns[name].nbytes for name in ("bootstrap", "episode"))
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step. It can be sampled once its episode has ended and `add_finished_episodes` was called."""
+        """Store one vector step. A transition can be sampled after its episode has ended and `add_finished_episodes` was called."""
         self.episodes.add(obs_N, first_N, state_N, out, step)
 
     def add_finished_episodes(self) -> None:
@@ -128,7 +129,7 @@ class SILReplay:
         self._forget()
 
     def _put(self, rollout: Rollout, return_TN: Tensor, episode: int, length: int) -> None:
-        """Append the transitions of one episode to the ring, in steps of num_envs."""
+        """Append the transitions of one episode to the ring buffer, at most `chunk` transitions at a time."""
         columns, discount = self.ring.columns, self.gamma if self.count in self.last_obs else 0.0
         for begin in range(0, length, self.chunk):
             end = min(begin + self.chunk, length)
@@ -145,7 +146,7 @@ class SILReplay:
             columns["bootstrap"][row_L], columns["episode"][row_L] = discount ** np.arange(length - begin, length - end, -1), self.count
 
     def _forget(self) -> None:
-        """Drop the last observations of episodes that are no longer in the ring."""
+        """Drop the last observations of episodes whose transitions are no longer in the ring buffer."""
         rows = min(self.ring.seen, self.ring.capacity) if self.state_size else self.ring.size
         oldest = int(self.ring.columns["episode"][(self.ring.seen - rows) % self.ring.capacity])
         for number in [number for number in self.last_obs if number < oldest]:
@@ -157,12 +158,15 @@ class SILReplay:
         return self.ring.has_batch
 
     def sample(self) -> Transitions | SequenceBatch:
-        """Sample a batch. Its reward_B contains returns; its next_obs_B is meaningless."""
+        """Sample a batch whose `reward_B` contains returns and whose `next_obs_B` is meaningless."""
         batch = self.ring.sample()
         return batch._replace(reward_B=torch.from_numpy(self.returns(batch.row_B)))
 
     def returns(self, row_B: np.ndarray) -> np.ndarray:
-        """Return the returns R of rows, float32 [B]: Σ γ^k r, plus γ^n V(s_n) with the current V if the episode was truncated."""
+        """Return the returns R of the transitions in rows row_B, float32 [B].
+
+        R is Σ γ^k r, plus γ^n V(s_n) with the current V if the episode was truncated.
+        """
         return_B, bootstrap_B, episode_B = (self.ring.columns[name].take(row_B) for name in ("reward", "bootstrap", "episode"))
         cut_K = np.flatnonzero(bootstrap_B)
         if len(cut_K):
@@ -172,11 +176,14 @@ class SILReplay:
         return return_B
 
     def update_priorities(self, drawn: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of the drawn items from the transitions' errors [B]."""
+        """Set the priorities of sampled transitions or sequences from the errors [B] of the transitions.
+
+        Args: drawn: attribute `drawn` of the batch.
+        """
         self.ring.update_priorities(drawn, error_B)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random stream, without the transitions (see `contents`)."""
+        """Return the state of the random stream. The transitions are returned by `contents`."""
         return self.ring.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

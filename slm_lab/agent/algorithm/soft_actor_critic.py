@@ -1,6 +1,6 @@
 """Soft actor-critic (arXiv:1812.05905; discrete actions arXiv:1910.07207) and its temperature, the weight of the entropy.
 
-CrossQ (arXiv:1902.05605) is the same algorithm without target nets.
+CrossQ (arXiv:1902.05605) is soft actor-critic without target nets.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from slm_lab.spec.models.algorithm import EntropyAnneal, SoftActorCriticSpec
 from slm_lab.spec.models.net import SHAPED, NetSpec, OptimSpec
 
 LARGEST_GRADIENT = 1e15
-"""A step with a greater gradient is skipped: its square would overflow in the optimizer's statistics."""
+"""A gradient step on log α is skipped if the gradient is greater than this number, whose square could overflow in the optimizer's
+statistics."""
 
 
 class Temperature:
-    """Temperature α, the weight of the entropy. It is fixed, or tuned towards a target entropy (arXiv:1812.05905, section 5).
+    """Temperature α of soft actor-critic, which is the weight of the entropy.
 
-    If the net is on a CUDA device, α is computed on this device, without waiting for the entropies. If several processes share α, it is on
-    the CPU.
+    The spec gives α or its schedule, or α is tuned so that the entropy of the policy stays near a target entropy (arXiv:1812.05905, section
+    5). If the net is on a CUDA device, α is computed on this device, so that the host does not wait for the entropies. If several processes
+    share α, it is on the CPU.
 
-    Args: actor: trainer of the actor; log α uses its optimizer and learning rate schedule. alpha_lr in the spec replaces the initial
-    learning rate.
+    Args: actor: parameter group of the actor. log α uses the optimizer and the learning rate schedule of this group. If the spec contains
+    alpha_lr, alpha_lr replaces the initial learning rate.
     """
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: Group, device: str = "cpu") -> None:
@@ -48,7 +50,7 @@ class Temperature:
         self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.rate)
         own = isinstance(anneal, EntropyAnneal) and anneal.frames
         self.anneal_frames = own or info.max_frame
-        """Number of global frames until the target entropy reaches its last value; by default all frames of the run."""
+        """Number of global frames until the target entropy reaches its last value; by default, the number of frames of the run."""
         self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: Store | None = None
@@ -56,7 +58,7 @@ class Temperature:
         self._set_log_alpha(torch.full((1,), self._initial, device=device))
 
     def reset(self) -> None:
-        """Reset α and the optimizer to their initial state."""
+        """Reset α and the optimizer of log α to their initial state."""
         self._set_log_alpha(torch.full_like(self.log_alpha, self._initial))
 
     def _set_log_alpha(self, log_alpha: Tensor) -> None:
@@ -75,7 +77,7 @@ class Temperature:
         self.optimizer.use_statistics({name.removeprefix("optim/"): array for name, array in arrays.items() if name != "log_alpha"})
 
     def value(self, frame: int) -> Tensor | float:
-        """Return α at a frame."""
+        """Return the temperature α at a global frame."""
         if self.spec.fixed_alpha is None:
             if self._deferred:
                 return self.log_alpha[0].exp()
@@ -84,11 +86,14 @@ class Temperature:
         return self.spec.fixed_alpha * max(left, 0.0)
 
     def target_entropy(self, frame: int) -> float:
-        """Return the target entropy at a frame, in nats."""
+        """Return the target entropy at a global frame, in nats."""
         return self.begin + (self.end - self.begin) * min(frame / self.anneal_frames, 1.0)
 
     def step(self, entropy: Tensor | float, frame: int, scale: Tensor | float = 1.0) -> None:
-        """Take one gradient step towards the target entropy times `scale`, given the policy's entropy []."""
+        """Take one gradient step on log α towards the target entropy times `scale`. No effect if α is fixed.
+
+        Args: entropy: mean entropy of the policy, a scalar.
+        """
         if self.spec.fixed_alpha is not None:
             return
         gap, lr = entropy - self.target_entropy(frame) * scale, self._actor.rate(self._lr_at)
@@ -113,7 +118,10 @@ class Temperature:
         self.log_alpha.clamp_(self.spec.log_alpha_min, self.spec.log_alpha_max)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return log α and the optimizer's state. If several processes train the net, return only the state that they do not share."""
+        """Return log α and the state of its optimizer.
+
+        If several processes train the net, only the state that the processes do not share is returned.
+        """
         if self._store is not None and self._store.remote:
             return self._store.run("update", self.state_dict)
         if is_shared(self._store):
@@ -130,7 +138,7 @@ class Temperature:
 
 
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
-    """Return the target entropies at the first and the last frame, in nats."""
+    """Return the target entropies at the first and the last frame of annealing, in nats."""
     discrete, anneal = action.kind == "discrete", spec.entropy_anneal
     if isinstance(anneal, EntropyAnneal) and not discrete:  # no effect, see fit.check_soft_actor_critic
         anneal = False
@@ -146,7 +154,7 @@ def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[fl
 
 
 class JointPass:
-    """The critics' pass over states and next states in one batch, in which the values of next states have no gradient."""
+    """Forward pass of the critics over states and next states in one batch. The values of next states have no gradient."""
 
     def __init__(self, both: CriticPass) -> None:
         self._both = both
@@ -156,10 +164,10 @@ class JointPass:
 
 
 class SoftActorCritic(ReplayActorCritic):
-    """Learn a policy that maximises reward and entropy from replayed transitions (arXiv:1812.05905, Algorithm 1).
+    """Soft actor-critic, which learns a policy that maximises both reward and entropy (arXiv:1812.05905, Algorithm 1).
 
-    CrossQ differs only in its critics: they process states and next states in one batch, so that batch statistics cover both. They need no
-    target net (arXiv:1902.05605, eq. 2).
+    CrossQ differs only in its critics, which process states and next states in one batch, so that batch statistics cover both. The critics
+    of CrossQ need no target net (arXiv:1902.05605, eq. 2).
     """
 
     diagnostics = ("critic_loss", "actor_loss", "alpha", "q_mean")
@@ -183,7 +191,10 @@ class SoftActorCritic(ReplayActorCritic):
         return outputs, q, self.td_target(batch, next_value_B)  # eq. 6
 
     def _values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, and the critics' outputs for s and for s': [C, B] (continuous actions) or [C, B, A] (discrete)."""
+        """Return the critics' forward pass, and the critics' outputs for s and for s'.
+
+        The outputs are [C, B] for continuous actions, and [C, B, A] for discrete actions.
+        """
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
             target = self.target.net
@@ -196,17 +207,20 @@ class SoftActorCritic(ReplayActorCritic):
         return JointPass(outputs), q, next_q
 
     def _continuous_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, Q(s, a) [C, B] and V(s') [B]."""
+        """Return the critics' forward pass, Q(s, a) [C, B] and V(s') [B], for continuous actions."""
         next_action = self._sample(self.actor_pass(batch, learn=False).values[0])
         outputs, q_CB, next_q_CB = self._values(batch, tensor(next_action.action_BD))
         return outputs, q_CB, self._soft_value(next_q_CB, self.alpha * tensor(next_action.logp_B))
 
     def _soft_value(self, next_q_CB: Tensor, cost_B: Tensor) -> Tensor:
-        """Return V(s') [B]. Args: cost_B: α log π(a'|s')."""
+        """Return the soft values V(s') [B] of the next states, given the critics' outputs next_q_CB.
+
+        Args: cost_B: α log π(a'|s').
+        """
         return self.reduce(next_q_CB) - cost_B  # eq. 3
 
     def _discrete_values(self, batch: AnyBatch) -> tuple[CriticPass, Tensor, Tensor]:
-        """Return the critics' pass, Q(s, ·) [C, B, A] and V(s') [B]."""
+        """Return the critics' forward pass, Q(s, ·) [C, B, A] and V(s') [B], for discrete actions."""
         next_params_BA = tensor(self.actor_pass(batch, learn=False).values[0])
         outputs, q_CBA, next_q_CBA = self._values(batch, None)
         return outputs, q_CBA, discrete_soft_value(next_params_BA, self.reduce(next_q_CBA), self.alpha)
@@ -227,7 +241,7 @@ class SoftActorCritic(ReplayActorCritic):
         return self._discrete_gradient(batch, q) if self.discrete else self._continuous_gradient(batch)
 
     def _continuous_gradient(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
-        """Accumulate the actor's gradient of eq. 9; return the loss and the entropy."""
+        """Add the actor's gradient of eq. 9 to `Parameter.grad`, and return the actor's loss and the entropy of the policy."""
         actor, B, alpha = self.actor_pass(batch), len(batch.reward_B), self.alpha
         sample = self._sample(actor.values[0])
         inputs_B = self.critic_inputs(self.critics, batch)
@@ -242,9 +256,11 @@ class SoftActorCritic(ReplayActorCritic):
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
     def _discrete_gradient(self, batch: AnyBatch, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
-        """Accumulate the actor's gradient of arXiv:1910.07207, eq. 12; return the loss and the entropy.
+        """Add the actor's gradient of arXiv:1910.07207, eq. 12, to `Parameter.grad`.
 
-        Args: q_CBA: values before the critics' gradient step (another pass of the critics would take a fifth of the time of an update).
+        Returns the actor's loss and the entropy of the policy.
+        Args: q_CBA: action values before the critics' gradient step. (Another pass of the critics would take a fifth of the time of an
+        update.)
         """
         actor, penalty = self.actor_pass(batch), self.spec.entropy_penalty_coef
         found = discrete_actor_loss(tensor(actor.values[0]), self.reduce(q_CBA), self.alpha, penalty, self.mean_entropy)
@@ -253,9 +269,10 @@ class SoftActorCritic(ReplayActorCritic):
         return found.loss, found.entropy
 
     def _entropy_scale(self, batch: AnyBatch) -> Tensor | float:
-        """Return the mean of ln(number of valid actions) / ln|A|: the maximum entropy with action masks relative to that without masks.
+        """Return the batch mean of ln(number of valid actions) / ln|A|.
 
-        A target entropy in nats (`target_entropy`) is not scaled.
+        This ratio is the maximum entropy with action masks, divided by the maximum entropy without masks. The result is 1 without masks,
+        and for a target entropy in nats (`target_entropy`), which is not scaled.
         """
         mask = self.net.mask
         if mask is None or (self.spec.target_entropy != "auto" and not isinstance(self.spec.entropy_anneal, EntropyAnneal)):
@@ -264,7 +281,7 @@ class SoftActorCritic(ReplayActorCritic):
         return scale if is_asynchronous(scale) else scale.item()
 
     def _sample(self, params_BP: Any) -> SquashedSample:
-        """Sample actions [B, D], given the distribution's parameters."""
+        """Sample actions [B, D], given the distribution parameters [B, P]."""
         assert isinstance(self.distribution, SquashedNormal)
         return self.distribution.rsample(params_BP, self.noise(len(params_BP), params_BP))
 
@@ -285,7 +302,7 @@ class SoftActorCritic(ReplayActorCritic):
 
     @property
     def entropy_coef(self) -> float:
-        """α: the temperature is the weight of the entropy."""
+        """Current temperature α, which is the weight of the entropy."""
         return float(self.alpha)
 
     def parts(self) -> dict[str, Part]:

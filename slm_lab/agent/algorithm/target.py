@@ -21,10 +21,11 @@ class TargetNet(Generic[Net]):
     Args:
         net: a module built like the source net.
         source: parameters of the source net.
-        spec: update_type, update_frequency (in frames; only for "replace") and polyak_coef (weight of the source).
+        spec: net spec with the keys update_type, update_frequency (in frames; only for update_type "replace") and polyak_coef (weight of
+            the source net).
 
-    The algorithm calls `update` if `due` returns True. With update_type "polyak", every update is due; with "replace", one update is due
-    every update_frequency frames.
+    The algorithm calls `update` if `due` returns True. With update_type "polyak", an update is due at every call of `due`. With update_type
+    "replace", one update is due every update_frequency frames.
     """
 
     def __init__(self, net: Net, source: FlatParams, spec: NetSpec, device: str = "cpu") -> None:
@@ -37,13 +38,13 @@ class TargetNet(Generic[Net]):
         net.eval()
         self._store: Store | None = None
         self._multiples_handled = np.zeros(1, np.int64)
-        """Number of multiples of update_frequency for which an update has been done (only for "replace")."""
+        """Number of multiples of update_frequency for which an update has been done (only for update_type "replace")."""
         self._updates_done = np.zeros(1, np.int64)
         self._pulled = 0
 
     @property
     def updates_done(self) -> int:
-        """Number of updates so far by all processes."""
+        """Number of updates of the target network so far, by all processes."""
         return int(self._updates_done[0])
 
     def shared_arrays(self) -> Named:
@@ -56,7 +57,7 @@ class TargetNet(Generic[Net]):
         self.flat.use_master(arrays, store.serves)
 
     def copy_source(self) -> None:
-        """Copy the parameters of the source net."""
+        """Copy the parameters and buffers of the source net to the target network."""
         self.flat.load(self.source.packed(self.source.param), self.source.buffer)
 
     def pull(self) -> None:
@@ -64,7 +65,10 @@ class TargetNet(Generic[Net]):
         self.flat.pull()
 
     def refresh(self) -> None:
-        """Pull the parameters if another process has updated them. Call this before reading them."""
+        """Update this process's copy of the parameters if another process has updated the target network.
+
+        Call this method before using the target network.
+        """
         if self._store is not None and self._pulled != self._updates_done[0]:
             if self._store.remote:
                 self._store.pull()
@@ -72,9 +76,10 @@ class TargetNet(Generic[Net]):
             self.flat.fill(self.flat.master)
 
     def due(self, frame: int) -> bool:
-        """Return whether to update at `frame`. With "replace", return True once for each multiple of update_frequency frames.
+        """Return whether to update the target network at `frame`.
 
-        If several processes call this method, only one of them gets True. An update stays due until this method is called.
+        With update_type "replace", the result is True once for each multiple of update_frequency. If several processes call this method,
+        only one of them gets True. If no process calls this method when an update becomes due, the next call returns True.
         """
         if self.spec.update_type == "polyak":
             return self.spec.polyak_coef > 0.0
@@ -92,7 +97,10 @@ class TargetNet(Generic[Net]):
         return True
 
     def update(self) -> None:
-        """Copy the source net, or move towards it by polyak_coef. If there are several processes, they update one at a time."""
+        """Copy the source net to the target network, or move the target network towards the source net by polyak_coef.
+
+        If several processes share the target network, they update it one at a time.
+        """
         if self._store is None:
             self._update()
         else:
@@ -117,7 +125,7 @@ class TargetNet(Generic[Net]):
         return {**self.flat.state_dict(), "followed": int(self._multiples_handled[0]), "updates": self.updates_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a result of `state_dict`. Raises ValueError if it does not match the network."""
+        """Load a state that `state_dict` returned. Raises ValueError if this state does not match the target network."""
         if is_shared(self._store):
             return
         self.flat.load_state_dict(state)

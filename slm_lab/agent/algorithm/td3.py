@@ -18,9 +18,9 @@ from slm_lab.spec.models.algorithm import TD3Spec
 
 
 class TD3(ReplayActorCritic):
-    """Learn a deterministic policy from replayed transitions (arXiv:1802.09477, Algorithm 1).
+    """TD3, which learns a deterministic policy from replayed transitions (arXiv:1802.09477, Algorithm 1).
 
-    DDPG is the same with one critic, target_noise 0 and policy_delay 1 (arXiv:1509.02971, Algorithm 1).
+    DDPG is TD3 with one critic, target_noise 0 and policy_delay 1 (arXiv:1509.02971, Algorithm 1).
     """
 
     has_entropy = False
@@ -45,7 +45,7 @@ class TD3(ReplayActorCritic):
         return outputs, outputs.values[0], self.td_target(batch, next_q_CB.amin(0))  # eq. 10
 
     def _target_action(self, batch: AnyBatch) -> Tensor:
-        """Return the target actor's actions in the next states [B, D], smoothed by clipped noise (section 5.3)."""
+        """Return the actions [B, D] of the target actor in the next states, smoothed by clipped noise (section 5.3)."""
         action_BD: Any = self.distribution.mode(self.actor_pass(batch, self.actor_target.net, learn=False).values[0])
         if self.spec.target_noise:
             noise_BD = self.spec.target_noise * self.noise(len(action_BD), action_BD)
@@ -53,7 +53,10 @@ class TD3(ReplayActorCritic):
         return tensor(action_BD)
 
     def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Accumulate the deterministic policy gradient, ∇φ E[Q₁(s, πφ(s))] (Algorithm 1); return the loss and 0."""
+        """Add the gradient of the actor's loss −E[Q₁(s, πφ(s))] to `Parameter.grad`, and return this loss, and 0 as the entropy.
+
+        The negative gradient is the deterministic policy gradient (Algorithm 1).
+        """
         actor, B = self.actor_pass(batch), len(batch.reward_B)
         action_BD: Any = self.distribution.mode(actor.values[0])
         inputs_B = self.critic_inputs(self.critics, batch)

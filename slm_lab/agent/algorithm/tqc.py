@@ -17,7 +17,10 @@ from slm_lab.spec.models.net import NetSpec
 
 
 class TQC(SoftActorCritic):
-    """SoftActorCritic whose C critics return M quantiles each, [C, B, M]; the actor maximises the mean of all quantiles (Algorithm 1)."""
+    """Soft actor-critic with truncated quantile critics: each of the C critics returns M quantiles of the return, [C, B, M].
+
+    The actor maximises the mean of all quantiles (Algorithm 1).
+    """
 
     spec: TQCSpec
 
@@ -31,7 +34,7 @@ class TQC(SoftActorCritic):
         return build_critics(spec, space.observation, space.action, keys.spectral_norm, keys.num_critics, keys.num_quantiles)
 
     def _soft_value(self, next_q_CBM: Tensor, cost_B: Tensor) -> Tensor:
-        """Return quantiles of the soft value of s' [B, K], without the greatest ones (eqs. 10 and 11)."""
+        """Return the soft value of s' as K quantiles, [B, K], after the greatest quantiles were dropped (eqs. 10 and 11)."""
         return truncated_mixture(next_q_CBM, self.spec.dropped_quantiles) - cost_B.unsqueeze(1)
 
     def td_target(self, batch: AnyBatch, next_value_BK: Tensor) -> Tensor:
@@ -40,7 +43,7 @@ class TQC(SoftActorCritic):
     def critic_loss(self, batch: AnyBatch, q_CBM: Tensor, target_BK: Tensor) -> tuple[Tensor, Any, Tensor]:
         """Return the means of the quantiles [C, B], the loss, and the gradient of the loss with respect to the quantiles.
 
-        The loss is the sum over critics of the mean over transitions, quantiles and targets (eq. 12).
+        The loss is the sum over critics of the mean quantile Huber loss over transitions, quantiles and targets (eq. 12).
         """
         critics, rows, number = q_CBM.shape
         target = target_BK.expand(critics, -1, -1).reshape(critics * rows, -1)

@@ -1,4 +1,4 @@
-"""Moving statistics for scaling value losses and advantages."""
+"""Running statistics, which scale value losses and advantages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from slm_lab.lib.store import Arrays, Named, SharedArray, Store, is_shared
 
 
 class SharedStatistic:
-    """Numbers that several processes update, one process at a time.
+    """Base class of statistics: an array of numbers that several processes update, one process at a time.
 
-    Args: name: key of the numbers in the store and in the state. size: number of the numbers.
+    Args: name: key of the array among the shared arrays and in the state. size: length of the array.
     """
 
     def __init__(self, name: str, size: int) -> None:
@@ -27,7 +27,7 @@ class SharedStatistic:
         self._store: Store | None = None
 
     def run(self, section: Callable[..., None], *args: float) -> None:
-        """Call `section`, a method that changes the numbers, while other processes wait."""
+        """Call `section`, a method of this object that changes `numbers`, while other processes wait."""
         if self._store is None:
             section(*args)
         else:
@@ -50,14 +50,15 @@ class SharedStatistic:
 class TargetMoments(SharedStatistic):
     """Running mean and variance of the value targets (Chan et al. 1979).
 
-    Targets that are not finite are ignored. The numbers are the count, the mean and the sum of squared differences from the mean.
+    Targets that are not finite are ignored. The array `numbers` contains the number of targets, their mean, and the sum of squared
+    differences from the mean.
     """
 
     def __init__(self) -> None:
         super().__init__("moments", 3)
 
     def update(self, target_B: Tensor) -> None:
-        """Add value targets [B]."""
+        """Update mean and variance with the value targets target_B [B]."""
         if not target_B.numel():
             return
         variance, mean = torch.var_mean(target_B, correction=0)
@@ -78,20 +79,20 @@ class TargetDeviation(TargetMoments):
 
     @property
     def std(self) -> float:
-        """The standard deviation, at least 1."""
+        """Standard deviation of the value targets, but at least 1."""
         count, _, squares = self.numbers.tolist()
         return max(1.0, math.sqrt(squares / count + 1e-8)) if count > 1 else 1.0
 
     def scale(self, value_B: Tensor) -> Tensor:
-        """Divide values or targets by the deviation, and clamp them."""
+        """Divide values or targets [B] by the standard deviation `std`, and clamp the results."""
         return (value_B / self.std).clamp(-VALUE_LIMIT, VALUE_LIMIT)
 
 
 class ValueNormalizer(TargetMoments):
     """Convert between values and the critic's outputs.
 
-    Outputs are values minus the mean of all targets so far, divided by the standard deviation of these targets. The targets of each rollout
-    are added once. Before the first rollout, values and outputs are equal.
+    An output is a value minus the mean of all targets so far, divided by the standard deviation of these targets. The targets of each
+    rollout are added to the statistics once. Before the first rollout, values and outputs are equal.
     """
 
     def normalize(self, value: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ class ValueNormalizer(TargetMoments):
 class PercentileScale(SharedStatistic):
     """Divide advantages by max(1, S), where S is a moving average of the range from their 5th to their 95th percentile.
 
-    Adapted from arXiv:2301.04104, eq. 11–12. S starts at 0. Ranges that are not finite are ignored.
+    The method is adapted from arXiv:2301.04104, eq. 11–12. The moving average S starts at 0. Ranges that are not finite are ignored.
     """
 
     DECAY = 0.99
@@ -122,7 +123,7 @@ class PercentileScale(SharedStatistic):
 
     @property
     def range(self) -> float:
-        """S."""
+        """Moving average S of the range between the percentiles of the advantages."""
         return float(self.numbers[0])
 
     def __call__(self, advantage_B: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ class PercentileScale(SharedStatistic):
 
 
 def standardize_valid(x_TN: A, valid_TN: A) -> A:
-    """Standardise the valid rows; set the others to 0."""
+    """Return x_TN with its valid entries standardised, and its other entries set to 0."""
     if bool(valid_TN.all()):
         return standardize(x_TN)
     out_TN = full_like(x_TN, 0.0)

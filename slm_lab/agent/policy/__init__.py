@@ -1,1 +1,1 @@
-"""Policies, which choose actions, without any learning code."""
+"""Policies, which choose actions. This package contains no learning code."""

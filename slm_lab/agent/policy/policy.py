@@ -1,8 +1,9 @@
-"""The policy: a net, an action distribution and an action rule. Rollout workers, evaluation and trained agents need nothing else to act.
+"""The policy: a net, an action distribution and an action rule. Rollout workers and evaluations choose actions with a policy alone.
 
 Small feed-forward nets act in numpy (NumpyActor). The numpy code reads the weights through views of the net's flat vectors (see
-FlatParams), so it always uses the current weights. For 8 envs and two hidden layers, it takes about a fifth of the time that torch needs
-to dispatch the same operations. If a user has changed the net, its modules are called instead (see validity.py).
+FlatParams), so it always uses the current weights. For 8 envs and two hidden layers, the numpy code takes about a fifth of the time that
+torch needs to dispatch the same operations. If a user has changed the modules of the net, the modules are called instead of the numpy code
+(see validity.py).
 """
 
 from __future__ import annotations
@@ -44,19 +45,21 @@ from slm_lab.spec.models.spec import AgentSpec
 from slm_lab.spec.report import Problem, SpecError
 
 NUMPY_ACTING = True
-"""Whether small nets act in numpy; False: always use torch."""
+"""Whether small nets act in numpy; False: all nets act in torch."""
 
 CHECK_EVERY = 16
-"""Number of steps between complete checks of the net. One check takes a quarter of the time of a step with one env."""
+"""Number of acting steps between complete checks whether the modules of the net were changed. One check takes a quarter of the time of a
+step with one env."""
 
 RARELY = 1024
-"""Replaces CHECK_EVERY after `Agent.check_rarely(True)`."""
+"""Number of acting steps between complete checks after `Agent.check_rarely(True)`."""
 
 
 class NumpyActor:
-    """Compute the distribution parameters float32 [N, P] of observations float32 [N, D] in numpy, with the layers of a body and its head.
+    """Function that computes the distribution parameters, float32 [N, P], of observations, float32 [N, D], in numpy.
 
-    If the modules were changed after this object was built, it calls the modules instead.
+    The computation uses the layers of a net's body and head. If the modules were changed after this object was built, this object calls the
+    modules instead.
     """
 
     def __init__(self, body: Body, head: ActorHead, chain: DirectChain, mask: ActionMask | None = None) -> None:
@@ -68,10 +71,10 @@ class NumpyActor:
         self._left, self.check_every = 0, CHECK_EVERY
 
     def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
-        """Compute the parameters.
+        """Compute the distribution parameters [N, P] of observations.
 
-        Args: exact: whether to check for every change of the modules now. If False, added hooks are noticed immediately, and other changes
-        after at most `check_every` calls.
+        Args: exact: whether this call checks for every kind of change of the modules. If False, added hooks are noticed immediately, and
+        other changes after at most `check_every` calls.
         """
         params_NP = self._params(obs_N, exact)
         return params_NP if self._mask is None else self._mask(params_NP, obs_N)
@@ -92,7 +95,7 @@ class NumpyActor:
 
 
 def fast_actor(body: Body, head: ActorHead, mask: ActionMask | None = None) -> NumpyActor | None:
-    """Return a NumpyActor for a body, its head and the mask of its outputs, or None if they have no numpy implementation."""
+    """Return a NumpyActor for the body, the head and the action mask of a net, or None if they have no numpy implementation."""
     if not NUMPY_ACTING or body.matmul_mode.bfloat16:
         return None
     chain = None if isinstance(head, DistributionalHead) and head.state is not None else actor_chain(body, head)
@@ -100,17 +103,17 @@ def fast_actor(body: Body, head: ActorHead, mask: ActionMask | None = None) -> N
 
 
 class Policy:
-    """π(a|s), with its own random stream.
+    """Policy π(a|s), which chooses actions with its own random stream.
 
     Args:
         action: the action space.
-        rng: draws the actions.
-        net, distribution: None for uniformly random actions.
-        action_policy: "default" samples the distribution; "epsilon_greedy" takes its mode, but with probability `explore_var` a random
-            action; "boltzmann" divides its logits by `explore_var`; "gaussian" adds noise of standard deviation `explore_var` to its mode;
-            "random" ignores the distribution.
-        logp: whether `act` returns the log-probabilities of sampled actions. If False, it returns NaN; with few envs, computing them would
-            take as long as drawing the actions.
+        rng: random generator that draws the actions.
+        net, distribution: the net, and the action distribution given the net's outputs; both None for uniformly random actions.
+        action_policy: "default" samples the distribution; "epsilon_greedy" takes the mode of the distribution, but with probability
+            `explore_var` a random action; "boltzmann" divides the logits by `explore_var`; "gaussian" adds noise of standard deviation
+            `explore_var` to the mode; "random" ignores the distribution.
+        logp: whether `act` returns the log-probabilities of sampled actions. If False, `act` returns NaN instead. With few envs, computing
+            log-probabilities would take as long as drawing the actions.
         flat: the parameters of the net in one vector.
         mask: the action mask of the observations; None: every action is always valid.
     """
@@ -131,12 +134,12 @@ class Policy:
         self.action_policy: ActionPolicy | Exploration = "random" if net is None else action_policy
         self.explore_var: float = 0.0
         self.uniform = False
-        """Whether to ignore the distribution and act uniformly at random; clones do not copy this value."""
+        """Whether the policy ignores the distribution and acts uniformly at random. `clone` does not copy this attribute."""
         self.acts_noisily = False
-        """Whether noisy nets act with noise, unless `deterministic=True`; clones do not copy this value."""
+        """Whether a noisy net acts with noise, unless `deterministic=True`. `clone` does not copy this attribute."""
         self._noise = NoiseSource(net)
         self.version = 0
-        """Number of updates of the weights."""
+        """Number of updates of the weights so far."""
         self.state_size = 0 if net is None else net.state_size
         self._nvec = np.array(action.nvec or (2,) * action.dim)
         self._choices = float(self._nvec.prod(dtype=np.float64))
@@ -156,7 +159,7 @@ class Policy:
         }[self.action_policy]
 
     def check_rarely(self, rarely: bool) -> None:
-        """See Agent.check_rarely."""
+        """Set whether the modules of the net are checked for changes only rarely (see Agent.check_rarely)."""
         if self._numpy_actor is not None:
             self._numpy_actor.check_every = RARELY if rarely else CHECK_EVERY
 
@@ -171,9 +174,9 @@ class Policy:
         return np.zeros((num_envs, self.state_size), np.float32) if self.state_size else None
 
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None, deterministic: bool = False) -> ActOut:
-        """Choose actions for obs_N [N, *shape].
+        """Choose actions for the observations obs_N [N, *shape].
 
-        Args: state_N: hidden state, zero for an env at the start of an episode. deterministic: take the mode of the distribution
+        Args: state_N: hidden state, zero for an env at the start of an episode. deterministic: whether to take the mode of the distribution
         (no effect on random policies).
         """
         if self.action_policy == "random" or self.uniform:
@@ -188,20 +191,21 @@ class Policy:
         return ActOut(*choose(params_NP), state_N, self.version)
 
     def act_from_params(self, params_NP: np.ndarray, state_N: np.ndarray | None) -> ActOut:
-        """Choose actions, given the outputs of `forward`, which another process may have computed."""
+        """Choose actions, given the distribution parameters and the hidden state that `forward` returned, possibly in another process."""
         if self.uniform:
             return ActOut(*self._uniform(len(params_NP), self._masks_from_outputs(params_NP)), state_N, self.version)
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def _masks_from_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
-        """Return the action masks, bool [N, A], read from outputs that were masked; None for an env without masks."""
+        """Return the action masks, bool [N, A], which are read from the masked outputs of the net; None for an env without action masks."""
         return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
         """Return a function (obs_N, first_N, acts_N=None) that chooses actions with this policy and returns them in the env's form.
 
-        The function keeps its own hidden state. acts_N, bool [N]: rows that act; the hidden states of other rows do not change.
-        Args: rng: random stream of the function. deterministic: take the mode of the distribution.
+        The function keeps the hidden state of the policy between its calls. The argument acts_N, bool [N], of the function says which envs
+        act in this step. The hidden states of other envs do not change.
+        Args: rng: random stream of the function. deterministic: whether to take the mode of the distribution.
         """
         policy = self.clone(rng)
         state_N: np.ndarray | None = None
@@ -225,7 +229,7 @@ class Policy:
         return {} if self.net is None else {name: value.detach().to("cpu", copy=True) for name, value in self.net.state_dict().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Load weights. Raises RuntimeError if they do not match the network."""
+        """Load weights that `weights` returned. Raises RuntimeError if names or shapes of the weights do not match the net."""
         if self.net is not None:
             self.net.load_state_dict(weights)
         if self.flat is not None:
@@ -233,12 +237,15 @@ class Policy:
 
     @property
     def param_dim(self) -> int:
-        """P: size of the distribution parameters of one env; 0 if actions are random."""
+        """Number P of distribution parameters for one observation; 0 if actions are random."""
         return 0 if self.distribution is None or self.action_policy == "random" else self.distribution.param_dim
 
     @torch.inference_mode()
     def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None, deterministic: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the distribution parameters [N, P] and the next hidden state. Args: deterministic: do not use the noise of noisy nets."""
+        """Return the distribution parameters [N, P], and the next hidden state [N, S] or None.
+
+        Args: deterministic: if True, noisy nets act without noise.
+        """
         assert self.net is not None
         if self.acts_noisily and not deterministic:
             self._noise.draw(self.rng)
@@ -270,7 +277,7 @@ class Policy:
         return self._sample(params_NP / np.float32(max(self.explore_var, 1e-6)))
 
     def _gaussian(self, params_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mode plus Gaussian noise, clipped to the bounds (arXiv:1802.09477, Algorithm 1)."""
+        """Return the mode plus Gaussian noise, clipped to the action bounds (arXiv:1802.09477, Algorithm 1), and NaN log-probabilities."""
         action_ND, unknown_N = self._draw(params_NP)
         noise_ND = self.rng.standard_normal(action_ND.shape, np.float32)
         noise_ND *= self.explore_var
@@ -303,7 +310,7 @@ def fits(algorithm: type[AlgorithmSpec], action: ActionSpace) -> bool:
 
 
 def algorithms_for(action: ActionSpace) -> str:
-    """Return the names of the built-in algorithms that can learn in an action space."""
+    """Return the names of the built-in algorithms that can learn in an action space, separated by commas."""
     return ", ".join(name for name, model in ALGORITHMS.items() if model.learns and fits(model, action))
 
 
@@ -319,7 +326,10 @@ def check_actions(algorithm: AlgorithmSpec, action: ActionSpace) -> None:
 
 
 def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistribution:
-    """Build the distribution that the spec names. Raises SpecError if it does not fit the action space."""
+    """Build the action distribution that the algorithm's spec names.
+
+    Raises SpecError if the distribution or the action policy does not support the action space.
+    """
     name, parts = spec.action_pdtype, action.parts
     found = [_part_distribution(name, part) for part in parts]
     # with several kinds of components, action_pdtype applies to the components that it fits, and the others keep their default
@@ -339,18 +349,21 @@ def build_distribution(spec: AlgorithmSpec, action: ActionSpace) -> ActionDistri
 
 
 def _part_distribution(name: str, part: ActionSpace) -> type[ActionDistribution] | None:
-    """Return the distribution class with the given name for actions of one kind; None if the distribution does not fit them."""
+    """Return the distribution class with the given name, or None if the class does not support the action space `part`.
+
+    Args: part: an action space in which all actions are of one kind.
+    """
     return _fitting(part).get(DEFAULT_DISTRIBUTION[part.kind] if name == "default" else name)
 
 
 def _fitting(part: ActionSpace) -> dict[str, type[ActionDistribution]]:
-    """Return name → class of the distributions that fit actions of one kind."""
+    """Return the distribution classes that support an action space with actions of one kind, as name → class."""
     kinds = DISTRIBUTIONS | MULTI_DISCRETE if part.kind == "multi_discrete" else DISTRIBUTIONS
     return {name: kind for name, kind in kinds.items() if part.kind in kind.kinds and (part.bounded or not kind.needs_bounds)}
 
 
 def _actions_text(action: ActionSpace) -> str:
-    """Return a description of the actions of a space: "unbounded continuous actions", "hybrid actions (multi-discrete and continuous)"."""
+    """Describe the actions of a space, e.g. "unbounded continuous actions" or "hybrid actions (multi-discrete and continuous)"."""
     kinds = [part.kind.replace("_", "-") for part in action.parts]
     text = kinds[0] + " actions" if len(kinds) == 1 else f"hybrid actions ({' and '.join(kinds)})"
     return text if action.bounded else f"unbounded {text}"
@@ -359,7 +372,7 @@ def _actions_text(action: ActionSpace) -> str:
 def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> None:
     """Raise SpecError with a problem for each key of soft actor-critic that does not fit the env's actions.
 
-    Prints a notice for each key that has no effect.
+    For each key that has no effect with these actions, this function prints a notice.
     """
     discrete = action.kind == "discrete"
     problems = []
@@ -380,7 +393,7 @@ def check_soft_actor_critic(spec: SoftActorCriticSpec, action: ActionSpace) -> N
 
 
 def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
-    """Return a problem for each target entropy that no policy over `actions` discrete actions can have."""
+    """Return a problem for each target entropy in the spec that no policy over `actions` discrete actions can have."""
     greatest = math.log(actions)
     bounds = f"the entropy of {actions} discrete actions lies between 0 and ln {actions} = {greatest:.3g} nats"
     given = {"target_entropy": spec.target_entropy, "entropy_anneal": spec.entropy_anneal}
@@ -393,9 +406,10 @@ def _entropy_problems(spec: SoftActorCriticSpec, actions: int) -> list[Problem]:
 
 
 def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, device: str = "cpu") -> Policy:
-    """Build the policy of an agent, with weights drawn from torch's global generator.
+    """Build the policy of an agent, with weights drawn from torch's global random generator.
 
-    Args: rng: draws actions. device: device of the net. Raises SpecError if algorithm, net and env do not fit each other.
+    Args: rng: random generator that draws actions. device: device of the net.
+    Raises SpecError if algorithm, net and env do not fit each other.
     """
     algorithm, mask = agent.algorithm, ActionMask.of(info.observation)
     if not algorithm.learns:
@@ -421,9 +435,10 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
 
 
 def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
-    """Return the parts of the policy's net with separate optimizer keys.
+    """Return the names of the parts of the policy's net that have separate optimizer keys in the spec.
 
-    ("actor",): there is one optimizer, which may use the actor's keys.
+    ("actor", "critic"): actor and critic have separate optimizers. ("actor",): the net has one optimizer, which may use the actor's keys.
+    (): the net has one optimizer, and the algorithm has no critic.
     """
     assert agent.net is not None
     if not agent.algorithm.has_critic:
@@ -433,7 +448,7 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
 
 
 def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:
-    """Return the gradients of the actor and of the critic if they have separate bodies, else None."""
+    """Return the gradients of the actor and of the critic, as views of `flat.grad`, or None if they do not have separate bodies."""
     if not isinstance(net, ActorCriticNet) or net.critic_body is None:
         return None
     return [[flat.grad[flat.span(parameters)]] for parameters in (net.actor_parameters(), net.critic_parameters())]

@@ -1,1 +1,1 @@
-"""Replay buffers: storage of transitions that are sampled many times."""
+"""Replay buffers, which store transitions that are sampled many times."""

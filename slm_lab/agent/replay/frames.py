@@ -1,4 +1,4 @@
-"""Storage of observations in a replay buffer: either complete observations, or the frames of stacked images, each of them stored once."""
+"""Storage of the observations in a replay buffer: complete observations, or the frames of stacked images, each frame stored once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
 
 _BLOCK = 10_000
-"""Number of frames moved at once: 70 MB of 84 × 84 pixels."""
+"""Number of frames that are copied at once; with 84 × 84 pixels, these frames take 70 MB."""
 
 
 class DeviceRows:
@@ -36,7 +36,7 @@ class DeviceRows:
         return self.tensor[rows].to("cpu", copy=True).numpy()
 
     def take(self, rows: np.ndarray, axis: int = 0) -> Tensor:
-        """Return rows [B, …] on the device."""
+        """Return the given rows, [B, …], as a new tensor on the device."""
         return self.tensor.index_select(axis, self._index(rows))
 
     def _index(self, rows: np.ndarray) -> Tensor:
@@ -47,38 +47,41 @@ Rows = np.ndarray | DeviceRows
 
 
 def zero_rows(shape: tuple[int, ...], dtype: Any, device: str | None) -> Rows:
-    """Return zeros [rows, …] in host memory, or on `device`."""
+    """Return an array of zeros with the given shape, in the memory of a CUDA device, or in host memory if `device` is None."""
     return np.zeros(shape, dtype) if device is None else DeviceRows(shape, dtype, device)
 
 
 class ObservationStore(ABC):
-    """Observations of `capacity` transitions, indexed by their row in the ring."""
+    """Base class of storages for the observations of a replay buffer's transitions.
+
+    An observation is indexed by the row of its transition in the ring buffer.
+    """
 
     arrays: dict[str, Rows]
-    """All stored arrays by name."""
+    """All stored arrays, by name."""
 
     @abstractmethod
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        """Store the observations and true next observations of the envs env_K [K] in rows row_K [K]."""
+        """Store the observations and true next observations of the envs env_K [K] in the rows row_K [K]."""
 
     @abstractmethod
     def obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
-        """Return observations [B, *shape] of rows."""
+        """Return the observations [B, *shape] of the transitions in rows row_B."""
 
     @abstractmethod
     def next_obs_of(self, row_B: np.ndarray) -> np.ndarray | Tensor:
-        """Return true next observations [B, *shape] of rows."""
+        """Return the true next observations [B, *shape] of the transitions in rows row_B."""
 
     def get(self, row_B: np.ndarray) -> tuple[np.ndarray | Tensor, np.ndarray | Tensor]:
-        """Return observations and true next observations [B, *shape] of rows."""
+        """Return the observations and the true next observations, both [B, *shape], of the transitions in rows row_B."""
         return self.obs_of(row_B), self.next_obs_of(row_B)
 
     def lost(self, row: int) -> bool:
-        """Return whether frames of a row were overwritten by newer frames."""
+        """Return whether frames of the transition in row `row` were overwritten by newer frames."""
         return False
 
     def used(self, rows: int) -> dict[str, int]:
-        """Return the number of used entries of each array, given the number of used rows."""
+        """Return the number of used entries of each array, by array name, if the first `rows` rows are used."""
         return dict.fromkeys(self.arrays, rows)
 
     def state_dict(self, rows: int) -> dict[str, Any]:
@@ -87,20 +90,20 @@ class ObservationStore(ABC):
         return {name: array[: used[name]] for name, array in self.arrays.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if it does not fit."""
+        """Load a state that `state_dict` returned. Raises ValueError if this state does not fit into the store."""
         for name, array in self.arrays.items():
             load_rows(name, array, np.asarray(state[name]))
 
 
 def load_rows(name: str, array: Rows, saved: np.ndarray) -> None:
-    """Copy saved rows to the first rows of an array. Raises ValueError if there are too many rows, or their shape differs."""
+    """Copy saved rows to the first rows of an array. Raises ValueError if there are too many saved rows, or if their shape differs."""
     if len(saved) > len(array) or saved.shape[1:] != array.shape[1:]:
         raise ValueError(f"incompatible replay buffer: {name} has shape {saved.shape}; expected {array.shape}")
     array[: len(saved)] = saved
 
 
 class VectorStore(ObservationStore):
-    """Store of complete observations: the observation and the next observation of each transition."""
+    """Storage of complete observations, namely the observation and the next observation of each transition."""
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
         shape, dtype = (capacity, *info.observation.shape), info.observation.dtype
@@ -109,7 +112,7 @@ class VectorStore(ObservationStore):
 
     @staticmethod
     def nbytes(capacity: int, info: EnvInfo) -> int:
-        """Return the bytes of the store."""
+        """Return the size in bytes of a store for `capacity` transitions."""
         return 2 * capacity * math.prod(info.observation.shape) * np.dtype(info.observation.dtype).itemsize
 
     def put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
@@ -124,11 +127,13 @@ class VectorStore(ObservationStore):
 
 
 class FrameStore(ObservationStore):
-    """Ring of image frames, each stored once. For a transition, the numbers of the frames of its two observations are stored.
+    """Storage of the frames of stacked images: a ring buffer in which each frame is stored once.
 
-    The first observation of an episode adds all its frames (repeated frames only once), and each step adds one frame. After a lost life,
-    the first observation equals the env's last observation, which is already stored. Frames are numbered consecutively; frame f is in slot
-    f mod slots. When a frame is overwritten, the transitions that contain this frame are lost; the replay buffer drops them, oldest first.
+    For each transition, the store contains the slots of the frames of the observation and of the next observation. The first observation of
+    an episode adds all its frames (a repeated frame only once), and each step adds one frame. After a lost life, the first observation of
+    the new episode equals the env's last observation, which is already stored. Frames are numbered consecutively, and frame number f is in
+    slot f modulo `slots`. When a frame is overwritten, the transitions that contain this frame are lost. The replay buffer drops lost
+    transitions, the oldest first.
     """
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
@@ -156,7 +161,7 @@ class FrameStore(ObservationStore):
 
     @staticmethod
     def nbytes(capacity: int, info: EnvInfo) -> int:
-        """Return the bytes of the store."""
+        """Return the size in bytes of a store for `capacity` transitions."""
         frame = math.prod(FrameStore._frame_shape(info.observation))
         return FrameStore._slots(capacity, info) * frame + capacity * (8 * info.observation.stack + 8)
 
@@ -177,7 +182,7 @@ class FrameStore(ObservationStore):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Store the frames of an episode's first observation, unless they equal the env's current frames, as after a lost life."""
+        """Store the frames of an episode's first observation, unless they equal the env's current frames, as they do after a lost life."""
         frames = self._frames_of(obs[None])[0]
         if self.known_N[n] and np.array_equal(frames, self._on_host(self.current[n] % self.slots)):
             return
@@ -189,7 +194,7 @@ class FrameStore(ObservationStore):
         self.known_N[n] = True
 
     def _on_host(self, slot_K: np.ndarray) -> np.ndarray:
-        """Return the frames [K, …] in slots, in host memory."""
+        """Return the frames [K, …] in the slots slot_K [K], in host memory."""
         frames_K = self.frames.take(slot_K, axis=0)
         return frames_K if isinstance(frames_K, np.ndarray) else frames_K.cpu().numpy()
 
@@ -206,7 +211,7 @@ class FrameStore(ObservationStore):
         return self._stacked(self.slot[row_B, 1])
 
     def _stacked(self, slot_BS: np.ndarray) -> np.ndarray | Tensor:
-        """Return observations [B, *shape] of the frames in slots [B, S]."""
+        """Return observations [B, *shape], each of which consists of the frames in S slots, given these slots [B, S]."""
         return self.frames.take(slot_BS.reshape(-1), axis=0).reshape(len(slot_BS), *self.space.shape)
 
     def lost(self, row: int) -> bool:
@@ -228,7 +233,7 @@ class FrameStore(ObservationStore):
         self.count = count
 
     def _load_other_ring(self, state: dict[str, Any], count: int, slots: int) -> None:
-        """Load the contents of a ring with a different number of slots. Raises ValueError if the frames have a different shape."""
+        """Load the contents of a ring buffer with another number of slots. Raises ValueError if the frames have another shape."""
         frames, slot = np.asarray(state["frames"]), np.asarray(state["slot"])
         if frames.shape[1:] != self.frames.shape[1:]:
             raise ValueError(f"incompatible replay buffer: frames have shape {frames.shape[1:]}; expected {self.frames.shape[1:]}")

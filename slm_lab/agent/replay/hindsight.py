@@ -1,4 +1,4 @@
-"""Hindsight experience replay (arXiv:1707.01495): transitions are replayed as if a goal that was reached later had been the desired one."""
+"""Hindsight experience replay (arXiv:1707.01495), in which a goal that was reached later replaces the desired goal of a transition."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class HindsightReplay(Replay):
-    """Replay buffer of complete episodes. On average, k of k + 1 transitions of a batch get another goal (Algorithm 1).
+    """Replay buffer of complete episodes, in which some of the sampled transitions get a new desired goal (Algorithm 1).
 
-    The new goal was achieved in the same episode: later than the transition (future), at the end (final), or at any time (episode). The
-    termination is recomputed for the new goal if the env has `compute_terminated`; otherwise the recorded termination is kept. All rewards
-    of a batch, including rewards for real goals, are computed by one function of achieved and desired goal, so that they have the same
-    scale. An episode is stored when it ends, because only then all its goals are known.
+    On average, k of k + 1 transitions of a batch get a new goal, where k is the spec key `goals`. The new goal was achieved in the same
+    episode: after the transition (goal_strategy "future"), at the end ("final"), or at any time ("episode"). If the env has
+    `compute_terminated`, the termination is recomputed for the new goal. If not, the recorded termination is kept. All rewards of a batch,
+    including rewards for original goals, are computed by one function of the achieved and the desired goal, so that all rewards have the
+    same scale. An episode is stored when it ends, because only then all goals that it achieved are known.
     """
 
     def __init__(self, spec: HindsightReplaySpec, info: EnvInfo, *arguments: Any, **keywords: Any) -> None:
@@ -33,13 +34,14 @@ class HindsightReplay(Replay):
         self.strategy, self.share, self.threshold = spec.goal_strategy, spec.goals / (spec.goals + 1.0), spec.goal_threshold
         self.columns |= {name: np.zeros(self.capacity, np.int64) for name in ("begin", "end")}
         self.goal_reward: Callable[[np.ndarray, np.ndarray], Any] | None = None
-        """(achieved goals [K, G], desired goals [K, G]) → reward_K and terminated_K (see env.goals); set before the first batch."""
+        """Function (achieved goals [K, G], desired goals [K, G]) → (reward_K, terminated_K), see env.goals. It is set before the first
+        batch is sampled."""
         self.observed = 0
         """Number of transitions so far, including transitions of unfinished episodes."""
         self._open: list[list[Recorded]] = [[] for _ in range(info.num_envs)]
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Keep one step, without rows that are not transitions, until its episode ends."""
+        """Keep the transitions of one vector step until their episodes end. Rows of the step that are not transitions are ignored."""
         before, ended_N = self.observed, step.terminated_N | step.truncated_N
         for n in np.flatnonzero(step.valid_N).tolist():
             if first_N[n]:
@@ -53,7 +55,7 @@ class HindsightReplay(Replay):
         self.ready = self.observed >= self.start and self.size > 0 and self.observed // self.frequency > before // self.frequency
 
     def _store_episode(self, n: int) -> None:
-        """Write the episode of an env into consecutive rows."""
+        """Write the episode of env n into consecutive rows of the buffer."""
         episode, self._open[n] = self._open[n][-self.capacity :], []
         if not episode:
             return
@@ -66,13 +68,16 @@ class HindsightReplay(Replay):
         self.size = min(self.size + K, self.capacity)
 
     def sample(self) -> Transitions:
-        """Sample a batch of batch_size transitions, most of them with other goals."""
+        """Sample a batch of batch_size transitions, some of which get a new desired goal."""
         batch = super().sample()
         changed_K = np.flatnonzero(self.rng.random(self.batch_size) < self.share)
         return self._relabelled(batch, changed_K, self._draw_goal_rows(batch.row_B[changed_K]))
 
     def _draw_goal_rows(self, row_K: np.ndarray) -> np.ndarray:
-        """For each row [K], draw a row of the same episode. The goal achieved after that row is the new goal."""
+        """For each of the rows row_K [K], draw a row of the same episode.
+
+        The new goal is the goal that was achieved after the transition in the drawn row.
+        """
         own_K = self.seen - 1 - (self.seen - 1 - row_K) % self.capacity
         """Numbers of the transitions: row = number mod capacity."""
         end_K = self.columns["end"][row_K]
@@ -83,7 +88,10 @@ class HindsightReplay(Replay):
         return self.rng.integers(first_K, end_K) % self.capacity
 
     def _relabelled(self, batch: Transitions, changed_K: np.ndarray, goal_row_K: np.ndarray) -> Transitions:
-        """Return the batch in which transitions changed_K [K] have the goals that were achieved after rows goal_row_K [K]."""
+        """Give the transitions changed_K [K] of a batch new desired goals, recompute the rewards, and return the batch.
+
+        The new goals were achieved after the transitions in rows goal_row_K [K].
+        """
         assert self.goal_reward is not None
         goal_KG = np.asarray(self.store.next_obs_of(goal_row_K))[:, self._achieved]
         obs_B, next_obs_B = batch.obs_B.numpy(), batch.next_obs_B.numpy()  # copies of the stored rows

@@ -22,10 +22,10 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class SumTree:
-    """Weights ≥ 0 of `size` indices, and a wide tree of their sums.
+    """Sum tree: `size` weights ≥ 0, and the sums of groups of these weights, for drawing indices in proportion to their weights.
 
-    Each node is the sum of FANOUT children. It is always recomputed from its children, so that no rounding error accumulates. The tree is
-    wide and shallow, because in numpy the number of calls determines the time.
+    Each node is the sum of its FANOUT children. A node is always recomputed from its children, so that no rounding error accumulates. The
+    tree is wide and shallow, because the time of numpy code depends mostly on the number of calls.
     """
 
     FANOUT = 64
@@ -48,11 +48,14 @@ class SumTree:
         return float(self.levels[-1].sum())
 
     def get(self, index_B: np.ndarray) -> np.ndarray:
-        """Return the weights of indices."""
+        """Return the weights [B] of the indices index_B."""
         return self.levels[0].reshape(-1).take(index_B)
 
     def set(self, index_B: np.ndarray, weight_B: np.ndarray | float) -> None:
-        """Set weights. If an index occurs twice, its last weight is used. Weights that are not finite are ignored."""
+        """Set the weights of the indices index_B [B].
+
+        If an index occurs twice, its last weight is used. Weights that are not finite are ignored.
+        """
         finite_B = np.isfinite(weight_B)
         if not finite_B.all():
             if isinstance(weight_B, float):
@@ -66,7 +69,7 @@ class SumTree:
     def find(self, mass_B: np.ndarray) -> np.ndarray:
         """Return, for each mass in [0, total), the first index i at which the cumulative sum of the weights (including i) exceeds the mass.
 
-        An index of weight 0 is never returned, as long as any weight is above 0.
+        An index of weight 0 is never returned, provided that at least one weight is above 0.
         """
         index_B = np.zeros(len(mass_B), np.int64)
         for level in reversed(self.levels):
@@ -93,20 +96,22 @@ class Transitions(NamedTuple):
     next_obs_B: Tensor
     """[B, *shape]: the true next observation, even if the episode was truncated."""
     terminated_B: Tensor
-    """float32 [B], 0 or 1: whether the episode terminated, so that its value is not bootstrapped. 0 for truncations."""
+    """float32 [B], 0 or 1: whether the transition ended its episode by termination. If so, the target is not bootstrapped. 0 for a
+    truncation."""
     weight_B: Tensor | None
     """float32 [B]: importance weights, at most 1; None if all are 1."""
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
-    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, 0 for steps that do not exist.
-    `next_obs_B` and `terminated_B` then belong to the last step that exists, and `reward_B` is the first reward. None: one-step returns."""
+    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, and 0 for steps that do not exist. In
+    this case, `next_obs_B` and `terminated_B` belong to the last step that exists, and `reward_B` is the first reward. None with one-step
+    returns."""
     steps_B: Tensor | None = None
     """With n-step returns, float32 [B]: the number of steps that exist, from 1 to n."""
 
     @property
     def drawn(self) -> np.ndarray:
-        """Rows that were sampled, int64 [B], for `update_priorities`."""
+        """Rows of the sampled transitions, int64 [B], as `update_priorities` expects them."""
         return self.row_B
 
     def to(self, device: str) -> Transitions:
@@ -115,25 +120,26 @@ class Transitions(NamedTuple):
 
 
 def uploaded(items: dict[str, Any], device: str) -> dict[str, Any]:
-    """Return the items that are tensors, moved to `device`; none if it is "cpu"."""
+    """Return those items that are tensors, moved to `device`. Return no items if `device` is "cpu", where the tensors are already."""
     return {} if device == "cpu" else {name: upload(item, device) for name, item in items.items() if isinstance(item, Tensor)}
 
 
 COLUMNS = ("action", "logp", "reward", "terminated")
-"""Arrays of a replay buffer in addition to observations; self-imitation adds others."""
+"""Names of the arrays of a replay buffer in addition to observations. Self-imitation learning adds further arrays."""
 
 
 class Replay:
     """Ring buffer of the newest `capacity` transitions, which are sampled uniformly and independently (Lin 1992).
 
     Args:
-        spec: batch_size, max_size, use_cer.
-        info: the env; space is reserved for at most info.max_transitions.
-        clock: current frame, for schedules.
-        rng: draws the batches.
-        frequency: transitions between two updates. start: transitions before the first update.
-        device: CUDA device that stores the transitions; None: host memory. Batches are drawn on the host in either case.
-        num_steps: n of n-step returns.
+        spec: memory spec with the keys batch_size, max_size and use_cer.
+        info: description of the env; space is reserved for at most info.max_transitions transitions.
+        clock: clock whose current frame determines the values of schedules.
+        rng: random generator that draws the batches.
+        frequency: number of transitions between two updates.
+        start: number of transitions before the first update.
+        device: CUDA device that stores the transitions; None: host memory. In both cases, the host draws the rows of a batch.
+        num_steps: number n of steps of n-step returns.
 
     Raises SpecError if the buffer does not fit into memory.
     """
@@ -174,9 +180,10 @@ class Replay:
         self.ready = False
         """Whether an update is due after the last step."""
         self.replayed = 0
-        """With use_cer: number of transitions that were included in a batch because they were new (arXiv:1712.01275)."""
+        """With use_cer: number, in order of addition, of the first transition that was not yet included in a batch as a new transition
+        (arXiv:1712.01275)."""
         self.fresh = 0
-        """Number of such transitions in the last batch; they are at the end of the batch."""
+        """With use_cer: number of transitions that were included in the last batch as new transitions. They are at the end of the batch."""
         self.demonstrations: Replay | None = None
         """Buffer of recorded transitions, from which a part of each batch is drawn; None: there are none."""
 
@@ -185,7 +192,7 @@ class Replay:
         return self.num_steps > 1
 
     def _capacity(self, most: int, num_envs: int) -> int:
-        """Return the number of rows. Args: most: maximum number of rows that can be used."""
+        """Return the number of rows of the buffer, which is at most `most`."""
         return most
 
     def _nbytes(self, info: EnvInfo) -> int:
@@ -194,7 +201,7 @@ class Replay:
 
     @property
     def items(self) -> int:
-        """Capacity in units of sampling: transitions, or sequences in SequenceReplay."""
+        """Maximum number of items in the buffer. An item is a transition, or a sequence in SequenceReplay."""
         return self.capacity
 
     @property
@@ -203,7 +210,7 @@ class Replay:
         return self.size > 0 and self.seen >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step, without rows that are not transitions."""
+        """Store the transitions of one vector step. Rows of the step that are not transitions are ignored."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
         self._put(row_K, env_K, obs_N, first_N, out, step)
@@ -216,7 +223,7 @@ class Replay:
         self.ready = self.seen >= self.start and self.size > 0 and self.seen // self.frequency > before // self.frequency
 
     def _put(self, row_K: np.ndarray, env_K: np.ndarray, obs_N: np.ndarray, first_N: np.ndarray, out: ActOut, step: VecStep) -> None:
-        """Write the transitions of the envs env_K [K] into rows row_K [K]."""
+        """Write the transitions of the envs env_K [K] into the rows row_K [K]."""
         self.store.put(row_K, env_K, obs_N, first_N, step)
         if self.links is not None:
             self.links.add(row_K, env_K, first_N, step)
@@ -227,7 +234,7 @@ class Replay:
         columns["terminated"][row_K] = step.terminated_N[env_K]
 
     def use_demonstrations(self, recorded: Replay) -> None:
-        """Draw recorded.batch_size transitions of each batch from another buffer (arXiv:2302.02948, section 4.1)."""
+        """Draw recorded.batch_size transitions of each further batch from the buffer `recorded` (arXiv:2302.02948, section 4.1)."""
         self.demonstrations, self.batch_size = recorded, self.batch_size - recorded.batch_size
 
     def sample(self) -> Transitions:
@@ -236,7 +243,7 @@ class Replay:
         return own if self.demonstrations is None else _mixed_batch(own, self.demonstrations.sample())
 
     def _sample(self) -> Transitions:
-        """Sample transitions of this buffer."""
+        """Sample batch_size transitions of this buffer, without recorded transitions."""
         row_B = self._draw()
         if self.use_cer:
             self._include_new(row_B)
@@ -250,7 +257,10 @@ class Replay:
         return Transitions(obs, action_B, logp_B, reward_B, next_obs, terminated_B, weight, row_B)
 
     def _n_step_batch(self, links: StepLinks, row_B: np.ndarray, weight_B: Tensor | None) -> Transitions:
-        """Return the batch of rows, with the rewards of up to num_steps steps and the observation after the last of these steps."""
+        """Return the batch of the transitions in rows row_B, for n-step returns.
+
+        The batch contains the rewards of up to num_steps steps, and the observation after the last of these steps.
+        """
         row_KB, exists_KB = links.follow(row_B, self.num_steps)
         reward_KB = as_tensor(self.columns["reward"].take(row_KB.reshape(-1), axis=0)).view(row_KB.shape)
         reward_KB = torch.where(upload(torch.from_numpy(exists_KB), reward_KB.device), reward_KB, 0.0)
@@ -261,39 +271,42 @@ class Replay:
         return Transitions(obs_B, action_B, logp_B, reward_KB[0], next_obs_B, terminated_B, weight_B, row_B, reward_KB, steps_B)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Do nothing. (Prioritised buffers set the priorities of a batch from its errors.)"""
+        """Do nothing, because transitions are sampled uniformly. Subclasses with priorities override this method."""
 
     def _draw(self) -> np.ndarray:
-        """Sample the rows of a batch."""
+        """Draw the rows of a batch at random."""
         age_B = self.rng.integers(1, self.size + 1, self.batch_size)
         return (self.seen - age_B) % self.capacity
 
     def _include_new(self, row_B: np.ndarray) -> None:
-        """Replace the end of the batch by the oldest new transitions that were not included in a batch yet."""
+        """Replace the last rows of a batch by the oldest transitions that were not yet included in a batch as new transitions."""
         oldest = max(self.replayed, self.seen - self.size)
         self.fresh = min(self.seen - oldest, self.batch_size)
         row_B[self.batch_size - self.fresh :] = (oldest + np.arange(self.fresh)) % self.capacity
         self.replayed = oldest + self.fresh
 
     def _weights(self, row_B: np.ndarray) -> np.ndarray | None:
-        """Return the importance weights of rows; None: all equal."""
+        """Return the importance weights [B] of the transitions in rows row_B, or None if all weights are equal."""
         return None
 
     def _on_added(self, row_K: np.ndarray) -> None:
-        """Handle new rows."""
+        """Hook for subclasses, called with the rows of new transitions.
+
+        SequenceReplay calls this method with the indices of new sequences.
+        """
 
     def _on_row_dropped(self, row: int) -> None:
-        """Handle a row that can no longer be sampled."""
+        """Hook for subclasses, called with the row of a transition that can no longer be sampled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random stream, without the transitions (see `contents`)."""
+        """Return the state of the random stream. The transitions are returned by `contents`."""
         return {"rng": generator_state(self.rng)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_generator_state(self.rng, state["rng"])
 
     def contents(self) -> dict[str, Any]:
-        """Return the transitions in used rows, as tensors and numbers. If the buffer is full, no copies are made."""
+        """Return the transitions in used rows, as tensors and numbers. If the buffer in host memory is full, no copies are made."""
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
         rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
@@ -309,11 +322,14 @@ class Replay:
         return self._rows_in_use()
 
     def collect_batch(self) -> None:
-        """Require at least one batch before the next update, for a trained agent that continues with an empty buffer."""
+        """Require at least one batch of transitions before the next update, for a trained agent that continues with an empty buffer."""
         self.start = max(self.start, self.batch_size)
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load a result of `contents`. Raises ValueError if it does not fit; a larger buffer can load contents without a wrap-around."""
+        """Load transitions that `contents` returned. Raises ValueError if they do not fit.
+
+        Transitions of a buffer with another capacity can be loaded if that buffer has not overwritten any rows, and if all of them fit.
+        """
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
         self.store.load_state_dict(state["store"])
@@ -326,18 +342,18 @@ class Replay:
 
 
 def _mixed_batch(own: Transitions, recorded: Transitions) -> Transitions:
-    """Append recorded transitions to a uniformly sampled batch. (`row_B` of the result contains only the batch's own rows.)"""
+    """Append recorded transitions to a uniformly sampled batch. In the result, `row_B` contains only the rows of the batch `own`."""
     names = ("obs_B", "action_B", "logp_B", "reward_B", "next_obs_B", "terminated_B")
     joined: dict[str, Any] = {name: torch.cat((getattr(own, name), getattr(recorded, name))) for name in names}
     return own._replace(**joined)
 
 
 class PrioritizedReplay(Replay):
-    """Transitions sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
+    """Replay buffer whose transitions are sampled in proportion to their priorities (arXiv:1511.05952, proportional variant, Algorithm 1).
 
-    A transition's priority is (|error| + epsilon)^alpha. For a new transition, the error is initial_error, or the priority is the greatest
-    priority so far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1). If beta is given,
-    importance weights are (N · P)^−beta, divided by the maximum weight of the batch.
+    A transition's priority is (|error| + epsilon)^alpha. A new transition gets either the error initial_error or the greatest priority so
+    far. One transition is drawn from each of batch_size strata of equal total priority (section B.2.1). If beta is given, importance
+    weights are (N · P)^−beta, divided by the maximum weight of the batch.
     """
 
     prioritized = True
@@ -345,7 +361,8 @@ class PrioritizedReplay(Replay):
     """Default error of new transitions. It is so great that each new transition is sampled soon."""
 
     LEAST = 1e-12
-    """Minimum priority. It applies to errors of 0 if epsilon is 0, because the sum of priorities must not be 0."""
+    """Minimum priority of a transition. With epsilon 0, a transition with error 0 would have priority 0, and the sum of priorities must not
+    be 0."""
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
         super().__init__(spec, *arguments, **keywords)
@@ -355,7 +372,7 @@ class PrioritizedReplay(Replay):
         """Greatest priority so far."""
         error = self.INITIAL_ERROR if spec.initial_error is None else spec.initial_error
         self.initial = None if isinstance(error, str) else max((error + self.epsilon) ** self.alpha, self.LEAST)
-        """Priority of new rows; None: the greatest priority so far."""
+        """Priority of new transitions; None: the greatest priority so far."""
 
     def _on_added(self, row_K: np.ndarray) -> None:
         self.tree.set(row_K, self.greatest if self.initial is None else self.initial)
@@ -376,7 +393,10 @@ class PrioritizedReplay(Replay):
         return (weight_B / weight_B.max()).astype(np.float32)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of rows from the absolute values of their errors [B]; errors that are not finite count as 0."""
+        """Set the priorities of the transitions in rows row_B from the absolute values of their errors [B].
+
+        Errors that are not finite count as 0. Transitions that use_cer has added to the batch keep their priorities.
+        """
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
         priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.LEAST)
         drawn = len(row_B) - self.fresh
@@ -417,7 +437,7 @@ def check_replay_memory(capacity: int, nbytes: int, memories: int = 1, hint: str
 
 
 def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
-    """Raise SpecError if transitions cannot be stored on `device`."""
+    """Raise SpecError if a buffer of `capacity` transitions cannot be stored on `device`."""
     if not is_asynchronous(torch.device(device)):
         message = "invalid value true: the net computes on the CPU; set agent.net.gpu or remove it"
         raise SpecError("agent", [Problem("agent.memory.on_device", message)])
@@ -427,12 +447,15 @@ def _check_device(device: str, capacity: int, info: EnvInfo) -> None:
 
 
 def as_tensor(values: np.ndarray | Tensor) -> Tensor:
-    """Return values as a tensor. Values on a CUDA device already are a tensor."""
+    """Return a numpy array as a tensor that shares its memory. Return a tensor unchanged."""
     return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    """Convert arrays to tensors for a checkpoint. Tensors share the arrays' memory, except that views of a part of an array are copied."""
+    """Convert arrays to tensors for a checkpoint.
+
+    The tensors share the arrays' memory, except that views of a part of an array are copied.
+    """
     return {name: _tensor(value) if isinstance(value, np.ndarray) else value for name, value in state.items()}
 
 

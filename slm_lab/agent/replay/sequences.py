@@ -17,19 +17,19 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class SequenceNet(Protocol):
-    """A recurrent net."""
+    """Interface of a recurrent net that learns from replayed sequences."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
         """Return action outputs [T, N, P], values [T, N, …] and the hidden state [N, S] after the last step."""
 
 
 class SequenceBatch(NamedTuple):
-    """A batch of M sequences, each with burn_in steps without a loss and L transitions; in total B = L × M transitions, ordered by step.
+    """A batch of M sequences, each of which consists of burn_in steps without a loss and L transitions with a loss.
 
-    The transitions are divided into C segments. A segment ends where its episode or its sequence ends, and is followed by the true next
-    observation of its last transition. Thus, each transition's next observation is one step later in the segment, with the same hidden
-    state as when acting, no matter whether the episode continues, is truncated, or is cut by the end of the sequence. Segments are padded
-    to the same length.
+    In total, the batch contains B = L × M transitions, ordered by step. The transitions are divided into C segments. A segment ends where
+    its episode or its sequence ends, and is followed by the true next observation of its last transition. Thus, each transition's next
+    observation is one step later in the segment, with the same hidden state as when acting, no matter whether the episode continues, is
+    truncated, or is cut by the end of the sequence. Segments are padded to the same length, P transitions.
     """
 
     burn_in_obs_TM: Tensor
@@ -37,13 +37,13 @@ class SequenceBatch(NamedTuple):
     burn_in_first_TM: Tensor
     """bool [burn_in, M]: whether the observation begins an episode. Always on the CPU."""
     state_MS: Tensor
-    """float32 [M, S]: hidden state of the acting policy before the first step."""
+    """float32 [M, S]: hidden state of the acting policy before the first step of each sequence."""
     obs_PC: Tensor
-    """[1 + longest segment, C, *shape]."""
+    """[P + 1, C, *shape]: observations of the segments, where P is the number of transitions of the longest segment."""
     sequence_C: Tensor
     """int64 [C]: index of each segment's sequence."""
     starts_episode_C: Tensor
-    """bool [C]: whether the segment begins an episode; otherwise it continues the burn-in."""
+    """bool [C]: whether the segment begins an episode. Other segments continue the burn-in of their sequence."""
     flat_index_B: Tensor
     """int64 [B]: indices of the transitions in the flattened steps of all segments, (P + 1) × C."""
     action_B: Tensor
@@ -59,10 +59,10 @@ class SequenceBatch(NamedTuple):
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
-    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, 0 for steps after the end of its
-    segment. `terminated_B` belongs to the last of these steps. None: one-step returns."""
+    """With n-step returns, float32 [n, B]: rewards of the n steps that begin with each transition, and 0 for steps after the end of the
+    segment. In this case, `terminated_B` belongs to the last step within the segment. None with one-step returns."""
     steps_B: Tensor | None = None
-    """With n-step returns, float32 [B]: the number of these steps, from 1 to n."""
+    """With n-step returns, float32 [B]: the number of steps within the segment, from 1 to n."""
 
     def to(self, device: str) -> SequenceBatch:
         """Return the batch on `device`."""
@@ -70,18 +70,19 @@ class SequenceBatch(NamedTuple):
 
     @property
     def obs_B(self) -> Tensor:
-        """Observations of the transitions [B, *shape]."""
+        """Observations [B, *shape] of the transitions."""
         return self.now(self.obs_PC.flatten(0, 1))
 
     @property
     def next_obs_B(self) -> Tensor:
-        """True next observations of the transitions [B, *shape]."""
+        """True next observations [B, *shape] of the transitions."""
         return self.after(self.obs_PC.flatten(0, 1))
 
     def unroll(self, net: SequenceNet, state_MS: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return a net's action outputs and values for all steps of all segments, [(P + 1) × C, …], to be passed to `now` and `after`.
+        """Run a net over all steps of all segments, and return its action outputs and its values, both [(P + 1) × C, …].
 
-        The burn-in has no gradient. Args: state_MS: hidden state before the first step; None: the stored state of the acting policy.
+        The methods `now` and `after` select from these outputs. The burn-in has no gradient.
+        Args: state_MS: hidden state before the first step of each sequence; None: the stored hidden state of the acting policy.
         """
         state_MS = self.state_MS if state_MS is None else state_MS
         if len(self.burn_in_obs_TM):
@@ -92,11 +93,14 @@ class SequenceBatch(NamedTuple):
         return params.flatten(0, 1), values.flatten(0, 1)
 
     def now(self, outputs: Tensor) -> Tensor:
-        """Select the outputs of `unroll` for the transitions' observations [B, …]."""
+        """Select from outputs of `unroll` the outputs [B, …] for the observations of the transitions."""
         return outputs.index_select(0, self.flat_index_B)
 
     def after(self, outputs: Tensor) -> Tensor:
-        """Select the outputs of `unroll` for the true next observations of transitions [B, …]; with n-step returns, after n steps."""
+        """Select from outputs of `unroll` the outputs [B, …] for the true next observations of the transitions.
+
+        With n-step returns, the outputs are for the observations after n steps, or after fewer steps at the end of a segment.
+        """
         steps: Tensor | int = 1 if self.steps_B is None else self.steps_B.long()
         return outputs.index_select(0, self.flat_index_B + steps * len(self.sequence_C))
 
@@ -104,12 +108,12 @@ class SequenceBatch(NamedTuple):
 class SequenceReplay(Replay):
     """Replay buffer whose transitions are sampled in sequences, with the policy's hidden state at the beginning of each sequence.
 
-    A sequence is burn_in + seq_len consecutive transitions of one env. The next sequence of the same env begins seq_len // 2 transitions
-    later, so that sequences overlap by half of seq_len, as in the paper. A sequence may contain ends of episodes, because hidden states
-    are reset at the start of each episode. Each env has its own ring of capacity / num_envs rows, so that sequence (env n, start k) is in
-    fixed rows.
+    A sequence consists of burn_in + seq_len consecutive transitions of one env. The next sequence of the same env begins seq_len // 2
+    transitions later, so that sequences overlap by half of seq_len, as in the paper. A sequence may contain ends of episodes, because
+    hidden states are reset at the start of each episode. Each env has its own ring of capacity / num_envs rows. Therefore, the env and the
+    number of the first transition of a sequence determine the rows of the sequence.
 
-    Args: the same as in Replay, and state_size: S of the hidden state; seq_len: number of transitions of a sequence that have a loss.
+    Args: the same as in Replay, and state_size: size S of the hidden state; seq_len: number of transitions of a sequence that have a loss.
 
     Raises SpecError if the capacity is less than one sequence of each env.
     """
@@ -126,9 +130,9 @@ class SequenceReplay(Replay):
         self.columns["first"] = np.zeros(self.capacity, np.bool_)
         """Whether the observation begins an episode."""
         self.count_N = np.zeros(info.num_envs, np.int64)
-        """Number of transitions of each env so far."""
+        """Number of transitions of each env that were added so far."""
         self.begin_N = np.zeros(info.num_envs, np.int64)
-        """Number of the transition with which the oldest sequence of each env begins."""
+        """Number, counted for each env, of the transition with which the oldest sequence of the env begins."""
 
     @property
     def _needs_links(self) -> bool:
@@ -147,7 +151,10 @@ class SequenceReplay(Replay):
 
     @property
     def items(self) -> int:
-        """Maximum number of sequences. Each has a fixed index below this number, which its env and its first transition determine."""
+        """Maximum number of sequences in the buffer.
+
+        A sequence has an index below this number. The env and the first transition of a sequence determine its index.
+        """
         return self.capacity // self.stride
 
     @property
@@ -156,7 +163,10 @@ class SequenceReplay(Replay):
         return self.size > 0 and int(np.maximum((self.count_N - self.window) // self.stride + 1, 0).sum()) >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step, without rows that are not transitions. `state_N` [N, S]: hidden state before obs_N."""
+        """Store the transitions of one vector step. Rows of the step that are not transitions are ignored.
+
+        Args: state_N: hidden state [N, S] before obs_N.
+        """
         assert state_N is not None, "a recurrent policy has a hidden state"
         env_K = np.flatnonzero(step.valid_N)
         count_K = self.count_N[env_K]
@@ -182,15 +192,18 @@ class SequenceReplay(Replay):
         self.ready = self.has_batch and self.seen >= self.start and self.seen // self.frequency > before // self.frequency
 
     def _place(self, start_K: np.ndarray, env_K: np.ndarray) -> np.ndarray:
-        """Return the places of sequences. Args: start_K: number of each sequence's first transition. env_K: env of each sequence."""
+        """Return the indices of sequences in the buffer (see `items`).
+
+        Args: start_K: number of each sequence's first transition, counted for each env. env_K: env of each sequence.
+        """
         places: np.ndarray = start_K % self.steps // self.stride * self.num_envs + env_K
         return places
 
     def _on_sequences_dropped(self, place_K: np.ndarray) -> None:
-        """Handle sequences that can no longer be sampled."""
+        """Hook for subclasses, called with the indices of sequences that can no longer be sampled."""
 
     def _drop_lost(self) -> None:
-        """Drop sequences with overwritten images."""
+        """Drop the sequences whose images were overwritten."""
         for n in range(self.num_envs):
             while (begin := self.begin_N[n]) < self.count_N[n] and self.store.lost(int(begin % self.steps * self.num_envs + n)):
                 self._on_sequences_dropped(self._place(self.begin_N[n : n + 1], np.array([n])))
@@ -202,7 +215,7 @@ class SequenceReplay(Replay):
         return number_N
 
     def _draw(self) -> np.ndarray:
-        """Sample the places of sequences, each with the same probability."""
+        """Draw the indices of batch_size sequences at random, each sequence with the same probability."""
         number_N = self._number_N()
         last_N = number_N.cumsum()
         which_M = self.rng.integers(0, last_N[-1], self.batch_size)
@@ -211,7 +224,10 @@ class SequenceReplay(Replay):
         return self._place(start_M, env_M)
 
     def _newest(self) -> int:
-        """Return the place of the last completed sequence. If several envs completed one in the same step, use the first of these envs."""
+        """Return the index of the sequence that was completed last.
+
+        If several envs completed a sequence in the same step, the result is the sequence of the first of these envs.
+        """
         start_N = (self.count_N - self.window) // self.stride * self.stride
         n = int(np.argmin(np.where(self._number_N() > 0, self.count_N - self.window - start_N, self.steps)))
         return int(self._place(start_N[n : n + 1], np.array([n]))[0])
@@ -224,7 +240,7 @@ class SequenceReplay(Replay):
         return self.batch(place_M, self._weights(place_M))
 
     def batch(self, place_M: np.ndarray, weight_M: np.ndarray | None = None) -> SequenceBatch:
-        """Return a batch of the sequences at places [M]."""
+        """Return a batch of the sequences with the indices place_M [M]."""
         env_M, begin_M = place_M % self.num_envs, place_M // self.num_envs * self.stride
         row_WM = (begin_M + np.arange(self.window)[:, None]) % self.steps * self.num_envs + env_M
         early_TM, row_LM = row_WM[: self.burn_in], row_WM[self.burn_in :]
@@ -257,7 +273,7 @@ class SequenceReplay(Replay):
         )
 
     def _n_step_columns(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Return terminated_B, reward_KB and steps_B of SequenceBatch for n-step returns within the segments."""
+        """Return terminated_B, reward_KB and steps_B of SequenceBatch, for n-step returns within the segments."""
         L, M = row_LM.shape
         step_LM, column_M = np.repeat(np.arange(L)[:, None], M, axis=1), np.arange(M)
         exists, steps = [np.ones((L, M), np.bool_)], [step_LM]
@@ -272,7 +288,10 @@ class SequenceReplay(Replay):
         return terminated_B, reward_KB, torch.from_numpy(exists_KB.sum(axis=0, dtype=np.float32))
 
     def _segments(self, row_LM: np.ndarray, first_LM: np.ndarray) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """Divide transitions into segments; return (obs_PC, (sequence_C, starts_episode_C, flat_index_B)) of SequenceBatch."""
+        """Divide the transitions in rows row_LM into segments.
+
+        Returns (obs_PC, (sequence_C, starts_episode_C, flat_index_B)), which are fields of SequenceBatch.
+        """
         L, M = row_LM.shape
         begins_ML = first_LM.T.copy()
         begins_ML[:, 0] = True
@@ -314,9 +333,9 @@ class SequenceReplay(Replay):
 
 
 class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
-    """Replay buffer whose sequences are sampled in proportion to priorities (arXiv:1511.05952).
+    """Replay buffer whose sequences are sampled in proportion to their priorities (arXiv:1511.05952).
 
-    The error of a sequence is η max |δ| + (1 − η) mean |δ| over its transitions (R2D2).
+    The error of a sequence is η max |δ| + (1 − η) mean |δ|, where δ are the errors of its transitions (R2D2).
     """
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:
@@ -327,7 +346,10 @@ class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
         self.tree.set(place_K, 0.0)
 
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
-        """Set the priorities of sequences [M] from the errors of their transitions [L × M]; errors that are not finite count as 0."""
+        """Set the priorities of M sequences from the errors of their transitions, [L × M]. Errors that are not finite count as 0.
+
+        Args: row_B: indices [M] of the sequences.
+        """
         size_LM = error_B.detach().abs().reshape(-1, len(row_B)).double()
         size_LM = torch.where(size_LM.isfinite(), size_LM, 0.0)
         super().update_priorities(row_B, self.eta * size_LM.amax(0) + (1.0 - self.eta) * size_LM.mean(0))

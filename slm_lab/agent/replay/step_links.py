@@ -11,9 +11,10 @@ from slm_lab.lib.records import VecStep
 
 
 class StepLinks:
-    """For each transition, the row of the next transition of its episode; −1: not stored yet, or the episode has ended.
+    """Array that contains, for each transition of a replay buffer, the row of the next transition of the same episode.
 
-    A ring overwrites its oldest rows first. Therefore all transitions that follow a transition that can be sampled are in the ring too.
+    The entry is −1 if the next transition is not stored yet, or if the episode has ended. A ring buffer overwrites its oldest rows first.
+    Therefore, if a transition can be sampled, all transitions that follow it are in the buffer too.
     """
 
     def __init__(self, capacity: int, num_envs: int) -> None:
@@ -22,7 +23,10 @@ class StepLinks:
         """Row of the last transition of each env whose episode continues; −1: the next transition begins an episode."""
 
     def add(self, row_K: np.ndarray, env_K: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
-        """Link new rows row_K of the envs env_K [K] to the rows before them. `first_N`: whether the observation begins an episode."""
+        """Link the previous transition of each of the envs env_K [K] to the new transition of the env, which is in row row_K [K].
+
+        Args: first_N: whether the observation of the new transition begins an episode.
+        """
         before_K = np.where(first_N[env_K], -1, self.last_row_N[env_K])
         linked_K = before_K >= 0
         self.next_row[before_K[linked_K]] = row_K[linked_K]
@@ -30,9 +34,9 @@ class StepLinks:
         self.last_row_N[env_K] = np.where((step.terminated_N | step.truncated_N)[env_K], -1, row_K)
 
     def follow(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of up to `steps` successive transitions [steps, B], and whether each exists, bool [steps, B].
+        """Return the rows of up to `steps` successive transitions [steps, B], and whether each transition exists, bool [steps, B].
 
-        Where no transition follows, the last row is repeated.
+        If a transition does not exist, the row of the last transition before it is repeated.
         """
         rows, exists = [row_B], [np.ones(len(row_B), np.bool_)]
         for _ in range(steps - 1):
@@ -46,7 +50,7 @@ class StepLinks:
         return {"next_row": torch.from_numpy(self.next_row[:rows].copy()), "last_row_N": torch.from_numpy(self.last_row_N.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a result of `state_dict`. If the number of envs differs, unfinished episodes get no further links."""
+        """Load links that `state_dict` returned. If the number of envs differs, unfinished episodes get no further links."""
         saved = state["next_row"].numpy()
         self.next_row[: len(saved)] = saved
         last_row_N = state["last_row_N"].numpy()

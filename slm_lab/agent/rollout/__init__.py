@@ -1,1 +1,1 @@
-"""Rollouts: storage that collects steps, and minibatches for learning."""
+"""Rollouts: storages that collect the steps of envs, and minibatches for learning."""

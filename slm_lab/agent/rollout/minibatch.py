@@ -1,4 +1,4 @@
-"""Prepare a rollout for learning: compute values of its observations, and divide it into minibatches of transitions or sequences."""
+"""Prepare a rollout for learning: compute values of its observations, and divide the rollout into minibatches."""
 
 from __future__ import annotations
 
@@ -18,34 +18,41 @@ from slm_lab.agent.ops.device import upload
 from slm_lab.agent.rollout.rollout import Rollout
 
 MICROBATCH_BYTES = 32 * 2**20
-"""Maximum bytes of observations in one forward pass: a convolution needs about twenty times as much memory for its gradient."""
+"""Maximum number of bytes of observations in one forward pass with gradients. A convolution needs about twenty times as much memory for its
+gradient."""
 VALUE_BYTES = 8 * 2**20
-"""The same limit for a pass without gradients. Images of 32 MiB take 60 % longer in one pass than in four: memory for tensors of more than
-32 MiB is newly allocated each time."""
+"""Maximum number of bytes of observations in one forward pass without gradients. Images of 32 MiB take 60 % longer in one pass than in
+four, because memory for tensors of more than 32 MiB is newly allocated each time."""
 
 
 class RolloutNet(Protocol):
-    """A net that outputs distribution parameters and values; for a Q-net, both are action values [..., A]."""
+    """Interface of a net that learns from rollouts, and whose outputs are distribution parameters and values.
+
+    Both outputs of a Q-net are action values [..., A].
+    """
 
     @property
     def state_size(self) -> int:
-        """Size of the hidden state; 0: feed-forward."""
+        """Size of the hidden state; 0 for a feed-forward net."""
 
     def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [B, P] and values [B]; feed-forward nets only."""
+        """Return distribution parameters [B, P] and values [B]. Only feed-forward nets support this method."""
 
     def forward_pass(self, obs_B: Tensor | np.ndarray, /, learn: bool = True) -> Pass:
-        """Return a Pass with the same outputs as `__call__`; it has no autograd graph if the net supports a graph-free pass."""
+        """Return a Pass with the same outputs as `__call__`. If the net supports a graph-free pass, the Pass has no autograd graph."""
 
     def values(self, obs_B: Tensor, /) -> Tensor | np.ndarray:
-        """Return values [B], without gradients; feed-forward nets only."""
+        """Return values [B], without gradients. Only feed-forward nets support this method."""
 
     def unroll(self, obs_TN: Tensor, first_TN: Tensor, state_NS: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Return distribution parameters [T, N, P], values [T, N] and the hidden state [N, S] after the last step; recurrent nets only."""
+        """Return distribution parameters [T, N, P], values [T, N] and the hidden state [N, S] after the last step.
+
+        Only recurrent nets support this method.
+        """
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
-    """Return the number of items, at least 1, that fit into MICROBATCH_BYTES (VALUE_BYTES without gradients).
+    """Return the number of items, at least 1, that fit into MICROBATCH_BYTES, or into VALUE_BYTES if there are no gradients.
 
     Args: batch_dims: number of leading batch axes. The returned length counts along the last of these axes.
     """
@@ -55,7 +62,7 @@ def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> i
 
 @dataclass(frozen=True)
 class Values(Generic[A]):
-    """Outputs of actor and critic for a rollout, before the update."""
+    """Outputs of actor and critic for the observations of a rollout, computed before the update."""
 
     output_TN: A
     """float32 [T, N]: the critic's output for each observation. For a Q-net, this and next_output_TN are [T, N, A]."""
@@ -70,11 +77,11 @@ class Values(Generic[A]):
 
 
 def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], Values[Any]] | None:
-    """Run actor and critic once, and use this pass both for the values and for the single gradient step on a rollout.
+    """Run actor and critic over a rollout once. The gradient step on the rollout uses the same forward pass as the values.
 
-    Returns the rollout and the outputs, as arrays if the pass has no graph. Returns None if one pass is not possible: for recurrent nets,
-    which learn from sequences; for many images, which are split into microbatches; and for observations that are not finite, e.g. if an
-    env diverged. (Rows without a loss have a gradient of 0, but 0 · NaN is NaN.)
+    Returns the rollout and the outputs of the pass, as numpy arrays if the pass has no autograd graph. Returns None if a single pass is not
+    possible: for recurrent nets, which learn from sequences, for many images, which are split into microbatches, and for observations that
+    are not finite, e.g. if an env diverged. (Rows without a loss have a gradient of 0, but 0 · NaN is NaN.)
 
     Args: graph: whether the loss needs tensors with an autograd graph.
     """
@@ -97,13 +104,13 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
 
 
 def _is_finite(x: Tensor | np.ndarray) -> bool:
-    """Return whether the sum of all numbers is finite."""
+    """Return whether the sum of all elements is finite. If an element is not finite, the sum is not finite."""
     return math.isfinite(np.add.reduce(x, axis=None) if isinstance(x, np.ndarray) else x.sum())
 
 
 @torch.no_grad()
 def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool = False) -> Values:
-    """Run the critic over a rollout and over the last observations of truncated episodes.
+    """Run the critic over the observations of a rollout and over the last observations of truncated episodes.
 
     Args: actor: whether to run the actor in the same pass.
     """
@@ -130,7 +137,7 @@ def critic_outputs(net: RolloutNet, rollout: Rollout, seq_len: int, actor: bool 
 
 
 def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
-    """Return the critic's outputs for the true next observations, given its outputs for all rows [T + 1, N]."""
+    """Return the critic's outputs [T, N] for the true next observations, given the critic's outputs [T + 1, N] for all observations."""
     next_TN, cut = output_TN[1:], rollout.truncations
     if len(cut.t_K):
         next_TN = copy(next_TN)
@@ -139,7 +146,10 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
 
 
 def last_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-    """Return the critic's outputs [K] for the last observations of truncated episodes. Args: state_KS: hidden states before them."""
+    """Return the critic's outputs [K] for the last observations of truncated episodes.
+
+    Args: state_KS: hidden states before these observations.
+    """
     if net.state_size == 0:
         return tensor(net.values(obs_K))
     with torch.no_grad():
@@ -149,7 +159,7 @@ def last_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
 
 
 class Sequences(NamedTuple):
-    """M sequences of L steps."""
+    """Inputs of a recurrent net: M sequences of L steps."""
 
     obs_LM: Tensor
     first_LM: Tensor
@@ -161,7 +171,7 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class Minibatch(Generic[A]):
-    """B valid transitions, and the net's inputs for them."""
+    """B valid transitions, and the inputs of the net for these transitions."""
 
     inputs: A | Sequences
     """obs_B [B, *shape] for feed-forward nets, else the sequences that contain the transitions."""
@@ -171,12 +181,12 @@ class Minibatch(Generic[A]):
     target_B: A
     """Target of the critic's output."""
     value_B: A
-    """The critic's output before the update."""
+    """The critic's output, computed before the update."""
     outputs: Pass | None = field(default=None, kw_only=True)
-    """The pass over these transitions, if already computed."""
+    """Forward pass over these transitions, if it was already computed; else None."""
 
     def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> Pass:
-        """Return the pass that outputs distribution parameters [B, P] and values [B].
+        """Return the net's forward pass, which outputs distribution parameters [B, P] and values [B].
 
         Args: graph: whether the loss needs tensors with an autograd graph.
         """
@@ -187,7 +197,10 @@ class Minibatch(Generic[A]):
         return net.forward_pass(self.inputs)
 
     def forward(self: Minibatch, net: RolloutNet) -> tuple[Tensor, Tensor]:
-        """Return distribution parameters [B, P] and values [B] with an autograd graph; for a Q-net, both are action values [B, A]."""
+        """Return distribution parameters [B, P] and values [B], both with an autograd graph.
+
+        Both outputs of a Q-net are action values [B, A].
+        """
         if isinstance(self.outputs, GraphPass):
             params_BP, value_B = self.outputs.outputs
             return params_BP, value_B
@@ -199,7 +212,10 @@ class Minibatch(Generic[A]):
 
 
 class Batch:
-    """A rollout with advantages and targets, which can be divided into minibatches. Sequences are never split."""
+    """A rollout with advantages and targets, which can be divided into minibatches.
+
+    For a recurrent net, a minibatch consists of sequences of seq_len steps, which are never split.
+    """
 
     def __init__(self, rollout: Rollout[Any], values: Values[Any], advantage_TN: Any, target_TN: Any, seq_len: int) -> None:
         columns = [rollout.action_TN, rollout.logp_TN, advantage_TN, target_TN, values.output_TN]
@@ -220,11 +236,10 @@ class Batch:
             self.size = self.transitions = len(self.columns[0])
 
     def microbatches(self) -> Iterator[tuple[Minibatch[Any], float]]:
-        """Yield microbatches that contain all transitions in order, each with its fraction of the transitions.
+        """Yield (microbatch, fraction of all transitions). Together, the microbatches contain all transitions, in order.
 
-        There is one microbatch, unless the observations are many images.
-
-        The gradients of mean losses weighted by these fractions add up to the gradient of the mean loss over all transitions.
+        There is a single microbatch, unless the observations are many images. If the gradient of the mean loss of each microbatch is
+        multiplied by its fraction, the sum is the gradient of the mean loss over all transitions.
         """
         if self.outputs is not None:
             yield Minibatch(*self.columns, outputs=self.outputs), 1.0
@@ -239,9 +254,9 @@ class Batch:
             yield part, len(part.action_B) / self.transitions
 
     def epochs(self, epochs: int, minibatch_size: int, rng: np.random.Generator) -> Iterator[Minibatch]:
-        """Yield minibatches of about `minibatch_size` transitions, in a new random order each epoch.
+        """Yield minibatches of about `minibatch_size` transitions, in a new random order for each epoch.
 
-        The sizes of the minibatches differ by at most one transition or sequence.
+        The sizes of the minibatches differ by at most one transition, or by at most one sequence for a recurrent net.
         """
         per_item = self.seq_len if self.recurrent else 1
         count = max(1, round(self.size * per_item / minibatch_size))
@@ -267,7 +282,10 @@ class Batch:
 
 
 def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
-    """Return the valid rows [B, …] of columns [T, N, …], and their indices in [T · N]; the indices are None if every row is valid."""
+    """Return the valid entries [B, …] of arrays [T, N, …], and the indices of these entries in the flattened arrays [T · N, …].
+
+    The indices are None if every entry is valid.
+    """
     rows, valid_B = [flat(x) for x in columns], flat(valid_TN)
     if bool(valid_B.all()):
         return rows, None
@@ -276,7 +294,10 @@ def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
 
 
 def _chunk(x_TN: Tensor, length: int) -> Tensor:
-    """Reshape [T, N, …] to [length, chunks · N, …], chunk-major; the last chunk is padded with zeros (invalid rows)."""
+    """Divide x_TN [T, N, …] into chunks of `length` steps, and return the chunks as [length, chunks · N, …], ordered by chunk.
+
+    The last chunk is padded with zeros, which are invalid rows.
+    """
     T = len(x_TN)
     chunks = -(-T // length)
     if chunks * length > T:

@@ -1,4 +1,4 @@
-"""Rollouts (T steps of N envs, as tensors or numpy arrays), which every source of experience yields, and their storage."""
+"""Rollouts, which contain T steps of N envs as tensors or numpy arrays, and storages that collect rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slm_lab.spec.models.memory import OnPolicyCrossEntropySpec
 
 @dataclass(frozen=True)
 class Truncations(Generic[A]):
-    """Data for bootstrapping the K truncated rows of a rollout."""
+    """The K truncations of episodes in a rollout, with the data for bootstrapping."""
 
     t_K: A
     """int64 [K]: time step (row) of each truncation."""
@@ -30,12 +30,12 @@ class Truncations(Generic[A]):
     obs_K: A
     """[K, *shape]: the true last observation."""
     state_KS: A
-    """float32 [K, S]: hidden state before that observation."""
+    """float32 [K, S]: hidden state before the true last observation."""
 
 
 @dataclass(frozen=True)
 class Rollout(Generic[A]):
-    """T steps of N envs (or of N episodes, padded to the longest by invalid rows)."""
+    """T steps of N envs, or of N episodes that invalid rows pad to the length of the longest episode."""
 
     obs_TN: A
     """[T + 1, N, *shape]: observations; the last row contains the observations for the next action."""
@@ -50,15 +50,15 @@ class Rollout(Generic[A]):
     reward_TN: A
     """float32 [T, N]."""
     terminated_TN: A
-    """bool [T, N]: whether the episode terminated, so that its value is not bootstrapped."""
+    """bool [T, N]: whether the episode terminated. If so, the return is not bootstrapped."""
     truncated_TN: A
-    """bool [T, N]: whether the episode was truncated; its value is bootstrapped."""
+    """bool [T, N]: whether the episode was truncated. If so, the return is bootstrapped."""
     valid_TN: A
-    """bool [T, N]: false if the row is not a transition; such rows are not used in a loss."""
+    """bool [T, N]: whether the row is a transition. Other rows are not used in a loss."""
     state_NS: A
     """float32 [N, S]: hidden state before the first observation."""
     truncations: Truncations[A]
-    """Data for bootstrapping the truncated rows."""
+    """Data for bootstrapping truncated episodes."""
 
     @property
     def done_TN(self) -> A:
@@ -66,12 +66,12 @@ class Rollout(Generic[A]):
 
     @cached_property
     def arrays(self) -> Rollout[np.ndarray]:
-        """The rollout as numpy arrays, which share memory with tensors on the CPU."""
+        """This rollout with numpy arrays, which share memory with the tensors if the tensors are on the CPU."""
         cut = Truncations(*(array(getattr(self.truncations, f.name)) for f in fields(Truncations)))
         return Rollout(**{f.name: array(getattr(self, f.name)) for f in fields(self) if f.name != "truncations"}, truncations=cut)
 
     def to(self: Rollout, device: str | torch.device) -> Rollout:
-        """Return the rollout on `device`; this object if it is already on that device."""
+        """Return the rollout on `device`. If this rollout is already there, it is returned unchanged."""
         if self.obs_TN.device == torch.device(device):
             return self
         moved = {f.name: upload(getattr(self, f.name), device) for f in fields(self) if f.name not in ("first_TN", "truncations")}
@@ -80,26 +80,28 @@ class Rollout(Generic[A]):
 
 
 ROW_ARRAYS = ("action", "logp", "version", "reward", "terminated", "truncated", "valid")
-"""Names of arrays with one row per step; `obs` and `first` have an additional row."""
+"""Names of the arrays with one row for each step. The arrays `obs` and `first` have an additional row."""
 ROLLOUT_ARRAYS = ("obs", "first", *ROW_ARRAYS)
 """Names of all arrays of a rollout."""
 
 
 def storage_bytes(info: EnvInfo, rows: int) -> int:
-    """Return the size in bytes of a storage's arrays for the given number of rows."""
+    """Return the size in bytes of the arrays of a rollout storage with the given number of rows."""
     obs, action = info.observation, info.action
     per_env = math.prod(obs.shape) * np.dtype(obs.dtype).itemsize + action.dim * np.dtype(action.dtype).itemsize + 20
     return rows * info.num_envs * per_env
 
 
 Truncation = tuple[int, int, np.ndarray, np.ndarray]
-"""(time step, env, last observation, hidden state before it)."""
+"""(time step, env, last observation, hidden state before the last observation) of a truncated episode."""
 
 
 class RolloutStorage(ABC):
-    """Base class of storages: preallocated arrays [T, N], into which steps are written row by row. Each step is part of one rollout.
+    """Base class of rollout storages: preallocated arrays [T, N], into which vector steps are written row by row.
 
-    Args: length: training_frequency, in the unit of this storage. rows: initial T. state_size: S of the hidden state.
+    Each step belongs to at most one rollout.
+    Args: length: training_frequency, in vector steps or episodes, depending on the class. rows: initial number T of rows. state_size: size
+    S of the hidden state.
     """
 
     def __init__(self, info: EnvInfo, length: int, rows: int, state_size: int) -> None:
@@ -144,19 +146,22 @@ class RolloutStorage(ABC):
 
     @abstractmethod
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one step. `first_N`: whether obs_N begins an episode; `state_N`: hidden state before obs_N."""
+        """Store one vector step.
+
+        Args: first_N: bool [N], whether obs_N begins an episode. state_N: hidden state [N, S] before obs_N.
+        """
 
     @property
     @abstractmethod
     def ready(self) -> bool:
-        """Return whether enough steps are stored for one update."""
+        """Whether the storage contains enough steps for one update."""
 
     @abstractmethod
     def rollout(self) -> Rollout:
-        """Return the collected steps. If possible, the arrays are views, which the next `add` overwrites."""
+        """Return the collected steps as a rollout. If possible, its arrays are views of the storage, which the next `add` overwrites."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps collected so far; useful only if the envs continue from the same step."""
+        """Return the steps collected so far. The state is useful only if the envs continue from the same step."""
         rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
         return {
             "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
@@ -165,7 +170,7 @@ class RolloutStorage(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned. Raises ValueError if the envs differ."""
+        """Load a state that `state_dict` returned. Raises ValueError if the state belongs to other envs."""
         self.t = int(state["t"])
         for name, slab in state["slabs"].items():
             self.slabs[name][: len(slab)] = slab.numpy()
@@ -182,7 +187,7 @@ class RolloutStorage(ABC):
 
 
 class OnPolicyBatchReplay(RolloutStorage):
-    """Storage of a fixed number of vector steps."""
+    """Rollout storage of a fixed number of vector steps."""
 
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
         super().__init__(info, length, length, state_size)
@@ -191,26 +196,29 @@ class OnPolicyBatchReplay(RolloutStorage):
         self._rollout = self._view()
 
     def _view(self) -> Rollout:
-        """Return views of the arrays, without truncations."""
+        """Return a rollout whose arrays are views of the storage, without truncations."""
         views = {f"{name}_TN": torch.from_numpy(slab) for name, slab in self.slabs.items()}
         return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack([]))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return all arrays of a rollout, by name."""
+        """Return all arrays of the storage, by name."""
         return {**self.slabs, "state": self.state_NS}
 
     def use(self, arrays: Arrays) -> None:
-        """Use the given arrays, which have the names of the method `arrays`, to read or to write a rollout."""
+        """Replace the arrays of the storage by the given arrays, e.g. to read or write a rollout in shared memory.
+
+        Args: arrays: arrays with the names that the method `arrays` returns.
+        """
         self.slabs, self.state_NS = {name: arrays[name] for name in self.slabs}, arrays["state"]
         self._rollout = self._view()
 
     def restart(self) -> None:
-        """Begin a new rollout."""
+        """Begin a new rollout in the first row."""
         self.t = 0
         self.truncations.clear()
 
     def copy_columns(self, begin: int, source: OnPolicyBatchReplay, columns: np.ndarray | slice) -> None:
-        """Copy columns of another storage, without its truncations, to the columns of this storage from `begin` on."""
+        """Copy columns of another storage to the columns of this storage from `begin` on, without truncations."""
         for name, slab in self.slabs.items():
             copied = source.slabs[name][:, columns]
             slab[:, begin : begin + copied.shape[1]] = copied
@@ -242,18 +250,19 @@ class OnPolicyBatchReplay(RolloutStorage):
 
 
 class AgentsBatchReplay(OnPolicyBatchReplay):
-    """Storage of a fixed number of vector steps for envs with several agents, whose transitions end in different steps (see Turns).
+    """Rollout storage of a fixed number of vector steps, for envs with several agents.
 
-    Each column contains the transitions of one row of the env without gaps, so that a rollout is processed in the same way as for an env
-    with one agent. Columns with fewer transitions than others end with invalid rows; the return is bootstrapped before these rows.
+    The transitions of different agents may end in different steps (see Turns). Each column contains the transitions of one agent of an env
+    without gaps, so that a rollout is processed in the same way as for an env with one agent. A column with fewer transitions than others
+    ends with invalid rows, and its return is bootstrapped before these rows.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int) -> None:
         super().__init__(info, length, state_size)
         self.steps = 0
-        """Vector steps since the last rollout."""
+        """Number of vector steps since the last rollout."""
         self.count_N = np.zeros(info.num_envs, np.int64)
-        """Number of transitions in each column; their maximum is `t`."""
+        """Number of transitions in each column. The maximum of these numbers is `t`."""
         self._end_state_NS = np.zeros((info.num_envs, state_size), np.float32)
         """Hidden state after the last transition of each column."""
         self._even = True
@@ -292,7 +301,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
             self._add_transitions(obs_N, first_N, state_N, out, step)
 
     def _add_row(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store one transition for each column, all in the same row."""
+        """Store one transition in each column, all in the same row."""
         self.slabs["first"][self.t] = first_N  # a backend that resets in the next step reports the new episode only in that step
         if self.t == 0 and state_N is not None:
             self.state_NS[:] = state_N
@@ -302,7 +311,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         self.count_N[:] = self.t
 
     def _add_transitions(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store the valid transitions, each at the end of its column."""
+        """Store the valid transitions of a vector step, each at the end of its column."""
         self._next_obs_N = None
         n_K = np.flatnonzero(step.valid_N)
         t_K, slabs = self.count_N[n_K], self.slabs
@@ -324,7 +333,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         self._even = self.t == self.count_N.min()
 
     def _cut(self, n: int, t: int, obs: np.ndarray) -> None:
-        """Bootstrap the return of column n after row t from the value of `obs`."""
+        """Mark row t of column n as truncated, so that the return of this row is bootstrapped with the value of `obs`."""
         self.slabs["truncated"][t, n] = True
         self.truncations.append((t, n, obs, self._end_state_NS[n].copy()))
 
@@ -344,7 +353,10 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
         return Rollout(**views, state_NS=torch.from_numpy(self.state_NS), truncations=self._pack(self.truncations))
 
     def _clear_invalid(self) -> None:
-        """Clear data of earlier rollouts in invalid rows, where `first` would split the sequences of recurrent nets."""
+        """Set invalid rows, which contain data of earlier rollouts, to zero.
+
+        Otherwise, the array `first` of an earlier rollout would split the sequences of recurrent nets.
+        """
         after_TN = np.arange(self.t + 1)[:, None] > self.count_N
         for name, slab in self.slabs.items():
             if name in ("obs", "first"):
@@ -363,11 +375,14 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
 
 
 EpisodeRows = tuple[int, int, int]
-"""(env, first row, row after the last) of an episode."""
+"""(env, first row, last row + 1) of an episode."""
 
 
 class OnPolicyReplay(RolloutStorage):
-    """Storage of complete episodes. A rollout contains the finished episodes, one per column; unfinished episodes stay in the storage."""
+    """Rollout storage of complete episodes.
+
+    A rollout contains the finished episodes, one for each column. Unfinished episodes stay in the storage.
+    """
 
     FIRST_ROWS = 256
 
@@ -422,11 +437,14 @@ class OnPolicyReplay(RolloutStorage):
         return not self._taken and len(self.ended) >= self.length
 
     def _episodes(self) -> list[EpisodeRows]:
-        """Return the episodes of a rollout."""
+        """Return the episodes that the next rollout contains."""
         return self.ended
 
     def _rows(self, n: int, begin: int, end: int) -> np.ndarray:
-        """Return the rows of an episode that are transitions. (An agent that acts in turn has no transition in the rows between.)"""
+        """Return those rows of an episode that are transitions.
+
+        An agent that acts in turn with other agents has no transition in the rows of their turns.
+        """
         return begin + np.flatnonzero(self.slabs["valid"][begin:end, n]) if self.info.agents else np.arange(begin, end)
 
     def rollout(self) -> Rollout:
@@ -450,10 +468,12 @@ class OnPolicyReplay(RolloutStorage):
 
 
 class OnPolicyCrossEntropy(OnPolicyReplay):
-    """Storage of complete episodes. A rollout contains only the best (the elite samples of the cross-entropy method, Rubinstein 1999).
+    """Rollout storage of complete episodes, whose rollouts contain only the best episodes.
 
-    Args: quantile: episodes are kept if their sum of training rewards is at or above this quantile (linear interpolation); 1: all episodes
-    are kept.
+    These episodes are the elite samples of the cross-entropy method (Rubinstein 1999).
+
+    Args: quantile: a rollout contains the episodes whose sum of training rewards is at or above this quantile (linear interpolation); 1: a
+    rollout contains all episodes.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int, quantile: float) -> None:
@@ -467,14 +487,17 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
 
 
 def batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay:
-    """Build the storage of `length` vector steps of an env with one agent or several."""
+    """Build a storage for rollouts of `length` vector steps, of the class for envs with one agent or with several agents."""
     return (AgentsBatchReplay if info.agents else OnPolicyBatchReplay)(info, length, state_size)
 
 
 def build_memory(spec: Component, info: EnvInfo, length: int, state_size: int) -> RolloutStorage:
-    """Build the storage that an on-policy spec names; for a user's spec model, its `implementation()` is the storage class.
+    """Build the rollout storage that an on-policy memory spec names.
 
-    Args: length: training_frequency, in the unit of the storage. state_size: S of the hidden state.
+    The class of the storage is `type(spec).implementation()`, except that envs with several agents use AgentsBatchReplay instead of
+    OnPolicyBatchReplay.
+
+    Args: length: training_frequency, in vector steps or episodes, depending on the class. state_size: size S of the hidden state.
     """
     arguments: dict[str, Any] = {"quantile": spec.cross_entropy} if isinstance(spec, OnPolicyCrossEntropySpec) else {}
     kind = type(spec).implementation()

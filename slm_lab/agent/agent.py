@@ -29,8 +29,10 @@ class Agent:
     The caller keeps the hidden state of a recurrent policy. The first hidden state comes from `policy.initial_state`, and each further
     hidden state from `ActOut.state_N`. The caller sets the hidden state of an env to zero when an episode begins.
 
-    Args: explore: schedule of explore_var; None if exploration does not depend on explore_var. eval_seed: random seed of evaluations.
-    random_frames: number of frames at the start of the Session in which the agent acts uniformly at random (except in evaluations).
+    Args:
+        explore: schedule of explore_var, or None if exploration does not depend on explore_var.
+        eval_seed: random seed of evaluations.
+        random_frames: number of frames at the start of the Session in which the agent acts uniformly at random (except in evaluations).
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class Agent:
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None) -> ActOut:
         """Choose actions for the observations obs_N [N, *shape].
 
-        Args: state_N: hidden state [N, S] before these observations; None for a feed-forward policy.
+        Args: state_N: hidden state [N, S] before these observations, or None for a feed-forward policy.
         """
         if self._shared is not None:
             self._shared.refresh()
@@ -76,7 +78,7 @@ class Agent:
     def learn(self, rollout: Rollout) -> Metrics:
         """Train with a rollout that other processes collected, and return the metrics of this update.
 
-        The policy versions in the rollout are numbers of gradient steps.
+        The policy versions in the rollout count gradient steps.
         """
         with _threads(self.threads):
             metrics = self.algorithm.learn(rollout)
@@ -87,7 +89,8 @@ class Agent:
     def check_rarely(self, rarely: bool) -> None:
         """Set whether the agent checks rarely, instead of in each update, if user code has changed nets or parameters (see validity.py).
 
-        Rare checks are sufficient as long as no user code has access to the agent. In both cases, new hooks are noticed immediately.
+        Rare checks are sufficient as long as no user code has access to the agent. New hooks are noticed immediately, even with rare
+        checks.
         """
         for trainer in self._trainers:
             trainer.flat.check_rarely = rarely
@@ -122,31 +125,31 @@ class Agent:
 
     @property
     def lr(self) -> float | None:
-        """Current learning rate; None for an algorithm that does not learn."""
+        """Current learning rate, or None for an algorithm that does not learn."""
         return self.algorithm.lr
 
     @property
     def explore_var(self) -> float | None:
-        """Current exploration parameter (ε, τ or the standard deviation of noise); None if the agent has no such parameter."""
+        """Current exploration parameter (ε, τ or the standard deviation of noise), or None if the agent has no such parameter."""
         return None if self._explore is None else self._explore.value(self.clock.global_frame)
 
     @property
     def final_explore_var(self) -> float | None:
-        """Exploration parameter in evaluations: the last value of the schedule of explore_var; None if the agent has no such schedule."""
+        """Exploration parameter in evaluations: the last value of the schedule of explore_var, or None if there is no such schedule."""
         return None if self._explore is None else self._explore.last
 
     @property
     def entropy_coef(self) -> float | None:
-        """Current weight of the entropy bonus; None for an algorithm without an entropy bonus."""
+        """Current weight of the entropy bonus, or None for an algorithm without an entropy bonus."""
         return self.algorithm.entropy_coef
 
     @property
     def replay(self) -> Replay | SILReplay | None:
-        """Replay buffer, whose `contents` are not part of `state_dict`; None for on-policy algorithms without self-imitation."""
+        """Replay buffer, whose `contents` are not part of `state_dict`, or None for an on-policy algorithm without self-imitation."""
         return self.algorithm.replay
 
     def target(self) -> tuple[int, torch.Tensor] | None:
-        """Return (number of updates, copy of the parameters) of the target network; None for an agent without a target network."""
+        """Return (number of updates, copy of the parameters) of the target network, or None for an agent without a target network."""
         target = self.algorithm.target
         if target is None:
             return None
@@ -207,7 +210,7 @@ class Agent:
         self.algorithm.pull()
 
     def rollout_state(self) -> dict[str, Any]:
-        """Return the steps collected since the last update. They are useful only if the envs continue from the same step."""
+        """Return the steps collected since the last update. These steps are useful only if the envs continue after the last step."""
         return {name: storage.state_dict() for name, storage in self.algorithm.storages().items()}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:

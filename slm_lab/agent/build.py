@@ -26,7 +26,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 def build_agent(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str = "cpu", cores: int = 1) -> Agent:
-    """Build the agent of a spec for an env, with weights drawn from the random seed seeds.net.
+    """Build the agent of a spec for an env, with initial weights that depend on the random seed `seeds.net`.
 
     Raises SpecError if algorithm, net and env do not fit each other, if this machine does not support the value of meta.matmul, or if the
     free memory is too small.
@@ -65,7 +65,7 @@ def _build(spec: Spec, info: EnvInfo, seeds: Seeds, clock: Clock, device: str, c
 def resolve_device(spec: Spec, session: int = 0) -> str:
     """Return the device that agent.net.gpu and agent.net.cuda_id select: "cpu" or "cuda:i".
 
-    Raises SpecError if the device cuda_id does not exist.
+    Raises SpecError if this machine has no CUDA device with the number cuda_id.
     """
     net = spec.agent.net
     if net is None or net.gpu is False:
@@ -81,7 +81,10 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
 
 
 def check_arithmetic(spec: Spec, device: str) -> None:
-    """Raise SpecError if meta.matmul cannot be used on a device. Print a notice if the spec uses bfloat16 on a CPU that is slow with it."""
+    """Raise SpecError if meta.matmul cannot be used on a device.
+
+    If the spec uses bfloat16 on a CPU without instructions for bfloat16, this function prints a notice.
+    """
     resolve_matmul(spec.meta.matmul, device)
     keys = [key for key in ("net", "critic_net") if getattr(getattr(spec.agent, key), "dtype", "float32") == "bfloat16"]
     if keys and device == "cpu" and not has_bfloat16(processor()):
@@ -95,11 +98,11 @@ MOST_THREADS = 8
 def resolve_threads(asked: int | Literal["auto"], nets: Iterable[nn.Module], cores: int, device: str = "cpu") -> int:
     """Return the number of torch threads of an update, which is 1 if the nets are on a CUDA device.
 
-    On the CPU, the result is `asked`, unless `asked` is "auto". With "auto", the result is `cores` (at most 8) if a net has convolutions,
-    else 1. Fully connected layers of usual sizes take microseconds, which is as long as waking a thread. Results with different numbers of
-    threads differ by rounding.
+    On the CPU, the number of threads is `asked`, unless `asked` is "auto". With "auto", the number of threads is `cores` (at most 8) if a
+    net has convolutions, else 1. Fully connected layers of usual sizes take microseconds, which is as long as waking a thread. Results with
+    different numbers of threads differ by rounding.
 
-    Args: asked: meta.threads. cores: number of cores reserved for the Session.
+    Args: asked: value of meta.threads. cores: number of cores reserved for the Session.
     """
     if device != "cpu":
         return 1

@@ -28,8 +28,8 @@ FULL_WIDTH = 26
 def prefers_onednn(processor: str, capability: str) -> bool:
     """Return whether oneDNN computes large matrix products faster than MKL, which does not use AVX-512 on AMD processors.
 
-    Measured with 256 × 256 × 256 on EPYC processors: 197 GFLOP/s (oneDNN) and 94 (MKL) with AVX-512 at full width; 67 (oneDNN) and 70 to 77
-    (MKL) with AVX2.
+    Measured with 256 × 256 × 256 on EPYC processors: with AVX-512 at full width, oneDNN reaches 197 GFLOP/s and MKL 94, and with AVX2,
+    oneDNN reaches 67 GFLOP/s and MKL 70 to 77.
 
     Args: processor: text returned by `lib.limits.processor`. capability: instruction set that torch uses, such as "AVX2" or "AVX512".
     """
@@ -74,7 +74,7 @@ def use_matmul(net: nn.Module, asked: str, device: str) -> None:
 
 
 def cpu_name() -> str:
-    """Return the name of the processor and the instruction set that torch uses. The rounding of results depends on both."""
+    """Return the name of the processor and the instruction set that torch uses, both of which influence the rounding of results."""
     return f"{processor_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 

@@ -51,7 +51,7 @@ class _FakeContext(Context):
     def print_to(self, path: Path) -> None: ...
 
     def run(self) -> None:
-        """Call the target of the task. When the target has ended, report the death of the task."""
+        """Call the target of the task, and report the death of the task when the target has returned or raised an exception."""
         code = 0
         try:
             self._task.target(self, *self._args)

@@ -28,8 +28,8 @@ class SpecContract:
     """Tests of training with a spec. The tests run trials of one session in this process.
 
     Attributes:
-        exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte. This requires that the env can be
-            saved in the middle of an episode. If `exact` is False, the checkpoint must state what is lost.
+        exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte. The env of the spec must then support
+            saving in the middle of an episode. If `exact` is False, the checkpoint must state what is lost.
     """
 
     exact = True

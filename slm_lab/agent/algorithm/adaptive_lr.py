@@ -25,7 +25,7 @@ class AdaptiveRate(SharedStatistic):
     def adapt(self, kl: float) -> None:
         """Adapt the learning rate to the divergence `kl` of an update.
 
-        The rate is lowered if `kl` is above twice the target, and raised if `kl` is below half the target.
+        The learning rate is lowered if `kl` is above twice the target, and raised if `kl` is below half the target.
         """
         self.run(self._adapt, kl)
 

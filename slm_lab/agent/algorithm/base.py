@@ -119,8 +119,8 @@ class Part(Shareable, Protocol):
 class Algorithm:
     """Base class of algorithms, which store the steps of envs in a memory and learn from this memory.
 
-    This base class builds the memory and the trainer. Subclasses build their other parts in the method `build`. The method `parts` returns
-    all parts with learned state.
+    The class Algorithm builds the memory and the trainer. Subclasses build their other parts in the method `build`. The method `parts`
+    returns all parts with learned state.
     """
 
     diagnostics: tuple[str, ...] = ()
@@ -215,7 +215,10 @@ class Algorithm:
             self.reset()
 
     def end_step(self) -> None:
-        """Finish a vector step, e.g. by updating the target network. Called after `observe` and after the updates of this step."""
+        """Finish a vector step, for example by updating the target network.
+
+        This method is called after `observe`, and after the updates of the vector step.
+        """
 
     def learn(self, rollout: Rollout) -> Metrics:
         """Update the parameters with a rollout that this process or another process collected, and return the metrics of this update."""
@@ -223,17 +226,17 @@ class Algorithm:
 
     @property
     def policy_trainer(self) -> Trainer | None:
-        """Trainer of the net with which the policy chooses actions; None for an algorithm that does not learn."""
+        """Trainer of the net with which the policy chooses actions, or None for an algorithm that does not learn."""
         return self.trainer
 
     @property
     def lr(self) -> float | None:
-        """Learning rate of the last update; None for an algorithm that does not learn."""
+        """Learning rate of the last update, or None for an algorithm that does not learn."""
         return None if self.trainer is None else self.trainer.lr
 
     @property
     def entropy_coef(self) -> float | None:
-        """Current weight of the entropy bonus; None for an algorithm without an entropy bonus."""
+        """Current weight of the entropy bonus, or None for an algorithm without an entropy bonus."""
         return None if self.entropy_schedule is None else self.entropy_schedule.value(self.clock.global_frame)
 
     @property

@@ -19,7 +19,7 @@ from slm_lab.spec.models.net import NetSpec
 class DistributionalSAC(SoftActorCritic):
     """Soft actor-critic with two critics that learn distributions of the return, with logits of Z atoms for each critic, [C, B, Z].
 
-    The actor maximises the means of these distributions.
+    The actor maximises the means of the critics' distributions.
     """
 
     spec: DistributionalSACSpec

@@ -102,7 +102,7 @@ NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
 class DeepQLearning(ValueLearning):
     """Base class of the DQN family, which samples batches from a replay buffer and takes gradient steps towards targets.
 
-    The targets contain values of a target net, or of the net itself for an algorithm without a target net.
+    Targets are computed with the target net, or with the net itself for an algorithm without a target net.
     """
 
     spec: QLearningSpec
@@ -223,8 +223,8 @@ class QLearning(DeepQLearning):
     def _sequence_pass_and_targets(self, batch: SequenceBatch) -> tuple[Pass, Tensor]:
         """Return the forward pass over the sequences, which outputs Q(s, ·) [B, A], and the temporal-difference targets [B].
 
-        The net and the target net both start from the stored hidden state, and each runs its own burn-in, as in R2D2 (Kapturowski et al.
-        2019, section 3). Unlike in R2D2, rewards are not rescaled, and n-step returns end at the end of a sequence.
+        The net and the target net both start from the stored hidden state, and each runs its own burn-in, as in R2D2 (see
+        replay/sequences.py). Unlike in R2D2, rewards are not rescaled, and n-step returns end at the end of a sequence.
         """
         _, q_SA = batch.unroll(self.net)
         target_net = self.net if self.target is None else self.target.net

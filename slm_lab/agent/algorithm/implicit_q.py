@@ -1,4 +1,4 @@
-"""Implicit Q-learning (arXiv:2110.06169): learn values and a policy from recorded episodes, without evaluating other actions."""
+"""Implicit Q-learning (arXiv:2110.06169): learn values and a policy only from the actions in recorded episodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class IQL(OfflineAlgorithm):
         return self.meter.end()
 
     def _value_step(self, batch: Transitions) -> Tensor:
-        """Take a gradient step on V by eq. 5, and return the advantages Q̄(s, a) − V(s) [B].
+        """Take a gradient step on V (equation 5), and return the advantages Q̄(s, a) − V(s) [B].
 
         The advantages are computed with the target critics Q̄, before the gradient step.
         """
@@ -93,7 +93,7 @@ class IQL(OfflineAlgorithm):
         return advantage_B
 
     def _actor_step(self, batch: Transitions, advantage_B: Tensor) -> None:
-        """Take a gradient step on the policy by eq. 7: maximise E[exp(β A) log π(a|s)]."""
+        """Take a gradient step on the policy that increases E[exp(β A) log π(a|s)] (equation 7)."""
         self.actor_trainer.refresh()
         self.actor_trainer.set_train_mode(True)
         weight_B = torch.exp(self.spec.beta * advantage_B).clamp(max=MOST_WEIGHT)
@@ -103,7 +103,7 @@ class IQL(OfflineAlgorithm):
         self.actor_trainer.set_train_mode(False)
 
     def _critic_step(self, batch: Transitions) -> None:
-        """Take a gradient step that moves Q(s, a) towards r + γ V(s') (eq. 6)."""
+        """Take a gradient step that moves Q(s, a) towards r + γ V(s') (equation 6)."""
         self.trainer.refresh()
         next_value_B = self.value.forward_pass(batch.next_obs_B, None, learn=False).values[0][0, :, 0]
         target_B = one_step_target(batch.reward_B, next_value_B, batch.terminated_B, self.spec.gamma)

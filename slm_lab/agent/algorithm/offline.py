@@ -57,11 +57,12 @@ class OfflineAlgorithm(Algorithm):
         return Objective(self.distribution) if Objective.supports(self.distribution, self.device) else None
 
     def imitate(self, actor: Pass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> Terms:
-        """Add the actor's gradient of −E[w log π(a|s)] − c H for the actions of a batch to `Parameter.grad`.
+        """Add the actor's gradient of −E[w log π(a|s)] − c H for the actions of a batch to `Parameter.grad`, and return its terms.
 
-        Returns the terms of this objective.
-        Args: actor: the actor's forward pass over the observations of the batch. weight_B: w, float32 [B]. entropy_coef: c, the weight of
-        the entropy H.
+        Args:
+            actor: the actor's forward pass over the observations of the batch.
+            weight_B: w, the weight of each action, float32 [B].
+            entropy_coef: c, the weight of the entropy H.
         """
         if self._closed_form is None:
             terms, grads, _ = differentiate(lambda params_BP, _: self._likelihood(params_BP, batch, weight_B, entropy_coef), actor.values)

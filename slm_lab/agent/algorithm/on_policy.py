@@ -27,8 +27,8 @@ from slm_lab.spec.models.base import Schedule
 class PolicyGradient(Algorithm):
     """Base class of algorithms that learn a policy, and usually a critic, from rollouts. Subclasses define the objective.
 
-    If the property `closed_form` is not None, the gradient of the objective is computed in closed form. Otherwise, a method of the subclass
-    computes the objective, and autograd computes the gradient of the objective.
+    If the property `closed_form` is not None, the gradient of the objective is computed in closed form. If `closed_form` is None, a method
+    of the subclass computes the objective, and autograd computes its gradient.
     """
 
     net: ActorCriticNet
@@ -50,9 +50,9 @@ class PolicyGradient(Algorithm):
 
     @cached_property
     def closed_form(self) -> Objective | None:
-        """Objective whose gradient is computed in closed form; None if autograd computes the gradient.
+        """Objective whose gradient is computed in closed form, or None if autograd computes the gradient.
 
-        The choice is made at the first update, when subclasses are fully built.
+        Whether the closed form is used is decided at the first update, when subclasses are fully built.
         """
         return Objective(self.distribution) if self._has_closed_form() and not self._overrides_closed_form() else None
 
@@ -65,7 +65,8 @@ class PolicyGradient(Algorithm):
     def _overrides_closed_form(self) -> bool:
         """Return whether a method named in `in_closed_form` is overridden.
 
-        The override can be in this object, or in a subclass of the class that defines this tuple.
+        A method counts as overridden if this object has an attribute of that name, or if a subclass of the class that defines
+        `in_closed_form` overrides the method.
         """
         kind = type(self)
         owner = next(base for base in kind.__mro__ if "in_closed_form" in vars(base))
@@ -73,11 +74,11 @@ class PolicyGradient(Algorithm):
 
     @property
     def value_std(self) -> float | None:
-        """Number by which values and targets are divided in the value loss; None: values and targets are not divided."""
+        """Number by which values and targets are divided in the value loss, or None if they are not divided."""
         return None if self.deviation is None else self.deviation.std
 
     def scaled(self, value_B: Tensor) -> Tensor:
-        """Return values or targets [B], divided by `value_std` and clamped. They are unchanged if `value_std` is None."""
+        """Return values or targets [B], divided by `value_std` and clamped, or unchanged if `value_std` is None."""
         return value_B if self.deviation is None else self.deviation.scale(value_B)
 
     def parts(self) -> dict[str, Part]:

@@ -27,7 +27,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 @dataclass
 class Steps:
-    """Log-probabilities log π(a|s) of the actions in all minibatches of an update, which has one gradient step for each minibatch [B].
+    """Log-probabilities log π(a|s) of the actions in the minibatches of an update, in one tensor [B] for each minibatch.
 
     `logps` were computed before the gradient step on the minibatch. `old_logps` were computed when the policy chose the actions.
     """
@@ -49,7 +49,7 @@ class Steps:
 class PPO(PolicyGradient):
     """Proximal policy optimisation with the clipped objective, which keeps the policy close to the behaviour policy.
 
-    An update uses the rollout for several epochs of minibatches.
+    Each rollout is used for several epochs of minibatches.
     """
 
     diagnostics: tuple[str, ...] = ("policy_loss", "value_loss", "approx_kl", "clip_fraction", "explained_variance")
@@ -103,9 +103,9 @@ class PPO(PolicyGradient):
             yield from batch.epochs(1, self.spec.minibatch_size, self.rng)
 
     def _with_advantages(self, rollout: Rollout, again: bool = False) -> tuple[Batch, float]:
-        """Return (the rollout with advantages Â of eq. 11 and with value targets, explained variance of the critic).
+        """Return the rollout with advantages Â (equation 11) and value targets, and the explained variance of the critic.
 
-        Args: again: whether this method was already called for the same rollout. In this case, the value normaliser is not updated again.
+        Args: again: whether this method was already called for the same rollout, so that the value normaliser is not updated again.
         """
         spec, valid_TN, normalizer = self.spec, rollout.valid_TN, self.normalizer
         values = critic_outputs(self.net, rollout, self.seq_len, actor=spec.with_vtrace)
@@ -130,9 +130,9 @@ class PPO(PolicyGradient):
         return Batch(rollout, values, advantage_TN, return_TN, self.seq_len), explained
 
     def _step(self, batch: Minibatch, clip_eps: float, entropy_coef: float, steps: Steps) -> bool:
-        """Take a gradient step on the loss of eq. 9, unless the policy has changed more than target_kl allows.
+        """Take a gradient step on the loss (equation 9), unless the policy has changed more than target_kl allows.
 
-        Returns whether the step was taken.
+        Returns whether the gradient step was taken.
         """
         spec = self.spec
         if spec.normalize_advantages in (True, "standardize"):

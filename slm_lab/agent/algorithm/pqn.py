@@ -17,9 +17,9 @@ from slm_lab.spec.models.algorithm import PQNSpec
 
 
 class PQN(ValueLearning):
-    """Q-learning that uses each rollout for several epochs of minibatches.
+    """Q-learning on rollouts, each of which is used for several epochs of minibatches.
 
-    Layer normalisation in the net, instead of a target net, keeps the values stable (theorem 2).
+    Layer normalisation in the net keeps the values stable, so that no target net is needed (theorem 2).
     """
 
     spec: PQNSpec

@@ -133,9 +133,10 @@ class ReplayActorCritic(Algorithm, ABC):
     def actor_pass(self, batch: AnyBatch, net: ActorCriticNet | None = None, learn: bool = True) -> Pass:
         """Return the actor's forward pass over the observations of a batch.
 
-        A recurrent actor starts from the stored hidden state of the policy, and runs its own burn-in (Kapturowski et al. 2019, section 3).
-        Args: net: the net of another actor, e.g. of the target actor; None: the net of the trained actor. learn: if False, the pass uses
-        the next observations, and computes no gradients.
+        A recurrent actor starts from the stored hidden state of the policy, and runs its own burn-in, as in R2D2 (see replay/sequences.py).
+        Args:
+            net: the net of another actor, such as the target actor. None selects the net of the trained actor.
+            learn: whether gradients are needed. If False, the pass uses the next observations, and computes no gradients.
         """
         net = self.net if net is None else net
         if not isinstance(batch, SequenceBatch):
@@ -214,15 +215,16 @@ class ReplayActorCritic(Algorithm, ABC):
     def noise(self, rows: int, example: Any) -> Any:
         """Draw standard normal noise [rows, D] for actions.
 
-        The noise is a tensor on the device of the nets if `example` is a tensor. Otherwise, it is a numpy array.
+        The noise is a tensor on the device of the nets if `example` is a tensor, else a numpy array.
         """
         noise_BD = self.rng.standard_normal((rows, self.info.action.dim), np.float32)
         return upload(torch.from_numpy(noise_BD), self.device) if isinstance(example, Tensor) else noise_BD
 
     def metrics(self, reports: list[ActorReport]) -> Metrics:
-        """Return the metrics of an update, which are means over its gradient steps.
+        """Return the metrics of an update, averaged over its gradient steps.
 
-        The metric `loss` is the sum of critic loss and actor loss. The metric `grad_norm` is the norm of both gradients combined.
+        The metric `loss` is the sum of critic loss and actor loss. The metric `grad_norm` is the norm of the critics' gradient and the
+        actor's gradient combined.
         """
         critics = self.meter.end()
         extra = {"critic_loss": critics.loss, **critics.extra}

@@ -63,7 +63,7 @@ class SelfImitation(PolicyGradient):
         return self.meter.end()
 
     def _imitation_step(self, batch: Transitions | SequenceBatch) -> Tensor:
-        """Take one gradient step on a batch, and return (R − V)₊ [B], computed before this step."""
+        """Take one gradient step on a batch, and return (R − V)₊ [B], computed before the gradient step."""
         if isinstance(batch, SequenceBatch):
             params_BP, output_B = (batch.now(outputs) for outputs in batch.unroll(self.net))
         else:
@@ -81,9 +81,9 @@ class SelfImitation(PolicyGradient):
 
     @ignore_float_errors()
     def _bootstrap_value(self, obs_K: Tensor, state_KS: Tensor) -> Tensor:
-        """Return the values V [K] of the last observations obs_K of K episodes.
+        """Return the values V [K] of obs_K, the last observations of K episodes.
 
-        Args: state_KS: hidden states before these observations.
+        Args: state_KS: hidden states [K, S] before the last observations.
         """
         return last_values(self.net, obs_K.to(self.device), state_KS.to(self.device)).cpu()
 

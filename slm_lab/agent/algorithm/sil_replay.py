@@ -47,8 +47,8 @@ class SILReplay:
 
     Unfinished episodes are collected separately, in a rollout storage. Whenever a transition of a truncated episode is sampled, its return
     is bootstrapped with the current V of the episode's true last observation. If returns were bootstrapped only once, returns computed
-    while V was too high would be imitated forever. (A2C with self-imitation on Acrobot reached a return of −406 after 40,000 frames if
-    returns were bootstrapped once, and of −137 if returns were bootstrapped at each sampling.)
+    while V was too high would be imitated forever. On Acrobot, A2C with self-imitation reached a return of −406 after 40,000 frames if
+    returns were bootstrapped once, and of −137 if returns were bootstrapped whenever they were sampled.
 
     For a recurrent net the buffer stores sequences, which may span several episodes, with the hidden states of the behaviour policy.
 
@@ -178,12 +178,12 @@ class SILReplay:
     def update_priorities(self, drawn: np.ndarray, error_B: Tensor) -> None:
         """Set the priorities of sampled transitions or sequences from the errors [B] of the transitions.
 
-        Args: drawn: attribute `drawn` of the batch.
+        Args: drawn: value of the attribute `drawn` of the sampled batch.
         """
         self.ring.update_priorities(drawn, error_B)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random stream. The transitions are returned by `contents`."""
+        """Return the state of the random stream. The stored transitions are returned by `contents` instead."""
         return self.ring.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Soft actor-critic (arXiv:1812.05905; discrete actions arXiv:1910.07207) and its temperature, the weight of the entropy.
+"""Soft actor-critic (arXiv:1812.05905, and arXiv:1910.07207 for discrete actions) and its temperature, the weight of the entropy.
 
 CrossQ (arXiv:1902.05605) is soft actor-critic without target nets.
 """
@@ -37,10 +37,10 @@ class Temperature:
 
     The spec gives α or its schedule, or α is tuned so that the entropy of the policy stays near a target entropy (arXiv:1812.05905, section
     5). If the net is on a CUDA device, α is computed on this device, so that the host does not wait for the entropies. If several processes
-    share α, it is on the CPU.
+    share α, α is on the CPU.
 
-    Args: actor: parameter group of the actor. log α uses the optimizer and the learning rate schedule of this group. If the spec contains
-    alpha_lr, alpha_lr replaces the initial learning rate.
+    Args: actor: parameter group of the actor, whose optimizer and learning rate schedule log α uses. If the spec contains alpha_lr,
+    alpha_lr replaces the initial learning rate.
     """
 
     def __init__(self, spec: SoftActorCriticSpec, info: EnvInfo, actor: Group, device: str = "cpu") -> None:
@@ -90,7 +90,7 @@ class Temperature:
         return self.begin + (self.end - self.begin) * min(frame / self.anneal_frames, 1.0)
 
     def step(self, entropy: Tensor | float, frame: int, scale: Tensor | float = 1.0) -> None:
-        """Take one gradient step on log α towards the target entropy times `scale`. No effect if α is fixed.
+        """Take one gradient step on log α towards the target entropy times `scale`, unless the spec fixes α.
 
         Args: entropy: mean entropy of the policy, a scalar.
         """
@@ -167,7 +167,7 @@ class SoftActorCritic(ReplayActorCritic):
     """Soft actor-critic, which learns a policy that maximises both reward and entropy (arXiv:1812.05905, Algorithm 1).
 
     CrossQ differs only in its critics, which process states and next states in one batch, so that batch statistics cover both. The critics
-    of CrossQ need no target net (arXiv:1902.05605, eq. 2).
+    of CrossQ need no target net (arXiv:1902.05605, equation 2).
     """
 
     diagnostics = ("critic_loss", "actor_loss", "alpha", "q_mean")
@@ -193,7 +193,7 @@ class SoftActorCritic(ReplayActorCritic):
     def _values(self, batch: AnyBatch, next_action_BD: Tensor | None) -> tuple[CriticPass, Tensor, Tensor]:
         """Return the critics' forward pass, and the critics' outputs for s and for s'.
 
-        The outputs are [C, B] for continuous actions, and [C, B, A] for discrete actions.
+        The critics' outputs are [C, B] for continuous actions, and [C, B, A] for discrete actions.
         """
         action_BD = None if next_action_BD is None else batch.action_B
         if self.target is not None:
@@ -241,7 +241,7 @@ class SoftActorCritic(ReplayActorCritic):
         return self._discrete_gradient(batch, q) if self.discrete else self._continuous_gradient(batch)
 
     def _continuous_gradient(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
-        """Add the actor's gradient of eq. 9 to `Parameter.grad`, and return the actor's loss and the entropy of the policy."""
+        """Add the actor's gradient (equation 9) to `Parameter.grad`, and return the actor's loss and the entropy of the policy."""
         actor, B, alpha = self.actor_pass(batch), len(batch.reward_B), self.alpha
         sample = self._sample(actor.values[0])
         inputs_B = self.critic_inputs(self.critics, batch)
@@ -256,7 +256,7 @@ class SoftActorCritic(ReplayActorCritic):
         return -alpha * entropy - self.reduce(q_CB).mean(), entropy
 
     def _discrete_gradient(self, batch: AnyBatch, q_CBA: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the actor's gradient of arXiv:1910.07207, eq. 12, to `Parameter.grad`.
+        """Add the actor's gradient (arXiv:1910.07207, equation 12) to `Parameter.grad`.
 
         Returns the actor's loss and the entropy of the policy.
         Args: q_CBA: action values before the critics' gradient step. (Another pass of the critics would take a fifth of the time of an
@@ -269,10 +269,10 @@ class SoftActorCritic(ReplayActorCritic):
         return found.loss, found.entropy
 
     def _entropy_scale(self, batch: AnyBatch) -> Tensor | float:
-        """Return the batch mean of ln(number of valid actions) / ln|A|.
+        """Return the maximum entropy with action masks, divided by the maximum entropy without masks.
 
-        This ratio is the maximum entropy with action masks, divided by the maximum entropy without masks. The result is 1 without masks,
-        and for a target entropy in nats (`target_entropy`), which is not scaled.
+        This ratio is the batch mean of ln(number of valid actions) / ln|A|. The result is 1 without masks, and for a target entropy that
+        the spec gives in nats (`target_entropy`).
         """
         mask = self.net.mask
         if mask is None or (self.spec.target_entropy != "auto" and not isinstance(self.spec.entropy_anneal, EntropyAnneal)):

@@ -21,7 +21,7 @@ class TargetNet(Generic[Net]):
     Args:
         net: a module built like the source net.
         source: parameters of the source net.
-        spec: net spec with the keys update_type, update_frequency (in frames; only for update_type "replace") and polyak_coef (weight of
+        spec: net spec with the keys update_type, update_frequency (in frames, only for update_type "replace") and polyak_coef (weight of
             the source net).
 
     The algorithm calls `update` if `due` returns True. With update_type "polyak", an update is due at every call of `due`. With update_type
@@ -78,8 +78,9 @@ class TargetNet(Generic[Net]):
     def due(self, frame: int) -> bool:
         """Return whether to update the target network at `frame`.
 
-        With update_type "replace", the result is True once for each multiple of update_frequency. If several processes call this method,
-        only one of them gets True. If no process calls this method when an update becomes due, the next call returns True.
+        With update_type "replace", the result is True once for each multiple of update_frequency. If several processes call this method for
+        the same multiple, only one of the processes gets True. If no process calls this method when an update becomes due, the next call
+        returns True.
         """
         if self.spec.update_type == "polyak":
             return self.spec.polyak_coef > 0.0
@@ -99,7 +100,7 @@ class TargetNet(Generic[Net]):
     def update(self) -> None:
         """Copy the source net to the target network, or move the target network towards the source net by polyak_coef.
 
-        If several processes share the target network, they update it one at a time.
+        If several processes share the target network, only one process updates the target network at a time.
         """
         if self._store is None:
             self._update()

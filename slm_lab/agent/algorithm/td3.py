@@ -55,7 +55,7 @@ class TD3(ReplayActorCritic):
     def actor_gradient(self, batch: AnyBatch, q: Tensor) -> tuple[Tensor, Tensor]:
         """Add the gradient of the actor's loss −E[Q₁(s, πφ(s))] to `Parameter.grad`, and return this loss, and 0 as the entropy.
 
-        The negative gradient is the deterministic policy gradient (Algorithm 1).
+        The gradient of the loss is the negative deterministic policy gradient (Algorithm 1).
         """
         actor, B = self.actor_pass(batch), len(batch.reward_B)
         action_BD: Any = self.distribution.mode(actor.values[0])

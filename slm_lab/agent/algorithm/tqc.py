@@ -34,7 +34,7 @@ class TQC(SoftActorCritic):
         return build_critics(spec, space.observation, space.action, keys.spectral_norm, keys.num_critics, keys.num_quantiles)
 
     def _soft_value(self, next_q_CBM: Tensor, cost_B: Tensor) -> Tensor:
-        """Return the soft value of s' as K quantiles, [B, K], after the greatest quantiles were dropped (eqs. 10 and 11)."""
+        """Return the soft value of s' as K quantiles, [B, K], after the greatest quantiles were dropped (equations 10 and 11)."""
         return truncated_mixture(next_q_CBM, self.spec.dropped_quantiles) - cost_B.unsqueeze(1)
 
     def td_target(self, batch: AnyBatch, next_value_BK: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class TQC(SoftActorCritic):
     def critic_loss(self, batch: AnyBatch, q_CBM: Tensor, target_BK: Tensor) -> tuple[Tensor, Any, Tensor]:
         """Return the means of the quantiles [C, B], the loss, and the gradient of the loss with respect to the quantiles.
 
-        The loss is the sum over critics of the mean quantile Huber loss over transitions, quantiles and targets (eq. 12).
+        The loss is the sum over critics of the mean quantile Huber loss over transitions, quantiles and targets (equation 12).
         """
         critics, rows, number = q_CBM.shape
         target = target_BK.expand(critics, -1, -1).reshape(critics * rows, -1)

@@ -48,7 +48,7 @@ class SharedStatistic:
 
 
 class TargetMoments(SharedStatistic):
-    """Running mean and variance of the value targets (Chan et al. 1979).
+    """Running mean and variance of the value targets, updated in batches (Chan, Golub & LeVeque 1979).
 
     Targets that are not finite are ignored. The array `numbers` contains the number of targets, their mean, and the sum of squared
     differences from the mean.
@@ -75,7 +75,7 @@ class TargetMoments(SharedStatistic):
 
 
 class TargetDeviation(TargetMoments):
-    """Running standard deviation of the value targets. A target counts once for each minibatch that contains it."""
+    """Running standard deviation of the value targets. Each target counts once for each minibatch that contains the target."""
 
     @property
     def std(self) -> float:
@@ -91,8 +91,8 @@ class TargetDeviation(TargetMoments):
 class ValueNormalizer(TargetMoments):
     """Convert between values and the critic's outputs.
 
-    An output is a value minus the mean of all targets so far, divided by the standard deviation of these targets. The targets of each
-    rollout are added to the statistics once. Before the first rollout, values and outputs are equal.
+    The critic's output is the value minus the mean of all targets so far, divided by the standard deviation of these targets. The targets
+    of each rollout are added to the statistics once. Before the first rollout, values and outputs are equal.
     """
 
     def normalize(self, value: Tensor) -> Tensor:
@@ -113,7 +113,8 @@ class ValueNormalizer(TargetMoments):
 class PercentileScale(SharedStatistic):
     """Divide advantages by max(1, S), where S is a moving average of the range from their 5th to their 95th percentile.
 
-    The method is adapted from arXiv:2301.04104, eq. 11–12. The moving average S starts at 0. Ranges that are not finite are ignored.
+    The method is adapted from arXiv:2301.04104, equations 11 and 12. The moving average S starts at 0. Ranges that are not finite are
+    ignored.
     """
 
     DECAY = 0.99

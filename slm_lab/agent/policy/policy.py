@@ -58,8 +58,8 @@ RARELY = 1024
 class NumpyActor:
     """Function that computes the distribution parameters, float32 [N, P], of observations, float32 [N, D], in numpy.
 
-    The computation uses the layers of a net's body and head. If the modules were changed after this object was built, this object calls the
-    modules instead.
+    The computation uses the layers of a net's body and head. If the modules of the net were changed after the NumpyActor was built, the
+    NumpyActor calls the modules instead.
     """
 
     def __init__(self, body: Body, head: ActorHead, chain: DirectChain, mask: ActionMask | None = None) -> None:
@@ -73,8 +73,8 @@ class NumpyActor:
     def __call__(self, obs_N: np.ndarray, exact: bool = True) -> np.ndarray:
         """Compute the distribution parameters [N, P] of observations.
 
-        Args: exact: whether this call checks for every kind of change of the modules. If False, added hooks are noticed immediately, and
-        other changes after at most `check_every` calls.
+        Args: exact: whether to check now for every kind of change of the net's modules. With exact=False, added hooks are noticed
+        immediately, and other changes after at most `check_every` calls.
         """
         params_NP = self._params(obs_N, exact)
         return params_NP if self._mask is None else self._mask(params_NP, obs_N)
@@ -95,7 +95,7 @@ class NumpyActor:
 
 
 def fast_actor(body: Body, head: ActorHead, mask: ActionMask | None = None) -> NumpyActor | None:
-    """Return a NumpyActor for the body, the head and the action mask of a net, or None if they have no numpy implementation."""
+    """Return a NumpyActor for the body, the head and the action mask of a net, or None if the net has no numpy implementation."""
     if not NUMPY_ACTING or body.matmul_mode.bfloat16:
         return None
     chain = None if isinstance(head, DistributionalHead) and head.state is not None else actor_chain(body, head)
@@ -108,14 +108,15 @@ class Policy:
     Args:
         action: the action space.
         rng: random generator that draws the actions.
-        net, distribution: the net, and the action distribution given the net's outputs; both None for uniformly random actions.
-        action_policy: "default" samples the distribution; "epsilon_greedy" takes the mode of the distribution, but with probability
-            `explore_var` a random action; "boltzmann" divides the logits by `explore_var`; "gaussian" adds noise of standard deviation
-            `explore_var` to the mode; "random" ignores the distribution.
-        logp: whether `act` returns the log-probabilities of sampled actions. If False, `act` returns NaN instead. With few envs, computing
-            log-probabilities would take as long as drawing the actions.
+        net: the net, or None for uniformly random actions.
+        distribution: the action distribution given the net's outputs, or None for uniformly random actions.
+        action_policy: "default" samples the distribution, "epsilon_greedy" takes the mode of the distribution, but with probability
+            `explore_var` a random action, "boltzmann" divides the logits by `explore_var`, "gaussian" adds noise of standard deviation
+            `explore_var` to the mode, and "random" ignores the distribution.
+        logp: whether `act` computes the log-probabilities of sampled actions. With logp=False, `act` returns NaN in their place. With few
+            envs, computing log-probabilities would take as long as drawing the actions.
         flat: the parameters of the net in one vector.
-        mask: the action mask of the observations; None: every action is always valid.
+        mask: the action mask of the observations, or None if every action is always valid.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class Policy:
         return other
 
     def initial_state(self, num_envs: int) -> np.ndarray | None:
-        """Return the hidden state [N, S] at the start of episodes; None for a feed-forward policy."""
+        """Return the hidden state [N, S] at the start of episodes, or None for a feed-forward policy."""
         return np.zeros((num_envs, self.state_size), np.float32) if self.state_size else None
 
     def act(self, obs_N: np.ndarray, state_N: np.ndarray | None = None, deterministic: bool = False) -> ActOut:
@@ -197,14 +198,14 @@ class Policy:
         return ActOut(*self._choose(params_NP), state_N, self.version)
 
     def _masks_from_outputs(self, params_NP: np.ndarray) -> np.ndarray | None:
-        """Return the action masks, bool [N, A], which are read from the masked outputs of the net; None for an env without action masks."""
+        """Return the action masks, bool [N, A], which are read from the masked outputs of the net, or None for an env without masks."""
         return None if self.mask is None else valid_outputs(params_NP[:, : self._nvec.sum()])
 
     def evaluator(self, rng: np.random.Generator, deterministic: bool = False) -> Callable[..., np.ndarray]:
         """Return a function (obs_N, first_N, acts_N=None) that chooses actions with this policy and returns them in the env's form.
 
         The function keeps the hidden state of the policy between its calls. The argument acts_N, bool [N], of the function says which envs
-        act in this step. The hidden states of other envs do not change.
+        act in this step. The hidden states of envs that do not act are not changed.
         Args: rng: random stream of the function. deterministic: whether to take the mode of the distribution.
         """
         policy = self.clone(rng)
@@ -225,7 +226,7 @@ class Policy:
         return act
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return copies of the net's parameters and buffers on the CPU; empty for a policy without a net."""
+        """Return copies of the net's parameters and buffers on the CPU. The result is empty for a policy without a net."""
         return {} if self.net is None else {name: value.detach().to("cpu", copy=True) for name, value in self.net.state_dict().items()}
 
     def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
@@ -237,14 +238,14 @@ class Policy:
 
     @property
     def param_dim(self) -> int:
-        """Number P of distribution parameters for one observation; 0 if actions are random."""
+        """Number P of distribution parameters for one observation, or 0 if actions are random."""
         return 0 if self.distribution is None or self.action_policy == "random" else self.distribution.param_dim
 
     @torch.inference_mode()
     def forward(self, obs_N: np.ndarray, state_N: np.ndarray | None, deterministic: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the distribution parameters [N, P], and the next hidden state [N, S] or None.
 
-        Args: deterministic: if True, noisy nets act without noise.
+        Args: deterministic: whether noisy nets are evaluated without noise.
         """
         assert self.net is not None
         if self.acts_noisily and not deterministic:
@@ -363,7 +364,7 @@ def _fitting(part: ActionSpace) -> dict[str, type[ActionDistribution]]:
 
 
 def _actions_text(action: ActionSpace) -> str:
-    """Describe the actions of a space, e.g. "unbounded continuous actions" or "hybrid actions (multi-discrete and continuous)"."""
+    """Describe the actions of a space, such as "unbounded continuous actions" or "hybrid actions (multi-discrete and continuous)"."""
     kinds = [part.kind.replace("_", "-") for part in action.parts]
     text = kinds[0] + " actions" if len(kinds) == 1 else f"hybrid actions ({' and '.join(kinds)})"
     return text if action.bounded else f"unbounded {text}"
@@ -437,8 +438,8 @@ def build_policy(agent: AgentSpec, info: EnvInfo, rng: np.random.Generator, devi
 def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
     """Return the names of the parts of the policy's net that have separate optimizer keys in the spec.
 
-    ("actor", "critic"): actor and critic have separate optimizers. ("actor",): the net has one optimizer, which may use the actor's keys.
-    (): the net has one optimizer, and the algorithm has no critic.
+    The result ("actor", "critic") means that actor and critic have separate optimizers. The result ("actor",) means that the net has one
+    optimizer, which may use the actor's keys. The result () means that the net has one optimizer because the algorithm has no critic.
     """
     assert agent.net is not None
     if not agent.algorithm.has_critic:
@@ -448,7 +449,7 @@ def optimizer_parts(agent: AgentSpec) -> tuple[str, ...]:
 
 
 def separate_gradients(net: nn.Module | None, flat: FlatParams) -> list[list[Tensor]] | None:
-    """Return the gradients of the actor and of the critic, as views of `flat.grad`, or None if they do not have separate bodies."""
+    """Return the gradients of the actor and of the critic, as views of `flat.grad`, or None if actor and critic share a body."""
     if not isinstance(net, ActorCriticNet) or net.critic_body is None:
         return None
     return [[flat.grad[flat.span(parameters)]] for parameters in (net.actor_parameters(), net.critic_parameters())]

@@ -1,4 +1,4 @@
-"""Replay buffer of recorded episodes, which is filled once and then only sampled."""
+"""Replay buffer of recorded episodes, which is filled once and then only sampled from."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from slm_lab.spec.models.memory import ReplaySpec
 def demonstration_replay(
     data: Demonstrations, info: EnvInfo, batch_size: int, clock: Clock, rng: np.random.Generator, device: str | None = None
 ) -> Replay:
-    """Return a replay buffer that contains all transitions of `data`. Batches of batch_size transitions are drawn uniformly.
+    """Return a replay buffer that contains all transitions of `data`, and that samples batches of batch_size transitions uniformly.
 
-    Args: rng, device: see Replay. Raises SpecError if the transitions do not fit into memory.
+    Args: rng, device: see Replay.
+    Raises SpecError if the transitions do not fit into memory.
     """
     rows = len(data) + len(data.last_obs_E) * (info.observation.stack + 1)  # each episode of images begins with a stack of frames
     spec = ReplaySpec(name="Replay", batch_size=batch_size, max_size=rows)

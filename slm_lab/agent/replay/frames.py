@@ -96,7 +96,7 @@ class ObservationStore(ABC):
 
 
 def load_rows(name: str, array: Rows, saved: np.ndarray) -> None:
-    """Copy saved rows to the first rows of an array. Raises ValueError if there are too many saved rows, or if their shape differs."""
+    """Copy saved rows to the first rows of an array. Raises ValueError if there are too many saved rows, or if they have another shape."""
     if len(saved) > len(array) or saved.shape[1:] != array.shape[1:]:
         raise ValueError(f"incompatible replay buffer: {name} has shape {saved.shape}; expected {array.shape}")
     array[: len(saved)] = saved
@@ -133,7 +133,7 @@ class FrameStore(ObservationStore):
     an episode adds all its frames (a repeated frame only once), and each step adds one frame. After a lost life, the first observation of
     the new episode equals the env's last observation, which is already stored. Frames are numbered consecutively, and frame number f is in
     slot f modulo `slots`. When a frame is overwritten, the transitions that contain this frame are lost. The replay buffer drops lost
-    transitions, the oldest first.
+    transitions, beginning with the oldest transition.
     """
 
     def __init__(self, capacity: int, info: EnvInfo, device: str | None = None) -> None:
@@ -182,7 +182,10 @@ class FrameStore(ObservationStore):
         return obs_K.reshape(len(obs_K), self.space.stack, *self.frames.shape[1:])
 
     def _begin(self, n: int, obs: np.ndarray) -> None:
-        """Store the frames of an episode's first observation, unless they equal the env's current frames, as they do after a lost life."""
+        """Store the frames of an episode's first observation, unless these frames are already stored as the env's current frames.
+
+        After a lost life, the first observation of an episode equals the last observation of the previous episode.
+        """
         frames = self._frames_of(obs[None])[0]
         if self.known_N[n] and np.array_equal(frames, self._on_host(self.current[n] % self.slots)):
             return

@@ -20,9 +20,10 @@ class HindsightReplay(Replay):
 
     On average, k of k + 1 transitions of a batch get a new goal, where k is the spec key `goals`. The new goal was achieved in the same
     episode: after the transition (goal_strategy "future"), at the end ("final"), or at any time ("episode"). If the env has
-    `compute_terminated`, the termination is recomputed for the new goal. If not, the recorded termination is kept. All rewards of a batch,
-    including rewards for original goals, are computed by one function of the achieved and the desired goal, so that all rewards have the
-    same scale. An episode is stored when it ends, because only then all goals that it achieved are known.
+    `compute_terminated`, the termination is recomputed for the new goal. If the env has no `compute_terminated`, the recorded termination
+    is kept. All rewards of a batch, including rewards for original goals, are computed by one function of the achieved and the desired
+    goal, so that all rewards have the same scale. An episode is stored when the episode ends, because only then all achieved goals are
+    known.
     """
 
     def __init__(self, spec: HindsightReplaySpec, info: EnvInfo, *arguments: Any, **keywords: Any) -> None:
@@ -41,7 +42,7 @@ class HindsightReplay(Replay):
         self._open: list[list[Recorded]] = [[] for _ in range(info.num_envs)]
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Keep the transitions of one vector step until their episodes end. Rows of the step that are not transitions are ignored."""
+        """Keep the transitions of one vector step until their episodes end. Entries of `step` that are not transitions are ignored."""
         before, ended_N = self.observed, step.terminated_N | step.truncated_N
         for n in np.flatnonzero(step.valid_N).tolist():
             if first_N[n]:

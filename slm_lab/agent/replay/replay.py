@@ -22,7 +22,7 @@ from slm_lab.spec.report import Problem, SpecError
 
 
 class SumTree:
-    """Sum tree: `size` weights ≥ 0, and the sums of groups of these weights, for drawing indices in proportion to their weights.
+    """Tree of the sums of `size` weights ≥ 0, with which indices can be drawn in proportion to their weights.
 
     Each node is the sum of its FANOUT children. A node is always recomputed from its children, so that no rounding error accumulates. The
     tree is wide and shallow, because the time of numpy code depends mostly on the number of calls.
@@ -54,7 +54,7 @@ class SumTree:
     def set(self, index_B: np.ndarray, weight_B: np.ndarray | float) -> None:
         """Set the weights of the indices index_B [B].
 
-        If an index occurs twice, its last weight is used. Weights that are not finite are ignored.
+        If an index occurs twice in index_B, its last weight is used. Weights that are not finite are ignored.
         """
         finite_B = np.isfinite(weight_B)
         if not finite_B.all():
@@ -120,7 +120,7 @@ class Transitions(NamedTuple):
 
 
 def uploaded(items: dict[str, Any], device: str) -> dict[str, Any]:
-    """Return those items that are tensors, moved to `device`. Return no items if `device` is "cpu", where the tensors are already."""
+    """Return those items that are tensors, moved to `device`. If `device` is "cpu", return no items, because they are already there."""
     return {} if device == "cpu" else {name: upload(item, device) for name, item in items.items() if isinstance(item, Tensor)}
 
 
@@ -133,12 +133,13 @@ class Replay:
 
     Args:
         spec: memory spec with the keys batch_size, max_size and use_cer.
-        info: description of the env; space is reserved for at most info.max_transitions transitions.
+        info: description of the env. Space is reserved for at most info.max_transitions transitions.
         clock: clock whose current frame determines the values of schedules.
         rng: random generator that draws the batches.
         frequency: number of transitions between two updates.
         start: number of transitions before the first update.
-        device: CUDA device that stores the transitions; None: host memory. In both cases, the host draws the rows of a batch.
+        device: CUDA device that stores the transitions, or None to store the transitions in host memory. The host draws the rows of a
+            batch, also with a CUDA device.
         num_steps: number n of steps of n-step returns.
 
     Raises SpecError if the buffer does not fit into memory.
@@ -201,7 +202,10 @@ class Replay:
 
     @property
     def items(self) -> int:
-        """Maximum number of items in the buffer. An item is a transition, or a sequence in SequenceReplay."""
+        """Maximum number of items in the buffer.
+
+        An item of a replay buffer is a transition, or a sequence in SequenceReplay.
+        """
         return self.capacity
 
     @property
@@ -210,7 +214,7 @@ class Replay:
         return self.size > 0 and self.seen >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store the transitions of one vector step. Rows of the step that are not transitions are ignored."""
+        """Store the transitions of one vector step. Entries of `step` that are not transitions are ignored."""
         env_K = np.flatnonzero(step.valid_N)
         row_K = (self.seen + np.arange(len(env_K))) % self.capacity
         self._put(row_K, env_K, obs_N, first_N, out, step)
@@ -299,14 +303,14 @@ class Replay:
         """Hook for subclasses, called with the row of a transition that can no longer be sampled."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random stream. The transitions are returned by `contents`."""
+        """Return the state of the random stream. The stored transitions are returned by `contents` instead."""
         return {"rng": generator_state(self.rng)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         set_generator_state(self.rng, state["rng"])
 
     def contents(self) -> dict[str, Any]:
-        """Return the transitions in used rows, as tensors and numbers. If the buffer in host memory is full, no copies are made."""
+        """Return the transitions in used rows, as tensors and numbers. If all rows in host memory are used, no copies are made."""
         counts = {"seen": self.seen, "size": self.size, "ready": self.ready, "capacity": self.capacity, "replayed": self.replayed}
         rows = self._rows_in_use()
         columns = {name: column[:rows] for name, column in self.columns.items()}
@@ -326,9 +330,9 @@ class Replay:
         self.start = max(self.start, self.batch_size)
 
     def load_contents(self, state: dict[str, Any]) -> None:
-        """Load transitions that `contents` returned. Raises ValueError if they do not fit.
+        """Load transitions that `contents` returned. Raises ValueError if these transitions do not fit into the buffer.
 
-        Transitions of a buffer with another capacity can be loaded if that buffer has not overwritten any rows, and if all of them fit.
+        Transitions of a buffer with another capacity can be loaded if no row of that buffer was overwritten, and if all transitions fit.
         """
         if state["capacity"] != self.capacity and state["seen"] > min(state["capacity"], self.capacity):
             raise ValueError(f"incompatible replay buffer: {state['capacity']} transitions; expected {self.capacity}")
@@ -395,7 +399,7 @@ class PrioritizedReplay(Replay):
     def update_priorities(self, row_B: np.ndarray, error_B: Tensor) -> None:
         """Set the priorities of the transitions in rows row_B from the absolute values of their errors [B].
 
-        Errors that are not finite count as 0. Transitions that use_cer has added to the batch keep their priorities.
+        Errors that are not finite count as 0. Transitions that were added to the batch by use_cer keep their priorities.
         """
         size_B = np.abs(error_B.detach().cpu().numpy().astype(np.float64))
         priority_B = np.maximum((np.where(np.isfinite(size_B), size_B, 0.0) + self.epsilon) ** self.alpha, self.LEAST)

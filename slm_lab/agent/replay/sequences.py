@@ -27,9 +27,9 @@ class SequenceBatch(NamedTuple):
     """A batch of M sequences, each of which consists of burn_in steps without a loss and L transitions with a loss.
 
     In total, the batch contains B = L × M transitions, ordered by step. The transitions are divided into C segments. A segment ends where
-    its episode or its sequence ends, and is followed by the true next observation of its last transition. Thus, each transition's next
-    observation is one step later in the segment, with the same hidden state as when acting, no matter whether the episode continues, is
-    truncated, or is cut by the end of the sequence. Segments are padded to the same length, P transitions.
+    its episode or its sequence ends, and is followed by the true next observation of its last transition. Thus, the next observation of a
+    transition is one step later in the same segment, even if the episode is truncated, or is cut by the end of the sequence. Its hidden
+    state is the same as when acting. Segments are padded to the same length, which is P transitions.
     """
 
     burn_in_obs_TM: Tensor
@@ -81,8 +81,8 @@ class SequenceBatch(NamedTuple):
     def unroll(self, net: SequenceNet, state_MS: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Run a net over all steps of all segments, and return its action outputs and its values, both [(P + 1) × C, …].
 
-        The methods `now` and `after` select from these outputs. The burn-in has no gradient.
-        Args: state_MS: hidden state before the first step of each sequence; None: the stored hidden state of the acting policy.
+        The methods `now` and `after` select rows of these outputs. The steps of the burn-in have no gradient.
+        Args: state_MS: hidden state before the first step of each sequence, or None for the stored hidden state of the acting policy.
         """
         state_MS = self.state_MS if state_MS is None else state_MS
         if len(self.burn_in_obs_TM):
@@ -108,12 +108,13 @@ class SequenceBatch(NamedTuple):
 class SequenceReplay(Replay):
     """Replay buffer whose transitions are sampled in sequences, with the policy's hidden state at the beginning of each sequence.
 
-    A sequence consists of burn_in + seq_len consecutive transitions of one env. The next sequence of the same env begins seq_len // 2
-    transitions later, so that sequences overlap by half of seq_len, as in the paper. A sequence may contain ends of episodes, because
-    hidden states are reset at the start of each episode. Each env has its own ring of capacity / num_envs rows. Therefore, the env and the
-    number of the first transition of a sequence determine the rows of the sequence.
+    A sequence consists of burn_in + seq_len consecutive transitions of one env. Successive sequences of an env begin seq_len // 2
+    transitions apart, so that sequences overlap by half of seq_len, as in the R2D2 paper. A sequence may contain ends of episodes, because
+    hidden states are reset at the start of each episode. Each env has its own ring of capacity / num_envs rows, so that the env and the
+    first transition of a sequence determine the rows of the sequence.
 
-    Args: the same as in Replay, and state_size: size S of the hidden state; seq_len: number of transitions of a sequence that have a loss.
+    Args: the same arguments as in Replay, and further arguments. state_size: size S of the hidden state. seq_len: number of transitions of
+    a sequence that have a loss.
 
     Raises SpecError if the capacity is less than one sequence of each env.
     """
@@ -153,7 +154,7 @@ class SequenceReplay(Replay):
     def items(self) -> int:
         """Maximum number of sequences in the buffer.
 
-        A sequence has an index below this number. The env and the first transition of a sequence determine its index.
+        The index of a sequence is below this number, and is determined by the env and the first transition of the sequence.
         """
         return self.capacity // self.stride
 
@@ -163,7 +164,7 @@ class SequenceReplay(Replay):
         return self.size > 0 and int(np.maximum((self.count_N - self.window) // self.stride + 1, 0).sum()) >= self.batch_size
 
     def add(self, obs_N: np.ndarray, first_N: np.ndarray, state_N: np.ndarray | None, out: ActOut, step: VecStep) -> None:
-        """Store the transitions of one vector step. Rows of the step that are not transitions are ignored.
+        """Store the transitions of one vector step. Entries of `step` that are not transitions are ignored.
 
         Args: state_N: hidden state [N, S] before obs_N.
         """
@@ -203,7 +204,7 @@ class SequenceReplay(Replay):
         """Hook for subclasses, called with the indices of sequences that can no longer be sampled."""
 
     def _drop_lost(self) -> None:
-        """Drop the sequences whose images were overwritten."""
+        """Drop the sequences that contain overwritten images."""
         for n in range(self.num_envs):
             while (begin := self.begin_N[n]) < self.count_N[n] and self.store.lost(int(begin % self.steps * self.num_envs + n)):
                 self._on_sequences_dropped(self._place(self.begin_N[n : n + 1], np.array([n])))
@@ -226,7 +227,7 @@ class SequenceReplay(Replay):
     def _newest(self) -> int:
         """Return the index of the sequence that was completed last.
 
-        If several envs completed a sequence in the same step, the result is the sequence of the first of these envs.
+        If several envs completed a sequence in the same step, the sequence of the first of these envs is returned.
         """
         start_N = (self.count_N - self.window) // self.stride * self.stride
         n = int(np.argmin(np.where(self._number_N() > 0, self.count_N - self.window - start_N, self.steps)))
@@ -335,7 +336,7 @@ class SequenceReplay(Replay):
 class PrioritizedSequenceReplay(PrioritizedReplay, SequenceReplay):
     """Replay buffer whose sequences are sampled in proportion to their priorities (arXiv:1511.05952).
 
-    The error of a sequence is η max |δ| + (1 − η) mean |δ|, where δ are the errors of its transitions (R2D2).
+    The error of a sequence is η max |δ| + (1 − η) mean |δ|, where δ are the errors of the sequence's transitions (as in R2D2).
     """
 
     def __init__(self, spec: PrioritizedReplaySpec, *arguments: Any, **keywords: Any) -> None:

@@ -1,4 +1,4 @@
-"""Links from each transition of a replay buffer to the next transition of its episode, for n-step returns."""
+"""Links from each transition of a replay buffer to the next transition of the same episode, for n-step returns."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slm_lab.lib.records import VecStep
 class StepLinks:
     """Array that contains, for each transition of a replay buffer, the row of the next transition of the same episode.
 
-    The entry is −1 if the next transition is not stored yet, or if the episode has ended. A ring buffer overwrites its oldest rows first.
-    Therefore, if a transition can be sampled, all transitions that follow it are in the buffer too.
+    The link is −1 if the next transition is not stored yet, or if the episode has ended. If a transition can be sampled, all later
+    transitions of its episode are in the ring buffer too, because a ring buffer overwrites its oldest rows first.
     """
 
     def __init__(self, capacity: int, num_envs: int) -> None:

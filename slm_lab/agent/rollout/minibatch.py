@@ -33,7 +33,7 @@ class RolloutNet(Protocol):
 
     @property
     def state_size(self) -> int:
-        """Size of the hidden state; 0 for a feed-forward net."""
+        """Size of the hidden state, or 0 for a feed-forward net."""
 
     def __call__(self, obs_B: Tensor, /) -> tuple[Tensor, Tensor]:
         """Return distribution parameters [B, P] and values [B]. Only feed-forward nets support this method."""
@@ -54,7 +54,7 @@ class RolloutNet(Protocol):
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
     """Return the number of items, at least 1, that fit into MICROBATCH_BYTES, or into VALUE_BYTES if there are no gradients.
 
-    Args: batch_dims: number of leading batch axes. The returned length counts along the last of these axes.
+    Args: batch_dims: number of leading batch axes. Items are counted along the last batch axis.
     """
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
     return max(1, (MICROBATCH_BYTES if gradients else VALUE_BYTES) // max(item, 1))
@@ -81,7 +81,7 @@ def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[An
 
     Returns the rollout and the outputs of the pass, as numpy arrays if the pass has no autograd graph. Returns None if a single pass is not
     possible: for recurrent nets, which learn from sequences, for many images, which are split into microbatches, and for observations that
-    are not finite, e.g. if an env diverged. (Rows without a loss have a gradient of 0, but 0 · NaN is NaN.)
+    are not finite. (Rows without a loss have a gradient of 0, but 0 · NaN is NaN.)
 
     Args: graph: whether the loss needs tensors with an autograd graph.
     """
@@ -148,7 +148,7 @@ def _next_outputs(net: RolloutNet, rollout: Rollout[A], output_TN: A) -> A:
 def last_values(net: RolloutNet, obs_K: Tensor, state_KS: Tensor) -> Tensor:
     """Return the critic's outputs [K] for the last observations of truncated episodes.
 
-    Args: state_KS: hidden states before these observations.
+    Args: state_KS: hidden states before the last observations.
     """
     if net.state_size == 0:
         return tensor(net.values(obs_K))
@@ -284,7 +284,7 @@ class Batch:
 def _transitions(valid_TN: A, columns: list[A]) -> tuple[list[A], A | None]:
     """Return the valid entries [B, …] of arrays [T, N, …], and the indices of these entries in the flattened arrays [T · N, …].
 
-    The indices are None if every entry is valid.
+    If every entry is valid, None is returned in place of the indices.
     """
     rows, valid_B = [flat(x) for x in columns], flat(valid_TN)
     if bool(valid_B.all()):

@@ -35,7 +35,7 @@ class Truncations(Generic[A]):
 
 @dataclass(frozen=True)
 class Rollout(Generic[A]):
-    """T steps of N envs, or of N episodes that invalid rows pad to the length of the longest episode."""
+    """T steps of N envs, or of N episodes. Shorter episodes are padded with invalid rows to the length of the longest episode."""
 
     obs_TN: A
     """[T + 1, N, *shape]: observations; the last row contains the observations for the next action."""
@@ -71,7 +71,7 @@ class Rollout(Generic[A]):
         return Rollout(**{f.name: array(getattr(self, f.name)) for f in fields(self) if f.name != "truncations"}, truncations=cut)
 
     def to(self: Rollout, device: str | torch.device) -> Rollout:
-        """Return the rollout on `device`. If this rollout is already there, it is returned unchanged."""
+        """Return the rollout on `device`. A rollout that is already on `device` is returned itself."""
         if self.obs_TN.device == torch.device(device):
             return self
         moved = {f.name: upload(getattr(self, f.name), device) for f in fields(self) if f.name not in ("first_TN", "truncations")}
@@ -158,10 +158,13 @@ class RolloutStorage(ABC):
 
     @abstractmethod
     def rollout(self) -> Rollout:
-        """Return the collected steps as a rollout. If possible, its arrays are views of the storage, which the next `add` overwrites."""
+        """Return the collected steps as a rollout.
+
+        If possible, the arrays of the rollout are views of the storage, which the next `add` overwrites.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps collected so far. The state is useful only if the envs continue from the same step."""
+        """Return the steps collected so far. These steps are useful only if the envs continue after the last step."""
         rows = {name: slab[: self.t + (name in ("obs", "first"))] for name, slab in self.slabs.items()}
         return {
             "slabs": {name: torch.from_numpy(slab.copy()) for name, slab in rows.items()},
@@ -205,7 +208,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         return {**self.slabs, "state": self.state_NS}
 
     def use(self, arrays: Arrays) -> None:
-        """Replace the arrays of the storage by the given arrays, e.g. to read or write a rollout in shared memory.
+        """Replace the arrays of the storage by the given arrays, for example to read or write a rollout in shared memory.
 
         Args: arrays: arrays with the names that the method `arrays` returns.
         """
@@ -218,7 +221,7 @@ class OnPolicyBatchReplay(RolloutStorage):
         self.truncations.clear()
 
     def copy_columns(self, begin: int, source: OnPolicyBatchReplay, columns: np.ndarray | slice) -> None:
-        """Copy columns of another storage to the columns of this storage from `begin` on, without truncations."""
+        """Copy columns of another storage to the columns of this storage from index `begin` on. Truncations are not copied."""
         for name, slab in self.slabs.items():
             copied = source.slabs[name][:, columns]
             slab[:, begin : begin + copied.shape[1]] = copied
@@ -355,7 +358,7 @@ class AgentsBatchReplay(OnPolicyBatchReplay):
     def _clear_invalid(self) -> None:
         """Set invalid rows, which contain data of earlier rollouts, to zero.
 
-        Otherwise, the array `first` of an earlier rollout would split the sequences of recurrent nets.
+        Without this method, the array `first` of an earlier rollout would split the sequences of recurrent nets.
         """
         after_TN = np.arange(self.t + 1)[:, None] > self.count_N
         for name, slab in self.slabs.items():
@@ -381,7 +384,7 @@ EpisodeRows = tuple[int, int, int]
 class OnPolicyReplay(RolloutStorage):
     """Rollout storage of complete episodes.
 
-    A rollout contains the finished episodes, one for each column. Unfinished episodes stay in the storage.
+    A rollout contains the finished episodes, one episode in each column. Unfinished episodes stay in the storage.
     """
 
     FIRST_ROWS = 256
@@ -443,7 +446,7 @@ class OnPolicyReplay(RolloutStorage):
     def _rows(self, n: int, begin: int, end: int) -> np.ndarray:
         """Return those rows of an episode that are transitions.
 
-        An agent that acts in turn with other agents has no transition in the rows of their turns.
+        If several agents act in turn, an agent has no transition in the rows in which other agents act.
         """
         return begin + np.flatnonzero(self.slabs["valid"][begin:end, n]) if self.info.agents else np.arange(begin, end)
 
@@ -470,10 +473,10 @@ class OnPolicyReplay(RolloutStorage):
 class OnPolicyCrossEntropy(OnPolicyReplay):
     """Rollout storage of complete episodes, whose rollouts contain only the best episodes.
 
-    These episodes are the elite samples of the cross-entropy method (Rubinstein 1999).
+    The best episodes are the elite samples of the cross-entropy method (Rubinstein 1999).
 
-    Args: quantile: a rollout contains the episodes whose sum of training rewards is at or above this quantile (linear interpolation); 1: a
-    rollout contains all episodes.
+    Args: quantile: a rollout contains the episodes whose sum of training rewards is at or above this quantile (linear interpolation). With
+    quantile=1, a rollout contains all episodes.
     """
 
     def __init__(self, info: EnvInfo, length: int, state_size: int, quantile: float) -> None:

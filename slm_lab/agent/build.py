@@ -72,7 +72,7 @@ def resolve_device(spec: Spec, session: int = 0) -> str:
         return "cpu"
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
-        if net.gpu is True and session == 0:  # once
+        if net.gpu is True and session == 0:  # print this notice only once
             notice("agent.net.gpu is true, and this machine has no CUDA device: the net computes on the CPU")
         return "cpu"
     if net.cuda_id is not None and net.cuda_id >= count:

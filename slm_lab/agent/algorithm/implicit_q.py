@@ -46,7 +46,7 @@ class IQL(OfflineAlgorithm):
             target = build_critics(spec, info.observation, info.action)
             self.target = TargetNet(target, self.trainer.flat, spec, device)
             target.use_direct(self.trainer.flat, data=True)
-            # V(s) is a critic with a single action
+            # V(s) is the output of a critic for an action space with a single action
             self.value, self.value_trainer = self._critics(ActionSpace("discrete", (1,)), 1)
             self.value_loss = ValueLoss(spec.loss_spec)
         self.meter.trainer = self.trainer

@@ -73,7 +73,7 @@ class GradientMeter:
         given weight, to `Parameter.grad`.
         """
         self.trainer.begin_update(self.clock.global_frame)
-        batch = prepare(rollout)  # with the pulled weights, and layers in evaluation mode
+        batch = prepare(rollout)  # with the current shared weights, and with layers in evaluation mode
         self.trainer.set_train_mode(True)
         for microbatch, weight in batch.microbatches():
             add_loss(microbatch, weight)

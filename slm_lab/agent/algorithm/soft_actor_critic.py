@@ -108,9 +108,9 @@ class Temperature:
             self._store.run("update", self._step, gap, lr)
 
     def _step(self, gap: float, lr: float) -> None:
-        # eq. 18; log α is optimised so that α stays positive; the derivative with respect to log α is α times the distance to the target
+        # eq. 18; optimising log α keeps α positive; the derivative with respect to log α is α times (entropy − target entropy)
         grad = math.exp(self.log_alpha.item()) * gap
-        if not abs(grad) < LARGEST_GRADIENT:  # NaN too
+        if not abs(grad) < LARGEST_GRADIENT:  # a gradient of NaN is skipped too
             return
         self.grad.fill_(grad)
         self.optimizer.lr = lr
@@ -140,7 +140,7 @@ class Temperature:
 def target_entropies(spec: SoftActorCriticSpec, action: ActionSpace) -> tuple[float, float]:
     """Return the target entropies at the first and the last frame of annealing, in nats."""
     discrete, anneal = action.kind == "discrete", spec.entropy_anneal
-    if isinstance(anneal, EntropyAnneal) and not discrete:  # no effect, see fit.check_soft_actor_critic
+    if isinstance(anneal, EntropyAnneal) and not discrete:  # no effect, see policy.check_soft_actor_critic
         anneal = False
     if isinstance(anneal, EntropyAnneal):
         most = math.log(action.nvec[0])

@@ -72,7 +72,7 @@ class TargetNet(Generic[Net]):
         if self._store is not None and self._pulled != self._updates_done[0]:
             if self._store.remote:
                 self._store.pull()
-            self._pulled = self.updates_done  # set first: an update in the meantime is pulled the next time
+            self._pulled = self.updates_done  # set before the copy: if another update follows during the copy, the next call copies again
             self.flat.fill(self.flat.master)
 
     def due(self, frame: int) -> bool:

@@ -181,7 +181,7 @@ class Policy:
         (no effect on random policies).
         """
         if self.action_policy == "random" or self.uniform:
-            if self.state_size and self.action_policy != "random":  # replayed sequences begin with the state of the history
+            if self.state_size and self.action_policy != "random":  # update the hidden state, with which replayed sequences begin
                 _, state_N = self.forward(obs_N, state_N)
             return ActOut(*self._uniform(len(obs_N), None if self.mask is None else self.mask.valid(obs_N)), state_N, self.version)
         choose = self._greedy if deterministic else self._choose

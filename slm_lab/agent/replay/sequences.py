@@ -137,7 +137,7 @@ class SequenceReplay(Replay):
 
     @property
     def _needs_links(self) -> bool:
-        return False  # the rows of an env are in order
+        return False  # the successive transitions of an env are in successive rows of its ring
 
     def _capacity(self, most: int, num_envs: int) -> int:
         steps = most // num_envs // self.stride * self.stride
@@ -175,7 +175,7 @@ class SequenceReplay(Replay):
         self._put(row_K, env_K, obs_N, first_N, out, step)
         self.columns["first"][row_K] = first_N[env_K]
         begins_K = count_K % self.stride == 0
-        if begins_K.any():  # the new sequence replaces one whose first transition has just been overwritten
+        if begins_K.any():  # the new sequence replaces the sequence whose first transition has just been overwritten
             env_J = env_K[begins_K]
             place_J = self._place(count_K[begins_K], env_J)
             self._on_sequences_dropped(place_J)

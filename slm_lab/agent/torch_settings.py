@@ -16,11 +16,11 @@ from slm_lab.lib.log import notice
 from slm_lab.spec.report import Problem, SpecError
 
 ONEDNN_MIN_SIZE, ONEDNN_LEAST_HALF_WIDTH = 128, 512
-"""Minimum size of each of the three dimensions for which oneDNN computes a product. oneDNN packs the weight in each call, which does not
-pay off for few rows: with layers of 256 × 256 on AVX2, it reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, and 0.9 with 256.
-The second number is for AMD processors that execute an AVX-512 instruction in two halves: with 256 × 256 × 256 both libraries reach
-100 to 105 GFLOP/s, and a SAC update takes 8.8 ms with oneDNN and 8.2 ms with MKL; with 512 × 1024 × 1024, oneDNN reaches 111 GFLOP/s and
-MKL 101."""
+"""Minimum size of each of the three dimensions of a matrix product that oneDNN computes. oneDNN packs the weight in each call, which does
+not pay off for few rows. With layers of 256 × 256 on AVX2, oneDNN reaches 0.4 times MKL's rate with 16 rows, 0.6 to 0.8 with 64, and 0.9
+with 256. The second number is for AMD processors that execute an AVX-512 instruction in two halves. On these processors, both libraries
+reach 100 to 105 GFLOP/s with 256 × 256 × 256, and a SAC update takes 8.8 ms with oneDNN and 8.2 ms with MKL. With 512 × 1024 × 1024, oneDNN
+reaches 111 GFLOP/s and MKL 101."""
 FULL_WIDTH = 26
 """CPU family of the first AMD processors that execute AVX-512 instructions at full width (Zen 5)."""
 

@@ -100,7 +100,7 @@ class Tuning(NamedTuple):
     entropy_coef: float = 1.0
     """Factor by which the spec's entropy coefficient is multiplied."""
     gamma: float | None = None
-    """Discount factor that replaces the discount factor of the spec; None: the discount factor of the spec is used."""
+    """Discount factor that replaces the discount factor of the spec, or None to keep the discount factor of the spec."""
 
 
 class Part(Shareable, Protocol):
@@ -128,16 +128,16 @@ class Algorithm:
     Metrics.extra until its value is known."""
 
     memory: RolloutStorage | Replay | None = None
-    """Storage of the experience that the algorithm learns from; None for an algorithm that does not learn."""
+    """Storage of the experience that the algorithm learns from, or None for an algorithm that does not learn."""
     replay: Replay | SILReplay | None = None
-    """Replay buffer; None for an on-policy algorithm without self-imitation."""
+    """Replay buffer, or None for an on-policy algorithm without self-imitation."""
     trainer: Trainer | None = None
     """Trainer, which takes gradient steps on the parameters of a net. If the critics have their own net, this is the trainer of the
     critics."""
     target: TargetNet[Any] | None = None
-    """Target network; None for an algorithm without a target network."""
+    """Target network, or None for an algorithm without a target network."""
     entropy_schedule: Schedule | None = None
-    """Schedule of the entropy bonus's weight over frames; None for an algorithm without such a schedule."""
+    """Schedule of the entropy bonus's weight over frames, or None for an algorithm without such a schedule."""
     rng: np.random.Generator | None = None
     """Random stream of the updates, separate from the memory's random stream."""
 
@@ -155,14 +155,14 @@ class Algorithm:
         self.memory = agent_memory(agent, info, clock, seeds, policy.state_size, device)
         self.replay = self.memory if isinstance(self.memory, Replay) else None
         self.seq_len = agent.net.seq_len if isinstance(agent.net, RecurrentNetSpec) else 1
-        """Length of the sequences that a recurrent net learns from; 1 for other nets."""
+        """Length of the sequences that a recurrent net learns from, or 1 for other nets."""
         self.build()
 
     def build(self) -> None:
         """Build the parts of the algorithm other than its memory and its trainer."""
 
     def use_demonstrations(self, data: Demonstrations) -> None:
-        """Draw a fraction of each batch from recorded episodes (meta.demonstrations). Call this method once, before training."""
+        """Draw a fraction of each further batch from recorded episodes (meta.demonstrations). Call this method before training."""
         memory, spec = self.memory, self.agent_spec.memory
         if not isinstance(memory, Replay) or not isinstance(spec, ReplaySpec):
             raise RuntimeError(f"{type(self).__name__} does not learn from demonstrations")

@@ -88,15 +88,17 @@ class Sarsa(ValueLearning):
 
 
 NextValue = Callable[[Callable[[], Any], Callable[[], Any]], Any]
-"""Function (q, target_q) → V(s') [B]. The function `q` returns the action values of s' [B, A] computed by the net, and the function
-`target_q` returns the action values of s' computed by the target net. All values are tensors, or numpy arrays for small nets."""
+"""Function (q, target_q) → V(s') [B], whose arguments are functions without arguments. `q` returns the action values of s' [B, A] computed
+by the net, and `target_q` returns the action values of s' computed by the target net. All values are tensors, or numpy arrays for small
+nets."""
 
 NEXT_VALUES: dict[type[QLearningSpec], NextValue] = {
     VanillaDQNSpec: lambda q, target_q: max_value(q()),
     DQNSpec: lambda q, target_q: max_value(target_q()),
     DoubleDQNSpec: lambda q, target_q: double_q_value(q(), target_q()),
 }
-"""Spec class of an algorithm → function that computes the value of the next state. The algorithms differ only in this function."""
+"""Spec class of an algorithm → function that computes the value of the next state. DQN, VanillaDQN and DoubleDQN differ only in this
+function."""
 
 
 class DeepQLearning(ValueLearning):

@@ -58,7 +58,7 @@ class ReplayActorCritic(Algorithm, ABC):
 
     diagnostics: tuple[str, ...] = ("critic_loss", "actor_loss", "q_mean")
     has_entropy = True
-    """Whether updates report the entropy of the policy; False for a deterministic actor."""
+    """Whether updates report the entropy of the policy. This attribute is False for a deterministic actor."""
 
     spec: ReplayActorCriticSpec
     net: ActorCriticNet

@@ -50,7 +50,7 @@ class Temperature:
         self._actor, self._lr_at = actor, actor.schedule(spec.alpha_lr or actor.optim.rate)
         own = isinstance(anneal, EntropyAnneal) and anneal.frames
         self.anneal_frames = own or info.max_frame
-        """Number of global frames until the target entropy reaches its last value; by default, the number of frames of the run."""
+        """Number of global frames until the target entropy reaches its last value. By default, this is the number of frames of the run."""
         self._of_run = not own
         self.begin, self.end = target_entropies(spec, info.action)
         self._store: Store | None = None
@@ -181,7 +181,8 @@ class SoftActorCritic(ReplayActorCritic):
         self.reduce = REDUCTIONS[self.reduction]
         self.temperature = Temperature(self.spec, self.info, self.actor_trainer.groups[0], self.device)
         self.mean_entropy: Tensor | None = None
-        """Moving average of the policy's entropy []; None before the actor's first step. Used only with entropy_penalty_coef."""
+        """Moving average of the policy's entropy, a scalar, or None before the actor's first gradient step. Used only with
+        entropy_penalty_coef."""
 
     def build_critics(self, spec: NetSpec) -> QCritics:
         return build_critics(spec, self.info.observation, self.info.action, self.spec.spectral_norm)
@@ -271,8 +272,8 @@ class SoftActorCritic(ReplayActorCritic):
     def _entropy_scale(self, batch: AnyBatch) -> Tensor | float:
         """Return the maximum entropy with action masks, divided by the maximum entropy without masks.
 
-        This ratio is the batch mean of ln(number of valid actions) / ln|A|. The result is 1 without masks, and for a target entropy that
-        the spec gives in nats (`target_entropy`).
+        This ratio is the batch mean of ln(number of valid actions) / ln|A|. The returned ratio is 1 without masks, and for a target entropy
+        that the spec gives in nats (`target_entropy`).
         """
         mask = self.net.mask
         if mask is None or (self.spec.target_entropy != "auto" and not isinstance(self.spec.entropy_anneal, EntropyAnneal)):

@@ -14,7 +14,7 @@ from slm_lab.agent.ops.device import upload
 from slm_lab.lib.records import EnvInfo, ObservationSpace, VecStep
 
 _BLOCK = 10_000
-"""Number of frames that are copied at once; with 84 × 84 pixels, these frames take 70 MB."""
+"""Number of frames that are copied at once. With 84 × 84 pixels, these frames take 70 MB."""
 
 
 class DeviceRows:
@@ -32,7 +32,7 @@ class DeviceRows:
         self.tensor[rows if isinstance(rows, slice) else self._index(rows)] = values_K
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        """Return a copy of the rows in host memory."""
+        """Return a copy of the given rows, in host memory."""
         return self.tensor[rows].to("cpu", copy=True).numpy()
 
     def take(self, rows: np.ndarray, axis: int = 0) -> Tensor:

@@ -35,8 +35,8 @@ class HindsightReplay(Replay):
         self.strategy, self.share, self.threshold = spec.goal_strategy, spec.goals / (spec.goals + 1.0), spec.goal_threshold
         self.columns |= {name: np.zeros(self.capacity, np.int64) for name in ("begin", "end")}
         self.goal_reward: Callable[[np.ndarray, np.ndarray], Any] | None = None
-        """Function (achieved goals [K, G], desired goals [K, G]) → (reward_K, terminated_K), see env.goals. It is set before the first
-        batch is sampled."""
+        """Function (achieved goals [K, G], desired goals [K, G]) → (reward_K, terminated_K), see env.goals. This function is set before the
+        first batch is sampled."""
         self.observed = 0
         """Number of transitions so far, including transitions of unfinished episodes."""
         self._open: list[list[Recorded]] = [[] for _ in range(info.num_envs)]

@@ -33,7 +33,7 @@ class SumTree:
     def __init__(self, size: int) -> None:
         self.size = size
         self.levels: list[np.ndarray] = []
-        """Levels from the leaves up, float64 [groups, FANOUT] each; the last level has one group."""
+        """Levels from the leaves up, each float64 [groups, FANOUT]. The last level has one group."""
         count = size
         while True:
             groups = -(-count // self.FANOUT)
@@ -90,16 +90,16 @@ class Transitions(NamedTuple):
     action_B: Tensor
     """int64 [B] or [B, D], or float32 [B, D]."""
     logp_B: Tensor
-    """float32 [B]: log-probability of the action under the policy that chose it; NaN unless requested."""
+    """float32 [B]: log-probability of the action under the policy that chose the action, or NaN if log-probabilities are not computed."""
     reward_B: Tensor
     """float32 [B]."""
     next_obs_B: Tensor
     """[B, *shape]: the true next observation, even if the episode was truncated."""
     terminated_B: Tensor
-    """float32 [B], 0 or 1: whether the transition ended its episode by termination. If so, the target is not bootstrapped. 0 for a
-    truncation."""
+    """float32 [B], 0 or 1: whether the transition ended its episode by termination, so that the target is not bootstrapped. The value is 0
+    for a truncation."""
     weight_B: Tensor | None
-    """float32 [B]: importance weights, at most 1; None if all are 1."""
+    """float32 [B]: importance weights, at most 1, or None if all weights are 1."""
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
@@ -164,7 +164,7 @@ class Replay:
         self.frequency, self.start = frequency, start
         self.capacity = self._capacity(min(spec.max_size, -(-info.max_transitions // info.num_envs) * info.num_envs), info.num_envs)
         self.links = StepLinks(self.capacity, info.num_envs) if self._needs_links else None
-        """Links from transitions to their successors; None: not needed."""
+        """Links from transitions to their successors, or None if no links are needed."""
         self.nbytes = self._nbytes(info) + (0 if self.links is None else self.links.next_row.nbytes)
         if device is not None:
             _check_device(device, self.capacity, info)
@@ -175,18 +175,19 @@ class Replay:
             **{name: zero_rows((self.capacity,), np.float32, device) for name in COLUMNS[1:]},
         }
         self.seen = 0
-        """Number of transitions added so far; the newest is in row (seen − 1) mod capacity."""
+        """Number of transitions added so far. The newest transition is in row (seen − 1) mod capacity."""
         self.size = 0
-        """Number of transitions that can be sampled: the newest `size`."""
+        """Number of transitions that can be sampled, which are the newest transitions."""
         self.ready = False
-        """Whether an update is due after the last step."""
+        """Whether an update is due after the last vector step."""
         self.replayed = 0
         """With use_cer: number, in order of addition, of the first transition that was not yet included in a batch as a new transition
         (arXiv:1712.01275)."""
         self.fresh = 0
-        """With use_cer: number of transitions that were included in the last batch as new transitions. They are at the end of the batch."""
+        """With use_cer: number of transitions that were included in the last batch as new transitions. These transitions are at the end of
+        the batch."""
         self.demonstrations: Replay | None = None
-        """Buffer of recorded transitions, from which a part of each batch is drawn; None: there are none."""
+        """Buffer of recorded transitions, from which a part of each batch is drawn, or None if there are no recorded transitions."""
 
     @property
     def _needs_links(self) -> bool:
@@ -362,7 +363,7 @@ class PrioritizedReplay(Replay):
 
     prioritized = True
     INITIAL_ERROR = 100_000.0
-    """Default error of new transitions. It is so great that each new transition is sampled soon."""
+    """Default error of new transitions. This error is so great that each new transition is sampled soon."""
 
     LEAST = 1e-12
     """Minimum priority of a transition. With epsilon 0, a transition with error 0 would have priority 0, and the sum of priorities must not
@@ -373,10 +374,10 @@ class PrioritizedReplay(Replay):
         self.alpha, self.epsilon, self.beta = spec.alpha, spec.epsilon, spec.beta
         self.tree = SumTree(self.items)
         self.greatest = 1.0
-        """Greatest priority so far."""
+        """Greatest priority of a transition so far."""
         error = self.INITIAL_ERROR if spec.initial_error is None else spec.initial_error
         self.initial = None if isinstance(error, str) else max((error + self.epsilon) ** self.alpha, self.LEAST)
-        """Priority of new transitions; None: the greatest priority so far."""
+        """Priority of new transitions, or None for the greatest priority so far."""
 
     def _on_added(self, row_K: np.ndarray) -> None:
         self.tree.set(row_K, self.greatest if self.initial is None else self.initial)

@@ -28,14 +28,14 @@ class SequenceBatch(NamedTuple):
 
     In total, the batch contains B = L × M transitions, ordered by step. The transitions are divided into C segments. A segment ends where
     its episode or its sequence ends, and is followed by the true next observation of its last transition. Thus, the next observation of a
-    transition is one step later in the same segment, even if the episode is truncated, or is cut by the end of the sequence. Its hidden
-    state is the same as when acting. Segments are padded to the same length, which is P transitions.
+    transition is one step later in the same segment, even if the episode is truncated, or is cut by the end of the sequence. The hidden
+    state before the next observation is the same as when acting. Segments are padded to the same length, which is P transitions.
     """
 
     burn_in_obs_TM: Tensor
-    """[burn_in, M, *shape]."""
+    """[burn_in, M, *shape]: observations of the burn-in, in the env's dtype."""
     burn_in_first_TM: Tensor
-    """bool [burn_in, M]: whether the observation begins an episode. Always on the CPU."""
+    """bool [burn_in, M]: whether the observation of the burn-in begins an episode. This tensor is always on the CPU."""
     state_MS: Tensor
     """float32 [M, S]: hidden state of the acting policy before the first step of each sequence."""
     obs_PC: Tensor
@@ -53,9 +53,9 @@ class SequenceBatch(NamedTuple):
     terminated_B: Tensor
     """float32 [B], 0 or 1: whether the episode terminated, so that its value is not bootstrapped."""
     weight_B: Tensor | None
-    """float32 [B]: importance weight of each transition's sequence; None if all are 1."""
+    """float32 [B]: importance weight of each transition's sequence, or None if all weights are 1."""
     drawn: np.ndarray
-    """int64 [M]: indices of the sequences in the buffer, for `update_priorities`."""
+    """int64 [M]: indices of the sequences in the buffer, as `update_priorities` expects them."""
     row_B: np.ndarray
     """int64 [B]: rows of the transitions in the buffer."""
     reward_KB: Tensor | None = None
@@ -127,7 +127,7 @@ class SequenceReplay(Replay):
         super().__init__(spec, info, *arguments, **keywords)
         self.num_envs, self.steps = info.num_envs, self.capacity // info.num_envs
         self.state_KS = np.zeros((self.items, state_size), np.float32)
-        """Hidden state before each sequence."""
+        """Hidden state before the first step of each sequence."""
         self.columns["first"] = np.zeros(self.capacity, np.bool_)
         """Whether the observation begins an episode."""
         self.count_N = np.zeros(info.num_envs, np.int64)

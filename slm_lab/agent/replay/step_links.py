@@ -20,7 +20,7 @@ class StepLinks:
     def __init__(self, capacity: int, num_envs: int) -> None:
         self.next_row = np.full(capacity, -1, np.int64)
         self.last_row_N = np.full(num_envs, -1, np.int64)
-        """Row of the last transition of each env whose episode continues; −1: the next transition begins an episode."""
+        """Row of the last transition of each env whose episode continues, or −1 if the next transition begins an episode."""
 
     def add(self, row_K: np.ndarray, env_K: np.ndarray, first_N: np.ndarray, step: VecStep) -> None:
         """Link the previous transition of each of the envs env_K [K] to the new transition of the env, which is in row row_K [K].

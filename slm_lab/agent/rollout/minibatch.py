@@ -52,9 +52,10 @@ class RolloutNet(Protocol):
 
 
 def microbatch_length(obs: Tensor, batch_dims: int, gradients: bool = True) -> int:
-    """Return the number of items, at least 1, that fit into MICROBATCH_BYTES, or into VALUE_BYTES if there are no gradients.
+    """Return the number of items in a microbatch: as many items as fit into MICROBATCH_BYTES, but at least 1.
 
-    Args: batch_dims: number of leading batch axes. Items are counted along the last batch axis.
+    Without gradients, the limit is VALUE_BYTES.
+    Args: batch_dims: number of leading batch axes of `obs`. Items are counted along the last batch axis.
     """
     item = obs.element_size() * obs.shape[batch_dims:].numel() * obs.shape[: batch_dims - 1].numel()
     return max(1, (MICROBATCH_BYTES if gradients else VALUE_BYTES) // max(item, 1))
@@ -65,15 +66,15 @@ class Values(Generic[A]):
     """Outputs of actor and critic for the observations of a rollout, computed before the update."""
 
     output_TN: A
-    """float32 [T, N]: the critic's output for each observation. For a Q-net, this and next_output_TN are [T, N, A]."""
+    """float32 [T, N]: the critic's output for each observation. For a Q-net, output_TN and next_output_TN are [T, N, A]."""
     next_output_TN: A
-    """float32 [T, N]: the critic's output for the true next observation (meaningless after a termination)."""
+    """float32 [T, N]: the critic's output for the true next observation, which is meaningless after a termination."""
     state_CNS: A
-    """float32 [C, N, S]: hidden state before each chunk of seq_len steps; C = 1 for feed-forward nets."""
+    """float32 [C, N, S]: hidden state before each chunk of seq_len steps. C is 1 for feed-forward nets."""
     params_TNP: A | None
-    """float32 [T, N, P]: the actor's outputs; None if they were not computed."""
+    """float32 [T, N, P]: the actor's outputs, or None if they were not computed."""
     outputs: Pass | None = None
-    """The pass over the T · N observations, if the gradient step uses the same pass (see `one_pass`)."""
+    """Forward pass over the T · N observations if the gradient step uses the same pass (see `one_pass`), else None."""
 
 
 def one_pass(net: RolloutNet, rollout: Rollout, graph: bool) -> tuple[Rollout[Any], Values[Any]] | None:
@@ -164,7 +165,7 @@ class Sequences(NamedTuple):
     obs_LM: Tensor
     first_LM: Tensor
     state_MS: Tensor
-    """Hidden state before each sequence."""
+    """Hidden state before the first step of each sequence."""
     flat_index_B: Tensor
     """int64 [B]: indices of the transitions in the flattened L × M steps."""
 
@@ -174,7 +175,7 @@ class Minibatch(Generic[A]):
     """B valid transitions, and the inputs of the net for these transitions."""
 
     inputs: A | Sequences
-    """obs_B [B, *shape] for feed-forward nets, else the sequences that contain the transitions."""
+    """Observations [B, *shape] for feed-forward nets, or the sequences that contain the transitions for recurrent nets."""
     action_B: A
     logp_B: A
     advantage_B: A
@@ -183,7 +184,7 @@ class Minibatch(Generic[A]):
     value_B: A
     """The critic's output, computed before the update."""
     outputs: Pass | None = field(default=None, kw_only=True)
-    """Forward pass over these transitions, if it was already computed; else None."""
+    """Forward pass over these transitions if it was already computed, else None."""
 
     def forward_pass(self: Minibatch[Any], net: RolloutNet, graph: bool) -> Pass:
         """Return the net's forward pass, which outputs distribution parameters [B, P] and values [B].

@@ -38,13 +38,15 @@ class Rollout(Generic[A]):
     """T steps of N envs, or of N episodes. Shorter episodes are padded with invalid rows to the length of the longest episode."""
 
     obs_TN: A
-    """[T + 1, N, *shape]: observations; the last row contains the observations for the next action."""
+    """[T + 1, N, *shape]: observations. The last row contains the observations for the next actions."""
     first_TN: A
-    """bool [T + 1, N]: whether the observation begins an episode. Always on the CPU, since the control flow of recurrent nets uses it."""
+    """bool [T + 1, N]: whether the observation begins an episode. The tensor is always on the CPU, because the control flow of recurrent
+    nets depends on it."""
     action_TN: A
     """[T, N] or [T, N, D]."""
     logp_TN: A
-    """float32 [T, N]: log-probability of the action under the policy that chose it; NaN unless requested."""
+    """float32 [T, N]: log-probability of the action under the policy that chose the action, or NaN if log-probabilities are not
+    computed."""
     version_TN: A
     """int64 [T, N]: version of the policy that chose the action."""
     reward_TN: A
@@ -54,7 +56,7 @@ class Rollout(Generic[A]):
     truncated_TN: A
     """bool [T, N]: whether the episode was truncated. If so, the return is bootstrapped."""
     valid_TN: A
-    """bool [T, N]: whether the row is a transition. Other rows are not used in a loss."""
+    """bool [T, N]: whether the entry is a transition. Entries that are not transitions are not used in a loss."""
     state_NS: A
     """float32 [N, S]: hidden state before the first observation."""
     truncations: Truncations[A]
@@ -109,7 +111,7 @@ class RolloutStorage(ABC):
         self.truncations: list[Truncation] = []
         self.slabs = self._allocate(rows)
         self._next_obs_N: np.ndarray | None = None
-        """The observation already stored in row t, which is the next observation of row t - 1; None if row t is empty."""
+        """Observations that are already stored in row t as the next observations of row t − 1, or None if row t is empty."""
 
     def _allocate(self, rows: int) -> dict[str, np.ndarray]:
         N, obs, action = self.info.num_envs, self.info.observation, self.info.action

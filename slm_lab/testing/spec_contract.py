@@ -28,8 +28,8 @@ class SpecContract:
     """Tests of training with a spec. The tests run trials of one session in this process.
 
     Attributes:
-        exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte. The env of the spec must then support
-            saving in the middle of an episode. If `exact` is False, the checkpoint must state what is lost.
+        exact: whether a run that is stopped and continued equals an uninterrupted run byte for byte. Equality requires that the env can be
+            saved in the middle of an episode. With exact=False, the checkpoint must state what is lost.
     """
 
     exact = True
@@ -39,7 +39,7 @@ class SpecContract:
     def spec(self) -> Spec:
         """Return a spec of one session with a fixed meta.random_seed.
 
-        Training with the spec should take 1,000 to 10,000 frames, make several updates and write several rows.
+        Training with the spec should take 1,000 to 10,000 frames, make several updates and write several rows of the training table.
         """
 
     def _trained(self, tmp_path_factory: Any) -> TrialResult:

@@ -40,7 +40,7 @@ from slm_lab.spec.models.algorithm import DoubleDQNSpec, DQNSpec, QLearningSpec,
 
 
 class ValueLearning(Algorithm):
-    """Base class of algorithms that choose actions by their values. This class defines the value loss and the diagnostics."""
+    """Base class of algorithms that choose actions by learned action values. This class defines the value loss and the diagnostics."""
 
     diagnostics = ("td_error", "q_mean")
 

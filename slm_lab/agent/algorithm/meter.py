@@ -1,4 +1,4 @@
-"""`GradientMeter`, which takes the gradient steps of an update, counts them, and averages the values that are reported for them."""
+"""`GradientMeter`, which takes the gradient steps of an update and averages the reported losses, gradient norms and diagnostics."""
 
 from __future__ import annotations
 

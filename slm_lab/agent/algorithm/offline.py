@@ -57,8 +57,9 @@ class OfflineAlgorithm(Algorithm):
         return Objective(self.distribution) if Objective.supports(self.distribution, self.device) else None
 
     def imitate(self, actor: Pass, batch: Transitions, weight_B: Any, entropy_coef: float = 0.0) -> Terms:
-        """Add the actor's gradient of −E[w log π(a|s)] − c H for the actions of a batch to `Parameter.grad`, and return its terms.
+        """Add the actor's gradient of −E[w log π(a|s)] − c H for the actions of a batch to `Parameter.grad`.
 
+        Returns the terms of the objective −E[w log π(a|s)] − c H.
         Args:
             actor: the actor's forward pass over the observations of the batch.
             weight_B: w, the weight of each action, float32 [B].

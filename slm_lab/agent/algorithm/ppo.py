@@ -93,7 +93,7 @@ class PPO(PolicyGradient):
         return metrics
 
     def _minibatches(self, rollout: Rollout, batch: Batch, steps: Steps) -> Iterator[Minibatch]:
-        """Yield the minibatches of all epochs. With recompute_advantages, each epoch except the first begins with new advantages."""
+        """Yield the minibatches of all epochs. With recompute_advantages, advantages are computed again before each later epoch."""
         for epoch in range(self.spec.training_epoch):
             if epoch and self.spec.recompute_advantages:
                 self.trainer.set_train_mode(False)

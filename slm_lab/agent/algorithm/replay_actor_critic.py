@@ -43,7 +43,7 @@ class CriticPass(Protocol):
     """Forward pass of the critics over the observations and actions of a batch, through which gradients can be propagated back."""
 
     def backward(self, grad: Tensor, /) -> None:
-        """Compute the gradients of the critics' parameters and add them to `Parameter.grad`.
+        """Compute the gradients of the critics' parameters, and add these gradients to `Parameter.grad`.
 
         Args: grad: gradient of the loss with respect to the critics' outputs.
         """
@@ -116,7 +116,7 @@ class ReplayActorCritic(Algorithm, ABC):
         return self.metrics(reports or ([] if self.actor_report is None else [self.actor_report]))
 
     def _critic_step(self, batch: AnyBatch) -> Tensor:
-        """Take a gradient step on the critics, and return the critics' outputs for the batch, computed before this step."""
+        """Take a gradient step on the critics, and return the critics' outputs for the batch, computed before the gradient step."""
         self.trainer.refresh()
         for net in self.target_nets():
             net.refresh()

@@ -65,7 +65,7 @@ class TargetNet(Generic[Net]):
         self.flat.pull()
 
     def refresh(self) -> None:
-        """Update this process's copy of the parameters if another process has updated the target network.
+        """Update this process's copy of the target network's parameters if another process has changed the parameters.
 
         Call this method before using the target network.
         """
@@ -79,8 +79,8 @@ class TargetNet(Generic[Net]):
         """Return whether to update the target network at `frame`.
 
         With update_type "replace", the result is True once for each multiple of update_frequency. If several processes call this method for
-        the same multiple, only one of the processes gets True. If no process calls this method when an update becomes due, the next call
-        returns True.
+        the same multiple of update_frequency, only one of the processes gets True. If no process calls this method when an update becomes
+        due, the next call returns True.
         """
         if self.spec.update_type == "polyak":
             return self.spec.polyak_coef > 0.0

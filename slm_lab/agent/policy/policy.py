@@ -1,9 +1,9 @@
 """The policy: a net, an action distribution and an action rule. Rollout workers and evaluations choose actions with a policy alone.
 
 Small feed-forward nets act in numpy (NumpyActor). The numpy code reads the weights through views of the net's flat vectors (see
-FlatParams), so it always uses the current weights. For 8 envs and two hidden layers, the numpy code takes about a fifth of the time that
-torch needs to dispatch the same operations. If a user has changed the modules of the net, the modules are called instead of the numpy code
-(see validity.py).
+FlatParams), so that the current weights are always used. For 8 envs and two hidden layers, the numpy code takes about a fifth of the time
+that torch needs to dispatch the same operations. If a user has changed the modules of the net, the modules are called instead of the numpy
+code (see validity.py).
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Policy:
         action_policy: "default" samples the distribution, "epsilon_greedy" takes the mode of the distribution, but with probability
             `explore_var` a random action, "boltzmann" divides the logits by `explore_var`, "gaussian" adds noise of standard deviation
             `explore_var` to the mode, and "random" ignores the distribution.
-        logp: whether `act` computes the log-probabilities of sampled actions. With logp=False, `act` returns NaN in their place. With few
-            envs, computing log-probabilities would take as long as drawing the actions.
+        logp: whether `act` computes the log-probabilities of sampled actions. With logp=False, `act` returns NaN as log-probabilities. With
+            few envs, computing log-probabilities would take as long as drawing the actions.
         flat: the parameters of the net in one vector.
         mask: the action mask of the observations, or None if every action is always valid.
     """

@@ -120,7 +120,10 @@ class Transitions(NamedTuple):
 
 
 def uploaded(items: dict[str, Any], device: str) -> dict[str, Any]:
-    """Return those items that are tensors, moved to `device`. If `device` is "cpu", return no items, because they are already there."""
+    """Return those items that are tensors, moved to `device`.
+
+    If `device` is "cpu", no items are returned, because the tensors are already on the CPU.
+    """
     return {} if device == "cpu" else {name: upload(item, device) for name, item in items.items() if isinstance(item, Tensor)}
 
 

@@ -113,8 +113,10 @@ class SequenceReplay(Replay):
     hidden states are reset at the start of each episode. Each env has its own ring of capacity / num_envs rows, so that the env and the
     first transition of a sequence determine the rows of the sequence.
 
-    Args: the same arguments as in Replay, and further arguments. state_size: size S of the hidden state. seq_len: number of transitions of
-    a sequence that have a loss.
+    Args:
+        spec, info, arguments, keywords: see Replay.
+        state_size: size S of the hidden state.
+        seq_len: number of transitions of a sequence that have a loss.
 
     Raises SpecError if the capacity is less than one sequence of each env.
     """
@@ -154,7 +156,8 @@ class SequenceReplay(Replay):
     def items(self) -> int:
         """Maximum number of sequences in the buffer.
 
-        The index of a sequence is below this number, and is determined by the env and the first transition of the sequence.
+        The env and the first transition of a sequence determine the index of the sequence, which is less than the maximum number of
+        sequences.
         """
         return self.capacity // self.stride
 

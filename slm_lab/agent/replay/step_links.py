@@ -36,7 +36,7 @@ class StepLinks:
     def follow(self, row_B: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of up to `steps` successive transitions [steps, B], and whether each transition exists, bool [steps, B].
 
-        If a transition does not exist, the row of the last transition before it is repeated.
+        If a transition does not exist, the row of the last existing transition is repeated.
         """
         rows, exists = [row_B], [np.ones(len(row_B), np.bool_)]
         for _ in range(steps - 1):

@@ -492,7 +492,10 @@ class OnPolicyCrossEntropy(OnPolicyReplay):
 
 
 def batch_storage(info: EnvInfo, length: int, state_size: int) -> OnPolicyBatchReplay:
-    """Build a storage for rollouts of `length` vector steps, of the class for envs with one agent or with several agents."""
+    """Build the storage for rollouts of `length` vector steps.
+
+    The storage is an AgentsBatchReplay for envs with several agents, and an OnPolicyBatchReplay for other envs.
+    """
     return (AgentsBatchReplay if info.agents else OnPolicyBatchReplay)(info, length, state_size)
 
 
